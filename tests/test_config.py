@@ -1,0 +1,235 @@
+from pathlib import Path
+
+import pytest
+
+from rekindle.config import (
+    Bytes,
+    FlashAttn,
+    KvType,
+    LogLevel,
+    Settings,
+    SourceKind,
+    all_settings,
+    api_keys,
+    read_file,
+    resolve,
+)
+from rekindle.errors import StartupError
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() -> None:
+    file = {"engine": {"ctx_size": 1, "parallel": 2, "batch_size": 3, "ubatch_size": 3}}
+    environment = {"REKINDLE_CTX_SIZE": "10", "REKINDLE_PARALLEL": "20"}
+
+    resolved = resolve({"ctx_size": "100"}, environment, file)
+
+    engine = resolved.settings.engine
+    assert (engine.ctx_size, engine.parallel, engine.batch_size) == (100, 20, 3)
+    assert engine.queue_size == Settings().engine.queue_size
+    assert [
+        (resolved.sources[name].kind, str(resolved.sources[name]))
+        for name in ("ctx_size", "parallel", "batch_size", "queue_size")
+    ] == [
+        (SourceKind.FLAG, "--ctx-size"),
+        (SourceKind.ENVIRONMENT, "REKINDLE_PARALLEL"),
+        (SourceKind.FILE, "engine.batch_size in the configuration file"),
+        (SourceKind.DEFAULT, "default"),
+    ]
+
+
+def test_nothing_given_is_the_documented_defaults() -> None:
+    resolved = resolve({}, {}, {})
+    assert resolved.settings == Settings()
+    assert {source.kind for source in resolved.sources.values()} == {SourceKind.DEFAULT}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("gpu_layers", "-1", -1),
+        ("threads", " 8 ", 8),
+        ("flash_attn", "ON", FlashAttn.ON),
+        ("cache_type_k", "q8_0", KvType.Q8_0),
+        ("swa_full", "true", True),
+        ("swa_full", "0", False),
+        ("log_level", "debug", LogLevel.DEBUG),
+        ("shutdown_grace", "2.5", 2.5),
+        ("keep_alive", "3", 3.0),
+        ("api_key", "one, two", ("one", "two")),
+        ("api_key_file", "/etc/keys", Path("/etc/keys")),
+        ("body_limit", "1048576", Bytes(1048576)),
+        ("body_limit", "32MiB", Bytes(32 * 1024**2)),
+        ("body_limit", "4 MB", Bytes(4_000_000)),
+        ("body_limit", "1gib", Bytes(1024**3)),
+    ],
+)
+def test_text_becomes_the_type_of_the_field(name: str, text: str, value: object) -> None:
+    settings = resolve({}, {f"REKINDLE_{name.upper()}": text}, {}).settings
+    section = next(each.section for each in all_settings() if each.name == name)
+    found = getattr(getattr(settings, section), name)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_flag_that_holds_a_comma_is_one_key() -> None:
+    assert resolve({"api_key": ["a,b", "c"]}, {}, {}).settings.server.api_key == ("a,b", "c")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "sentence"),
+    [
+        (
+            {"port": "70000"},
+            {},
+            {},
+            "port must be a whole number from 1 to 65535, but --port is '70000'.",
+        ),
+        (
+            {},
+            {"REKINDLE_PARALLEL": "many"},
+            {},
+            "parallel must be a whole number from 1 to 64, but REKINDLE_PARALLEL is 'many'.",
+        ),
+        (
+            {},
+            {},
+            {"engine": {"parallel": "4"}},
+            "parallel must be a whole number from 1 to 64,"
+            " but engine.parallel in the configuration file is '4'.",
+        ),
+        (
+            {},
+            {},
+            {"engine": {"parallel": True}},
+            "parallel must be a whole number from 1 to 64,"
+            " but engine.parallel in the configuration file is True.",
+        ),
+        (
+            {},
+            {"REKINDLE_FLASH_ATTN": "maybe"},
+            {},
+            "flash_attn must be one of auto, on, off, but REKINDLE_FLASH_ATTN is 'maybe'.",
+        ),
+        (
+            {},
+            {},
+            {"server": {"cors": "https://a.example"}},
+            "cors must be a list of strings, none of them empty,"
+            " but server.cors in the configuration file is 'https://a.example'.",
+        ),
+        (
+            {},
+            {"REKINDLE_KEEP_ALIVE": "nan"},
+            {},
+            "keep_alive must be a number from 0.1 to 86400, but REKINDLE_KEEP_ALIVE is 'nan'.",
+        ),
+        (
+            {"body_limit": "many"},
+            {},
+            {},
+            "body_limit must be a size such as 1048576, 4MB or 1GiB,"
+            " from 1024 to 1099511627776 bytes, but --body-limit is 'many'.",
+        ),
+        (
+            {"model": ""},
+            {},
+            {},
+            "model must be a string that is not empty, but MODEL is ''.",
+        ),
+        (
+            {"ubatch_size": "1024"},
+            {},
+            {"engine": {"batch_size": 512}},
+            "ubatch_size must not exceed batch_size, but it is 1024 (--ubatch-size) and"
+            " batch_size is 512 (engine.batch_size in the configuration file).",
+        ),
+        (
+            {"cache_type_v": "q8_0", "flash_attn": "off"},
+            {},
+            {},
+            "cache_type_v q8_0 (--cache-type-v) needs flash attention,"
+            " but flash_attn is off (--flash-attn).",
+        ),
+        (
+            {},
+            {},
+            {"engine": {"ctx-size": 1}},
+            "The configuration file has an unknown key engine.ctx-size; did you mean ctx_size?",
+        ),
+        (
+            {},
+            {},
+            {"sever": {}},
+            "The configuration file has an unknown section [sever]; did you mean server?",
+        ),
+        (
+            {},
+            {},
+            {"zzz": {}},
+            "The configuration file has an unknown section [zzz]; it can be model, engine, server.",
+        ),
+        (
+            {},
+            {},
+            {"model": "a.gguf"},
+            "model in the configuration file must be a section, written [model].",
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_naming_it_its_place_and_what_is_allowed(
+    flags: dict[str, object],
+    environment: dict[str, str],
+    file: dict[str, object],
+    sentence: str,
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        resolve(flags, environment, file)
+    assert caught.value.message == sentence
+
+
+@pytest.mark.parametrize("text", ["", "secret,,other", " "])
+def test_an_empty_api_key_is_refused_without_showing_the_others(text: str) -> None:
+    with pytest.raises(StartupError, match="REKINDLE_API_KEY") as caught:
+        resolve({}, {"REKINDLE_API_KEY": text}, {})
+    assert "secret" not in caught.value.message
+
+
+def test_keys_come_from_the_setting_and_from_the_lines_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# team\nalpha\n\n  beta  \n")
+    server = resolve({"api_key": ["direct"], "api_key_file": str(path)}, {}, {}).settings.server
+    assert api_keys(server) == ("direct", "alpha", "beta")
+
+
+@pytest.mark.parametrize("content", [None, b"# only a comment\n", b"\xff\xfe"])
+def test_a_key_file_that_gives_no_key_stops_the_start(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    server = resolve({"api_key_file": str(path)}, {}, {}).settings.server
+    with pytest.raises(StartupError, match=str(path)):
+        api_keys(server)
+
+
+@pytest.mark.parametrize("content", [None, b"[engine\n", b"\xff"])
+def test_an_unreadable_configuration_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "rekindle.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StartupError, match=str(path)):
+        read_file(path)
+
+
+def test_every_default_is_allowed_and_survives_being_written_in_the_file() -> None:
+    file: dict[str, dict[str, object]] = {"model": {}, "engine": {}, "server": {}}
+    for setting in all_settings():
+        value = getattr(setting.default, "value", setting.default)
+        if value is not None:
+            file[setting.section][setting.name] = value
+    assert resolve({}, {}, file).settings == Settings()
+
+
+def test_no_two_settings_share_a_name() -> None:
+    names = [setting.name for setting in all_settings()]
+    assert len(names) == len(set(names))
