@@ -1,0 +1,161 @@
+"""The seam between text and tokens: what `chat` asks of the engine and what comes back.
+
+`chat` and `engine` meet here and nowhere else. Everything that crosses is a frozen
+value of plain fields; text stays on one side, llama.cpp on the other.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    LARK = "lark"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the reply, in the source form that the grammar engine compiles."""
+
+    kind: GrammarKind
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Defaults are llama.cpp's, so that a request without settings behaves as its users expect."""
+
+    temperature: float = 0.8  # 0: greedy
+    top_k: int = 40  # 0: off
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  # -1: the whole context
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None  # None: a fresh one per request
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    id: str
+    prompt: tuple[int, ...]
+    boundaries: tuple[int, ...]  # positions worth a checkpoint, ascending
+    sampling: Sampling
+    max_tokens: int | None  # None: until the context ends
+    n_top_logprobs: int | None = None  # None: no log probabilities at all
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    n_done: int
+    n_total: int
+    n_cached: int
+    elapsed_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvaluated:
+    """The prompt is in the context; the first token follows at once."""
+
+    n_prompt: int
+    n_cached: int  # of these, taken from the cache
+    queue_seconds: float
+    prefill_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSampled:
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+class StopCause(StrEnum):
+    END_OF_TURN = "end_of_turn"  # the model sampled an end-of-generation token
+    LENGTH = "length"  # max_tokens, or the end of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    cause: StopCause
+
+
+TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished
+
+
+class TokenStream(Protocol):
+    """The events of one request, in order, ending with `Finished` or an exception."""
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+
+    def cancel(self) -> None:
+        """Frees the slot within one step. Harmless after the end, and when repeated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    n_slots: int
+    n_running: int
+    n_waiting: int
+    n_ctx: int  # the longest a single sequence may grow
+    n_cells: int  # positions shared by all sequences
+    n_cells_used: int
+
+
+class Engine(Protocol):
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Queues the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
+        ...
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compiles (and keeps) the grammar; blocking. Raises InvalidRequest if it is not valid."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+
+class Tokenizer(Protocol):
+    """The model's vocabulary. Safe to use from any thread."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def special_strings(self) -> tuple[str, ...]:
+        """The text of every control token."""
+        ...
+
+    @property
+    def bos_text(self) -> str: ...
+
+    @property
+    def eos_text(self) -> str: ...
+
+    @property
+    def bos_token(self) -> int | None:
+        """The token that starts every prompt, or None if this model wants none."""
+        ...
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """No token is added at either end. Without `parse_special`, control strings are text."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to visible text: nothing for control tokens."""
+        ...
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes: ...

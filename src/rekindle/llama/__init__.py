@@ -1,0 +1,1 @@
+"""llama.cpp: the only package that imports llama_cpp and touches ctypes."""

@@ -1,0 +1,237 @@
+"""A llama.cpp context as the engine's backend: decode a batch, sample rows, move slots about.
+
+One thread owns it. The batch is allocated once and filled through numpy arrays.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rekindle.errors import ContextFull, DecodeFailed, StartupError
+from rekindle.generation import Grammar, Sampling, TokenSampled
+from rekindle.llama.grammar import GrammarCompiler
+from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.model import Model
+from rekindle.llama.sampler import Sampler
+from rekindle.llama.state import StateAccess
+
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    n_cells: int  # shared by all slots
+    n_slots: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    flash_attn: str  # auto, on, off
+    type_k: str  # f16, q8_0, ...
+    type_v: str
+    swa_full: bool
+
+
+class LlamaBackend:
+    """Satisfies `engine.backend.Backend`; the two packages meet in that protocol only."""
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        self._model = model
+        self._vocabulary = model.vocabulary
+        self._grammars = GrammarCompiler(model.vocabulary)
+        self._context = _make_context(model, params)
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = _Batch(params.n_batch)
+        self._output_indices: Sequence[int] = ()
+        facts = model.facts
+        self._has_window = facts.n_swa > 0 and not facts.is_recurrent
+        self._state = StateAccess(
+            self._context,
+            scratch=params.n_slots,
+            has_rows=not facts.is_recurrent,
+            has_partial=facts.is_recurrent or facts.is_hybrid or facts.n_swa > 0,
+        )
+        self.n_slots = params.n_slots
+        self.n_cells: int = lib.llama_n_ctx(self._context)
+        self.n_ctx = min(self.n_cells, facts.n_ctx_train)
+        self.n_batch: int = lib.llama_n_batch(self._context)
+        self.n_ubatch: int = lib.llama_n_ubatch(self._context)
+        self.eog_tokens = self._vocabulary.eog_tokens
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        """`outputs` are the indices in the batch whose logits are wanted, ascending."""
+        status = lib.llama_decode(
+            self._context, self._batch.fill(tokens, positions, slots, outputs)
+        )
+        if status == 1:
+            raise ContextFull(f"No room for {len(tokens)} more positions in the context.")
+        if status != 0:
+            raise DecodeFailed(f"llama.cpp could not decode a batch (code {status}).")
+        # On a GPU decode returns early; waiting here releases the GIL, reading logits does not.
+        lib.llama_synchronize(self._context)
+        self._output_indices = outputs
+
+    def sample(
+        self, samplers: Sequence[Sampler], rows: Sequence[int]
+    ) -> list[TokenSampled | Exception]:
+        """One token per sampler from its row: the n-th index of the last decode's `outputs`.
+
+        A sampler that fails (a grammar that cannot go on) gives its exception, others go on.
+        """
+        n_vocab = self._vocabulary.n_vocab
+        address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
+        assert address is not None
+        shape = (len(self._output_indices), n_vocab)
+        buffer = (ctypes.c_float * (shape[0] * n_vocab)).from_address(address)
+        logits = np.ndarray(shape, dtype=np.float32, buffer=memoryview(buffer))
+        if all(sampler.is_plain_greedy for sampler in samplers):
+            best = logits.argmax(axis=1)
+            return [TokenSampled(int(best[row])) for row in rows]
+        results: list[TokenSampled | Exception] = []
+        for sampler, row in zip(samplers, rows, strict=True):
+            try:
+                index = self._output_indices[row]
+                results.append(TokenSampled(*sampler.sample(self._context, index, logits[row])))
+            except Exception as error:  # one reply's fault must not be another's
+                results.append(error)
+        return results
+
+    def new_sampler(
+        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+    ) -> Sampler:
+        grammar = sampling.grammar
+        if sampling.repeat_last_n < 0:
+            sampling = replace(sampling, repeat_last_n=self.n_ctx)
+        return Sampler(
+            sampling,
+            self._vocabulary,
+            matcher=self._grammars.matcher(grammar) if grammar else None,
+            n_top_logprobs=n_top_logprobs,
+            prompt=prompt,
+        )
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """The one method that other threads may call."""
+        self._grammars.check(grammar)
+
+    def clear_slot(self, slot: int) -> None:
+        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def trim_slot(self, slot: int, n_keep: int) -> bool:
+        """Drops every position from `n_keep` on. False: this model cannot, the slot is whole."""
+        if self._has_window:
+            # llama.cpp says yes even when the window before the cut is gone.
+            first: int = lib.llama_memory_seq_pos_min(self._memory, slot)
+            if first > max(0, n_keep - self._model.facts.n_swa + 1):
+                return False
+        return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Makes the empty `target` equal to `source`; the rows are shared, not duplicated."""
+        # Shared cells outside the window are never recycled, so the copy gets its own window.
+        window = self._state.export_checkpoint(source) if self._has_window else b""
+        lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if window:
+            self._state.import_checkpoint(target, window)
+
+    def export_rows(self, slot: int, start: int, stop: int) -> bytes:
+        return self._state.export_rows(slot, start, stop)
+
+    def import_rows(self, slot: int, start: int, stop: int, rows: bytes) -> None:
+        self._state.import_rows(slot, start, stop, rows)
+
+    def export_checkpoint(self, slot: int) -> bytes:
+        return self._state.export_checkpoint(slot)
+
+    def import_checkpoint(self, slot: int, checkpoint: bytes) -> None:
+        self._state.import_checkpoint(slot, checkpoint)
+
+    def n_positions(self, slot: int) -> int:
+        last: int = lib.llama_memory_seq_pos_max(self._memory, slot)
+        return last + 1
+
+    def warm_up(self) -> None:
+        """Touches every weight once, so that the first request does not pay for reading them."""
+        self.decode([0], [0], [0], [0])
+        self.clear_slot(0)
+
+    def close(self) -> None:
+        lib.llama_free(self._context)
+
+
+class _Batch:
+    """llama.cpp's batch struct over numpy arrays: filling it is a few slice assignments."""
+
+    def __init__(self, capacity: int) -> None:
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._n_slots = np.ones(capacity, dtype=np.int32)
+        self._slots = np.zeros(capacity, dtype=np.int32)
+        self._wants_logits = np.zeros(capacity, dtype=np.int8)
+        # seq_id[i] points at slots[i] once and for all: each token is in exactly one slot.
+        base, step = self._slots.ctypes.data, self._slots.itemsize
+        self._slot_pointers = np.arange(base, base + capacity * step, step, dtype=np.uint64)
+        self._struct = lib.llama_batch()
+        self._point("token", self._tokens)
+        self._point("pos", self._positions)
+        self._point("n_seq_id", self._n_slots)
+        self._point("seq_id", self._slot_pointers)
+        self._point("logits", self._wants_logits)
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: Sequence[int],
+    ) -> Any:
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
+        self._slots[:count] = slots
+        self._wants_logits[:count] = 0
+        self._wants_logits[list(outputs)] = 1
+        self._struct.n_tokens = count
+        return self._struct
+
+    def _point(self, field: str, array: np.ndarray[Any, Any]) -> None:
+        pointer_type = dict(lib.llama_batch._fields_)[field]
+        setattr(self._struct, field, ctypes.cast(array.ctypes.data, pointer_type))
+
+
+def _make_context(model: Model, params: ContextParams) -> Any:
+    native = lib.llama_context_default_params()
+    native.n_ctx = params.n_cells
+    native.n_batch = params.n_batch
+    native.n_ubatch = params.n_ubatch
+    native.n_seq_max = params.n_slots + 1  # one more as scratch space for the state API
+    native.n_outputs_max = params.n_slots + 1
+    native.n_threads = native.n_threads_batch = params.n_threads
+    native.flash_attn_type = _FLASH_ATTENTION[params.flash_attn]
+    native.type_k = _ggml_type(params.type_k)
+    native.type_v = _ggml_type(params.type_v)
+    native.swa_full = params.swa_full
+    # One buffer for all slots: prefixes can be shared, and a lone slot may use all of it.
+    native.kv_unified = True
+    native.no_perf = True
+    recent_errors.clear()
+    context = lib.llama_init_from_model(model.handle, native)
+    if not context:
+        detail = next((line for line in recent_errors if line), "it gave no reason")
+        raise StartupError(
+            f"llama.cpp could not make a context of {params.n_cells} cells: {detail}"
+        )
+    return context
+
+
+def _ggml_type(name: str) -> int:
+    value: int = getattr(lib, f"GGML_TYPE_{name.upper()}")
+    return value

@@ -1,0 +1,105 @@
+"""Constrained output: llguidance compiles a grammar once, and masks the logits at each token.
+
+Compiling may take a second for a large schema, so it happens in a caller's thread
+(`Engine.check_grammar`); the engine thread then only copies the compiled matcher.
+"""
+
+import ctypes
+import threading
+from collections import OrderedDict
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.errors import EngineError, InvalidRequest
+from rekindle.generation import Grammar, GrammarKind
+from rekindle.llama.library import lib
+from rekindle.llama.vocabulary import Vocabulary
+
+MAX_COMPILED = 64  # picked: agents reuse a handful of schemas
+
+
+class Matcher:
+    """The state of one reply under its grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, n_vocab: int) -> None:
+        self._matcher = matcher
+        self._n_vocab = n_vocab
+        self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Takes every token that the grammar forbids here out of the running, in place."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._matcher.is_error():
+            raise EngineError(f"The grammar engine failed: {self._matcher.get_error()}")
+        allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
+        np.putmask(logits, allowed == 0, -np.inf)
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise EngineError(f"The grammar engine failed: {self._matcher.get_error()}")
+
+
+class GrammarCompiler:
+    """Compiled grammars by source, least recently used goes first. Any thread may call it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
+        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        self._prototype(grammar)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        return Matcher(self._prototype(grammar).deep_copy(), self._vocabulary.n_vocab)
+
+    def _prototype(self, grammar: Grammar) -> llguidance.LLMatcher:
+        with self._lock:
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+            if self._tokenizer is None:
+                self._tokenizer = _tokenizer(self._vocabulary)
+            tokenizer = self._tokenizer
+        matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip().splitlines()[0]
+            raise InvalidRequest(f"This {grammar.kind} cannot be used as a grammar: {reason}")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            # Without a bound on white space a small model may emit line breaks for ever.
+            source = llguidance.LLMatcher.grammar_from_json_schema(
+                grammar.source, overrides={"whitespace_pattern": r"[ \n]?[ ]{0,8}"}
+            )
+        case GrammarKind.LARK:
+            source = llguidance.LLMatcher.grammar_from_lark(grammar.source)
+        case GrammarKind.REGEX:
+            source = llguidance.LLMatcher.grammar_from_regex(grammar.source)
+    return str(source)
+
+
+def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    pieces = []
+    for token in range(vocabulary.n_vocab):
+        piece = vocabulary.detokenize([token], render_special=True)
+        # llguidance's mark of a token that no plain text may produce.
+        is_control = lib.llama_vocab_is_control(vocabulary.handle, token)
+        pieces.append(b"\xff" + piece if is_control else piece)
+    return llguidance.LLTokenizer.from_llamacpp(
+        tokens=pieces,
+        vocab_ptr=vocabulary.handle,
+        tokenize_fptr=ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value,
+        eos_token=sorted(vocabulary.eog_tokens),
+        slices=None,
+    )

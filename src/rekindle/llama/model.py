@@ -1,0 +1,131 @@
+"""One GGUF file in memory: the weights' handle, and the facts its metadata states."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import StartupError
+from rekindle.generation import Sampling
+from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.vocabulary import Vocabulary
+
+_UNKNOWN_ARCHITECTURE = "unknown model architecture: "
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    architecture: str
+    quantization: str
+    n_params: int
+    size_bytes: int
+    n_ctx_train: int
+    n_swa: int
+    is_recurrent: bool
+    is_hybrid: bool
+    chat_template: str | None
+    default_sampling: Sampling
+
+
+class Model:
+    """Immutable once loaded, and shared by every context made from it."""
+
+    def __init__(
+        self, path: Path, *, gpu_layers: int, on_progress: Callable[[float], None] | None = None
+    ) -> None:
+        self.path = path
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        # The callback must outlive the load, not longer.
+        callback = lib.llama_progress_callback(_progress(on_progress))
+        params.progress_callback = callback
+        recent_errors.clear()
+        self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.handle:
+            raise StartupError(_load_failure(path))
+        if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
+            self.close()
+            raise StartupError(f"The model {path} does not generate text by decoding alone.")
+        self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self.handle))
+        self.facts = _read_facts(self.handle)
+
+    def close(self) -> None:
+        if self.handle:
+            lib.llama_model_free(self.handle)
+            self.handle = None
+
+
+def _progress(on_progress: Callable[[float], None] | None) -> Callable[[float, Any], bool]:
+    def report(fraction: float, _user_data: object) -> bool:
+        if on_progress is not None:
+            on_progress(fraction)
+        return True
+
+    return report
+
+
+def _load_failure(path: Path) -> str:
+    for line in recent_errors:
+        if _UNKNOWN_ARCHITECTURE in line:
+            name = line.split(_UNKNOWN_ARCHITECTURE, 1)[1].strip().strip("'")
+            return f"The model {path} has the architecture '{name}', which llama.cpp cannot run."
+    detail = next((line for line in recent_errors if line), "it gave no reason")
+    return f"llama.cpp could not load the model {path}: {detail}"
+
+
+def _read_facts(handle: Any) -> ModelFacts:
+    template = lib.llama_model_chat_template(handle, None)
+    return ModelFacts(
+        architecture=_metadata(handle, "general.architecture") or "unknown",
+        quantization=_quantization(handle),
+        n_params=lib.llama_model_n_params(handle),
+        size_bytes=lib.llama_model_size(handle),
+        n_ctx_train=lib.llama_model_n_ctx_train(handle),
+        n_swa=lib.llama_model_n_swa(handle),
+        is_recurrent=lib.llama_model_is_recurrent(handle),
+        is_hybrid=lib.llama_model_is_hybrid(handle),
+        chat_template=template.decode("utf-8", "replace") if template else None,
+        default_sampling=_default_sampling(handle),
+    )
+
+
+def _quantization(handle: Any) -> str:
+    """Such as `Q4_K - Medium`: what follows architecture and size in llama.cpp's description."""
+    text = _text(lambda buffer, size: lib.llama_model_desc(handle, buffer, size)) or ""
+    return text.split(" ", 2)[-1]
+
+
+def _default_sampling(handle: Any) -> Sampling:
+    """llama.cpp's defaults, and over them what the model's authors wrote into the file."""
+    base = Sampling()
+
+    def number(key: str, fallback: float) -> float:
+        value = _metadata(handle, f"general.sampling.{key}")
+        return fallback if value is None else float(value)
+
+    return Sampling(
+        temperature=number("temp", base.temperature),
+        top_k=int(number("top_k", base.top_k)),
+        top_p=number("top_p", base.top_p),
+        min_p=number("min_p", base.min_p),
+        repeat_penalty=number("penalty_repeat", base.repeat_penalty),
+        repeat_last_n=int(number("penalty_last_n", base.repeat_last_n)),
+    )
+
+
+def _metadata(handle: Any, key: str) -> str | None:
+    return _text(
+        lambda buffer, size: lib.llama_model_meta_val_str(handle, key.encode(), buffer, size)
+    )
+
+
+def _text(call: Callable[[Any, int], int]) -> str | None:
+    buffer = ctypes.create_string_buffer(256)
+    length = call(buffer, len(buffer))
+    if length < 0:
+        return None
+    if length >= len(buffer):
+        buffer = ctypes.create_string_buffer(length + 1)
+        call(buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")

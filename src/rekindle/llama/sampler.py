@@ -1,0 +1,135 @@
+"""Choosing a token from a row of logits: greedy in numpy, everything else in a llama.cpp chain."""
+
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.generation import Sampling, TokenLogprobs
+from rekindle.llama.grammar import Matcher
+from rekindle.llama.library import lib
+from rekindle.llama.vocabulary import Vocabulary
+
+Logits = NDArray[np.float32]
+
+LOWEST_LOGPROB = -1e4  # JSON cannot carry -inf
+
+
+class Sampler:
+    """The sampling state of one sequence: penalties, random numbers, grammar.
+
+    `sampling.repeat_last_n` is a count here: whoever calls knows the length of the context.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocabulary: Vocabulary,
+        *,
+        matcher: Matcher | None,
+        n_top_logprobs: int | None,
+        prompt: tuple[int, ...],
+    ) -> None:
+        self._matcher = matcher
+        self._n_top_logprobs = n_top_logprobs
+        self._bias_tokens, self._bias_values = _biases(sampling, vocabulary)
+        self._chain = _build_chain(sampling, vocabulary)
+        if self._chain is not None and _has_penalties(sampling):
+            for token in prompt[-sampling.repeat_last_n :]:
+                lib.llama_sampler_accept(self._chain, token)
+        # Nothing but the largest logit matters: such rows are done together in one argmax.
+        self.is_plain_greedy = (
+            self._chain is None
+            and matcher is None
+            and n_top_logprobs is None
+            and not len(self._bias_tokens)
+        )
+
+    def sample(
+        self, context: Any, batch_index: int, logits: Logits
+    ) -> tuple[int, TokenLogprobs | None]:
+        raw = logits.copy() if self._n_top_logprobs is not None else None
+        if len(self._bias_tokens):
+            logits[self._bias_tokens] += self._bias_values
+        if self._matcher is not None:
+            self._matcher.apply(logits)
+        token: int
+        if self._chain is None:
+            token = int(logits.argmax())
+        else:
+            token = lib.llama_sampler_sample(self._chain, context, batch_index)
+        if self._matcher is not None:
+            self._matcher.accept(token)
+        if raw is None or self._n_top_logprobs is None:
+            return token, None
+        return token, _logprobs(raw, token, self._n_top_logprobs)
+
+    def close(self) -> None:
+        if self._chain is not None:
+            lib.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _has_penalties(sampling: Sampling) -> bool:
+    return sampling.repeat_last_n != 0 and (
+        sampling.repeat_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
+
+
+def _biases(sampling: Sampling, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], Logits]:
+    biases = dict(sampling.logit_bias)
+    if sampling.ignore_eos:
+        biases.update(dict.fromkeys(vocabulary.eog_tokens, float("-inf")))
+    tokens = np.fromiter(biases.keys(), dtype=np.int64, count=len(biases))
+    return tokens, np.fromiter(biases.values(), dtype=np.float32, count=len(biases))
+
+
+def _build_chain(sampling: Sampling, vocabulary: Vocabulary) -> Any | None:
+    """The order is llama.cpp's default. None when plain argmax gives the same token."""
+    greedy = sampling.temperature <= 0
+    if greedy and not _has_penalties(sampling):
+        return None
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+
+    def add(sampler: Any) -> None:
+        lib.llama_sampler_chain_add(chain, sampler)
+
+    if _has_penalties(sampling):
+        add(
+            lib.llama_sampler_init_penalties(
+                vocabulary.n_vocab,
+                sampling.repeat_last_n,
+                sampling.repeat_penalty,
+                sampling.frequency_penalty,
+                sampling.presence_penalty,
+            )
+        )
+    if greedy:
+        add(lib.llama_sampler_init_greedy())
+        return chain
+    if sampling.top_k > 0:
+        add(lib.llama_sampler_init_top_k(sampling.top_k))
+    if sampling.typical_p < 1.0:
+        add(lib.llama_sampler_init_typical(sampling.typical_p, 1))
+    if sampling.top_p < 1.0:
+        add(lib.llama_sampler_init_top_p(sampling.top_p, 1))
+    if sampling.min_p > 0.0:
+        add(lib.llama_sampler_init_min_p(sampling.min_p, 1))
+    add(lib.llama_sampler_init_temp(sampling.temperature))
+    seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+    add(lib.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+    return chain
+
+
+def _logprobs(raw: Logits, token: int, n_top: int) -> TokenLogprobs:
+    peak = raw.max()
+    logprobs = raw - (peak + np.log(np.exp(raw - peak).sum()))
+    top = np.argpartition(-logprobs, n_top - 1)[:n_top] if n_top else np.empty(0, dtype=np.int64)
+    top = top[np.argsort(-logprobs[top], kind="stable")]
+    return TokenLogprobs(
+        logprob=max(float(logprobs[token]), LOWEST_LOGPROB),
+        top=tuple((int(t), max(float(logprobs[t]), LOWEST_LOGPROB)) for t in top),
+    )

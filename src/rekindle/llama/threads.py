@@ -1,0 +1,14 @@
+"""How many threads llama.cpp should use: the physical cores this process may run on."""
+
+import os
+from pathlib import Path
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def physical_cores() -> int:
+    try:
+        processors = os.sched_getaffinity(0)
+        return len({Path(_SIBLINGS.format(cpu)).read_text() for cpu in processors})
+    except (AttributeError, OSError):  # not Linux, or a container that hides its topology
+        return os.cpu_count() or 1

@@ -1,0 +1,86 @@
+"""The model's vocabulary, a `generation.Tokenizer`. It never changes: any thread may ask."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from rekindle.llama.library import lib
+
+
+class Vocabulary:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self._n_vocab: int = lib.llama_vocab_n_tokens(handle)
+        tokens = range(self._n_vocab)
+        hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        self._pieces = self._read_pieces()
+        self._visible = list(self._pieces)
+        for token in tokens:
+            if lib.llama_vocab_get_attr(handle, token) & hidden:
+                self._visible[token] = b""
+        self.eog_tokens = frozenset(t for t in tokens if lib.llama_vocab_is_eog(handle, t))
+
+    @property
+    def n_vocab(self) -> int:
+        return self._n_vocab
+
+    @cached_property
+    def special_strings(self) -> tuple[str, ...]:
+        texts = {
+            self._pieces[token].decode("utf-8", "replace")
+            for token in range(self._n_vocab)
+            if lib.llama_vocab_is_control(self.handle, token)
+        }
+        return tuple(sorted(texts - {""}))
+
+    @cached_property
+    def bos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_bos(self.handle))
+
+    @cached_property
+    def eos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_eos(self.handle))
+
+    @cached_property
+    def bos_token(self) -> int | None:
+        token: int = lib.llama_vocab_bos(self.handle)
+        return token if token >= 0 and lib.llama_vocab_get_add_bos(self.handle) else None
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        # A token is one byte or more, but for the space some vocabularies put in front.
+        capacity = len(data) + 2
+        tokens = (ctypes.c_int32 * capacity)()
+        add_special = False
+        count = lib.llama_tokenize(
+            self.handle, data, len(data), tokens, capacity, add_special, parse_special
+        )
+        assert count >= 0, f"llama_tokenize wants {-count} places for {len(data)} bytes"
+        return tokens[:count]
+
+    def piece(self, token: int) -> bytes:
+        return self._visible[token]
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
+        pieces = self._pieces if render_special else self._visible
+        return b"".join([pieces[token] for token in tokens])
+
+    def _special_text(self, token: int) -> str:
+        return self._pieces[token].decode() if token >= 0 else ""
+
+    def _read_pieces(self) -> list[bytes]:
+        buffer = ctypes.create_string_buffer(64)
+        render_special = True
+        pieces = []
+        for token in range(self._n_vocab):
+            length = lib.llama_token_to_piece(
+                self.handle, token, buffer, len(buffer), 0, render_special
+            )
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = lib.llama_token_to_piece(
+                    self.handle, token, buffer, len(buffer), 0, render_special
+                )
+            pieces.append(buffer.raw[:length])
+        return pieces

@@ -1,0 +1,27 @@
+"""Models for the tests: tiny random ones per llama.cpp memory class, and the embedded one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rekindle.model_source import resolve_model
+from tests.support.tiny_models import TinyArchitecture, write_tiny_model
+
+TinyModels = Callable[[TinyArchitecture], Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    folder = tmp_path_factory.mktemp("models")
+
+    def get(architecture: TinyArchitecture) -> Path:
+        path = folder / f"{architecture}.gguf"
+        return path if path.exists() else write_tiny_model(path, architecture)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    return resolve_model(None).path
