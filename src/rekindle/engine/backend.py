@@ -1,0 +1,63 @@
+"""What the engine needs of whatever computes: a dozen verbs. llama.cpp's version is in `llama`.
+
+A slot is one of the backend's sequence ids. All slots share `n_cells` positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rekindle.generation import Grammar, Sampling, TokenSampled
+
+
+class Sampler(Protocol):
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    n_slots: int
+    n_cells: int
+    n_ctx: int  # the longest a single sequence may grow
+    n_ubatch: int  # tokens that are computed in one go
+    eog_tokens: frozenset[int]
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        """Computes one batch. Raises ContextFull (nothing changed) or DecodeFailed."""
+        ...
+
+    def sample(
+        self, samplers: Sequence[Any], rows: Sequence[int]
+    ) -> list[TokenSampled | Exception]:
+        """One token per sampler, from the given rows of the last decode's outputs."""
+        ...
+
+    def new_sampler(
+        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+    ) -> Sampler: ...
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Any thread may call this one."""
+        ...
+
+    def clear_slot(self, slot: int) -> None: ...
+
+    def trim_slot(self, slot: int, n_keep: int) -> bool: ...
+
+    def copy_slot(self, source: int, target: int) -> None: ...
+
+    def export_rows(self, slot: int, start: int, stop: int) -> bytes: ...
+
+    def import_rows(self, slot: int, start: int, stop: int, rows: bytes) -> None: ...
+
+    def export_checkpoint(self, slot: int) -> bytes: ...
+
+    def import_checkpoint(self, slot: int, checkpoint: bytes) -> None: ...
+
+    def n_positions(self, slot: int) -> int: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,66 @@
+"""Which tokens go into the next batch. Pure: no clock, no backend, table tests."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rekindle.engine.sequence import Phase, Sequence
+
+# Chunks of this many tokens and more give bit-equal rows on a CPU, smaller ones do not.
+PREFILL_GRAIN = 64
+
+# How long a prefill chunk may hold up the streams it shares a batch with; picked.
+STALL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    max_tokens: int  # in one batch, of all kinds
+    max_prefill: int  # of these, prefill while anyone decodes
+    n_free_cells: int
+
+
+class BatchItem(NamedTuple):
+    sequence: Sequence
+    n_tokens: int
+
+
+def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[BatchItem]:
+    """Decodes first: each costs one token and someone is watching it stream.
+
+    What room is left goes to prefills, oldest first. `sequences` come oldest first.
+    """
+    decoding, prefilling = [], []
+    for sequence in sequences:
+        if sequence.phase is Phase.DECODING:
+            decoding.append(BatchItem(sequence, 1))
+        else:
+            prefilling.append(sequence)
+    plan = decoding[: min(limits.max_tokens, limits.n_free_cells)]
+    if not prefilling:
+        return plan
+    room = min(limits.max_tokens, limits.n_free_cells) - len(plan)
+    if plan:
+        room = min(room, limits.max_prefill)
+    for sequence in prefilling:
+        n_tokens = _chunk(sequence.n_pending, room)
+        if n_tokens == 0:
+            break
+        plan.append(BatchItem(sequence, n_tokens))
+        room -= n_tokens
+    return plan
+
+
+def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
+    """How many prefill tokens fit into the time a stream may be held up."""
+    if seconds_per_token <= 0:
+        return n_ubatch
+    affordable = int(STALL_SECONDS / seconds_per_token) // PREFILL_GRAIN * PREFILL_GRAIN
+    return max(min(PREFILL_GRAIN, n_ubatch), min(affordable, n_ubatch))
+
+
+def _chunk(n_pending: int, room: int) -> int:
+    """All that is pending, else whole grains, else (a batch smaller than a grain) what fits."""
+    if n_pending <= room:
+        return n_pending
+    return room // PREFILL_GRAIN * PREFILL_GRAIN or (room if room < PREFILL_GRAIN else 0)

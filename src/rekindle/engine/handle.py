@@ -1,0 +1,126 @@
+"""The engine as the event loop sees it: submit, cancel, and one event queue per request.
+
+Its methods are for the event loop's thread; the engine runs in a thread of its own and
+answers through `call_soon_threadsafe`, once per step.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from rekindle.engine.backend import Backend
+from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, Stop, Submit
+from rekindle.errors import Overloaded, PromptTooLong, RekindleError, ShuttingDown
+from rekindle.generation import EngineStatus, Finished, GenerationRequest, Grammar, TokenEvent
+
+MAX_RETRY_SECONDS = 60
+
+
+class _Stream:
+    """A TokenStream. Its queue grows with what the engine says, which max_length bounds."""
+
+    def __init__(self, request_id: str, handle: "EngineHandle") -> None:
+        self.request_id = request_id
+        self.events: asyncio.Queue[TokenEvent | RekindleError] = asyncio.Queue()
+        self.started_at = time.monotonic()
+        self._handle = handle
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        try:
+            while True:
+                event = await self.events.get()
+                if isinstance(event, RekindleError):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        self._handle.cancel(self)
+
+
+class EngineHandle:
+    def __init__(self, backend: Backend, *, queue_size: int) -> None:
+        self._backend = backend
+        self._queue_size = queue_size
+        self._engine = EngineLoop(backend, self._deliver_from_engine)
+        self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
+        self._streams: dict[str, _Stream] = {}
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._mean_seconds = 1.0  # of a request, for Retry-After
+        self._draining = False
+        self._drained = asyncio.Event()
+
+    def start(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> _Stream:
+        if self._draining:
+            raise ShuttingDown("The server is shutting down.")
+        n_ctx = self._backend.n_ctx
+        if len(request.prompt) >= n_ctx:
+            raise PromptTooLong(n_prompt=len(request.prompt), n_ctx=n_ctx)
+        n_ahead = len(self._streams) - self._backend.n_slots
+        if n_ahead >= self._queue_size:
+            raise Overloaded(
+                f"All {self._backend.n_slots} slots are busy and {n_ahead} requests wait.",
+                retry_after_seconds=self._retry_after(n_ahead),
+            )
+        assert request.id not in self._streams
+        stream = self._streams[request.id] = _Stream(request.id, self)
+        self._engine.inbox.put(Submit(request))
+        return stream
+
+    def cancel(self, stream: _Stream) -> None:
+        if stream.request_id in self._streams:
+            self._forget(stream)
+            self._engine.inbox.put(Cancel(stream.request_id))
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self._backend.check_grammar(grammar)
+
+    def status(self) -> EngineStatus:
+        return self._engine.status()
+
+    async def shut_down(self, grace_seconds: float) -> None:
+        """Takes no more, lets streams end for a while, then cuts them."""
+        self._draining = True
+        if self._streams:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), grace_seconds)
+        self._engine.inbox.put(FailAll(ShuttingDown("The server is shutting down.")))
+
+    def close(self) -> None:
+        self._draining = True
+        self._engine.inbox.put(Stop())
+        self._thread.join()
+
+    def _deliver_from_engine(self, deliveries: list[Delivery]) -> None:
+        assert self._event_loop is not None
+        # A loop that is closed has nobody left to tell.
+        with suppress(RuntimeError):
+            self._event_loop.call_soon_threadsafe(self._deliver, deliveries)
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for request_id, event in deliveries:
+            # A stream that was cancelled a moment ago is gone from here, not yet from there.
+            if (stream := self._streams.get(request_id)) is None:
+                continue
+            stream.events.put_nowait(event)
+            if isinstance(event, Finished | RekindleError):
+                self._forget(stream)
+
+    def _forget(self, stream: _Stream) -> None:
+        del self._streams[stream.request_id]
+        self._mean_seconds += 0.1 * (time.monotonic() - stream.started_at - self._mean_seconds)
+        if self._draining and not self._streams:
+            self._drained.set()
+
+    def _retry_after(self, n_ahead: int) -> int:
+        rounds = 1 + n_ahead / self._backend.n_slots
+        return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))

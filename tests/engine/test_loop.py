@@ -1,0 +1,234 @@
+"""The loop, step by step on the test's own thread, over a backend that checks every position."""
+
+import pytest
+
+from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, Submit
+from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
+from rekindle.generation import (
+    Finished,
+    GenerationRequest,
+    PrefillProgress,
+    PromptEvaluated,
+    Sampling,
+    StopCause,
+    TokenSampled,
+)
+from tests.support.fake_backend import END, FakeBackend, expected_reply
+
+
+class Bench:
+    """An engine loop whose steps the test takes, and all it has said."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.said: list[Delivery] = []
+        self.loop = EngineLoop(backend, self.said.extend)
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int | None = 8) -> None:
+        request = GenerationRequest(
+            id=name,
+            prompt=tuple(prompt),
+            boundaries=(),
+            sampling=Sampling(),
+            max_tokens=max_tokens,
+        )
+        self.loop.inbox.put(Submit(request))
+
+    def step(self) -> None:
+        self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
+        self.loop.receive()
+        self.loop.step()
+        self.loop.flush()
+
+    def run(self, n_steps: int = 500) -> None:
+        for _ in range(n_steps):
+            self.step()
+            status = self.loop.status()
+            if status.n_running == status.n_waiting == 0:
+                return
+        raise AssertionError("still running")
+
+    def tokens(self, name: str) -> list[int]:
+        return [event.token for event in self.events(name) if isinstance(event, TokenSampled)]
+
+    def events(self, name: str) -> list[object]:
+        return [event for request_id, event in self.said if request_id == name]
+
+    def assert_nothing_is_left(self) -> None:
+        assert self.backend.slots == {}
+        assert all(sampler.closed for sampler in self.backend.samplers)
+        status = self.loop.status()
+        assert (status.n_running, status.n_waiting, status.n_cells_used) == (0, 0, 0)
+
+
+def prompt(start: int, length: int) -> list[int]:
+    return list(range(start, start + length))
+
+
+def test_a_reply_is_what_the_whole_prompt_gives() -> None:
+    bench = Bench(FakeBackend())
+    bench.submit("a", prompt(1, 700), max_tokens=5)
+    bench.run()
+    assert bench.tokens("a") == expected_reply(prompt(1, 700), 5)
+    assert bench.events("a")[-1] == Finished(StopCause.LENGTH)
+    bench.assert_nothing_is_left()
+
+
+def test_every_request_beyond_the_slots_gets_the_reply_it_gets_alone() -> None:
+    bench = Bench(FakeBackend(n_slots=4, n_cells=4096))
+    lengths = [3, 900, 64, 1, 333, 512, 70, 1200, 5, 640, 128, 2]
+    for index, length in enumerate(lengths):
+        bench.submit(f"r{index}", prompt(1000 * index, length), max_tokens=6 + index)
+    bench.run()
+    for index, length in enumerate(lengths):
+        wanted = expected_reply(prompt(1000 * index, length), 6 + index)
+        assert bench.tokens(f"r{index}") == wanted, f"r{index}"
+    bench.assert_nothing_is_left()
+
+
+def test_no_token_is_computed_twice_when_the_context_is_large_enough() -> None:
+    bench = Bench(FakeBackend(n_slots=2))
+    bench.submit("a", prompt(1, 700), max_tokens=10)
+    bench.submit("b", prompt(900, 300), max_tokens=10)
+    bench.run()
+    # The last token of a reply is sampled, never decoded.
+    assert bench.backend.n_computed == 700 + 9 + 300 + 9
+
+
+def test_a_stream_gets_a_token_with_every_chunk_of_another_prompt() -> None:
+    bench = Bench(FakeBackend())
+    bench.submit("stream", prompt(1, 10), max_tokens=200)
+    bench.step()
+    bench.submit("long", prompt(500, 3000), max_tokens=1)
+    while not any(isinstance(event, PromptEvaluated) for event in bench.events("long")):
+        before = len(bench.tokens("stream"))
+        bench.step()
+        assert len(bench.tokens("stream")) == before + 1
+        assert sum(bench.backend.batches[-1]) <= bench.backend.n_ubatch
+
+
+def test_end_of_generation_is_not_part_of_the_reply() -> None:
+    bench = Bench(FakeBackend(reply=lambda prefix: 5 if len(prefix) < 6 else END))
+    bench.submit("a", [1, 2, 3], max_tokens=None)
+    bench.run()
+    assert bench.tokens("a") == [5, 5, 5]
+    assert bench.events("a")[-1] == Finished(StopCause.END_OF_TURN)
+
+
+def test_a_reply_that_fills_the_context_ends_by_length() -> None:
+    bench = Bench(FakeBackend(n_slots=1, n_cells=32))
+    bench.submit("a", prompt(1, 30), max_tokens=32_000)
+    bench.run()
+    assert len(bench.tokens("a")) == 2
+    assert bench.events("a")[-1] == Finished(StopCause.LENGTH)
+
+
+def test_progress_is_told_chunk_by_chunk_and_then_the_prompt_is_evaluated_once() -> None:
+    bench = Bench(FakeBackend(n_ubatch=128))
+    bench.submit("a", prompt(1, 300), max_tokens=3)
+    bench.run()
+    kinds = [type(event) for event in bench.events("a")]
+    assert kinds[:4] == [PrefillProgress, PrefillProgress, PromptEvaluated, TokenSampled]
+    assert kinds.count(PromptEvaluated) == 1
+    done = [event.n_done for event in bench.events("a") if isinstance(event, PrefillProgress)]
+    assert done == [128, 256]
+
+
+@pytest.mark.parametrize("n_steps_before", [0, 1, 3, 9])
+def test_cancel_takes_effect_before_the_next_batch(n_steps_before: int) -> None:
+    bench = Bench(FakeBackend(n_slots=1, n_ubatch=64))
+    bench.submit("gone", prompt(1, 256), max_tokens=100)
+    bench.submit("waits", prompt(500, 20), max_tokens=4)
+    for _ in range(n_steps_before):
+        bench.step()
+    said, n_batches = len(bench.events("gone")), len(bench.backend.batches)
+    bench.loop.inbox.put(Cancel("gone"))
+    bench.run()
+    assert len(bench.events("gone")) == said
+    assert bench.tokens("waits") == expected_reply(prompt(500, 20), 4)
+    assert len(bench.backend.batches) == n_batches + 4
+    bench.assert_nothing_is_left()
+
+
+def test_cancelling_a_waiting_request_leaves_the_running_one_alone() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    bench.submit("runs", prompt(1, 20), max_tokens=5)
+    bench.submit("waits", prompt(100, 20), max_tokens=5)
+    bench.step()
+    bench.loop.inbox.put(Cancel("waits"))
+    bench.run()
+    assert bench.tokens("runs") == expected_reply(prompt(1, 20), 5)
+    assert bench.events("waits") == []
+
+
+def test_a_full_context_makes_the_youngest_wait_and_changes_no_reply() -> None:
+    bench = Bench(FakeBackend(n_slots=3, n_cells=512))
+    for index in range(3):
+        bench.submit(f"r{index}", prompt(1000 * index, 60), max_tokens=300)
+    bench.run(n_steps=3000)
+    for index in range(3):
+        assert bench.tokens(f"r{index}") == expected_reply(prompt(1000 * index, 60), 300)
+        evaluated = [e for e in bench.events(f"r{index}") if isinstance(e, PromptEvaluated)]
+        assert len(evaluated) == 1
+    bench.assert_nothing_is_left()
+
+
+def test_context_full_from_the_backend_is_survived_by_waiting() -> None:
+    backend = FakeBackend(n_slots=2)
+    bench = Bench(backend)
+    bench.submit("a", prompt(1, 20), max_tokens=6)
+    bench.submit("b", prompt(100, 20), max_tokens=6)
+    bench.step()
+    backend.decode_failures.append(ContextFull("no"))
+    bench.run()
+    assert bench.tokens("a") == expected_reply(prompt(1, 20), 6)
+    assert bench.tokens("b") == expected_reply(prompt(100, 20), 6)
+
+
+def test_context_full_for_a_lone_request_is_its_error() -> None:
+    backend = FakeBackend()
+    bench = Bench(backend)
+    backend.decode_failures.append(ContextFull("no"))
+    bench.submit("a", prompt(1, 20))
+    bench.run()
+    assert isinstance(bench.events("a")[-1], EngineError)
+    bench.assert_nothing_is_left()
+
+
+def test_a_failed_decode_ends_what_it_touched_and_nothing_else() -> None:
+    backend = FakeBackend(n_slots=2)
+    bench = Bench(backend)
+    bench.submit("a", prompt(1, 20))
+    bench.submit("b", prompt(100, 20))
+    bench.submit("later", prompt(200, 20), max_tokens=4)
+    bench.step()
+    backend.decode_failures.append(DecodeFailed("broken"))
+    bench.run()
+    assert isinstance(bench.events("a")[-1], DecodeFailed)
+    assert isinstance(bench.events("b")[-1], DecodeFailed)
+    assert bench.tokens("later") == expected_reply(prompt(200, 20), 4)
+    bench.assert_nothing_is_left()
+
+
+def test_a_sampler_that_fails_ends_only_its_own_request() -> None:
+    backend = FakeBackend()
+    backend.fail_sampling_of.add(20)
+    bench = Bench(backend)
+    bench.submit("bad", prompt(1, 20))
+    bench.submit("good", prompt(100, 20), max_tokens=4)
+    bench.run()
+    assert isinstance(bench.events("bad")[-1], EngineError)
+    assert bench.tokens("good") == expected_reply(prompt(100, 20), 4)
+    bench.assert_nothing_is_left()
+
+
+def test_fail_all_tells_everyone_why() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    bench.submit("runs", prompt(1, 20))
+    bench.submit("waits", prompt(100, 20))
+    bench.step()
+    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
+    bench.step()
+    assert isinstance(bench.events("runs")[-1], ShuttingDown)
+    assert isinstance(bench.events("waits")[-1], ShuttingDown)
+    bench.assert_nothing_is_left()
