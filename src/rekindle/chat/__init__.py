@@ -1,0 +1,1 @@
+"""Conversations, prompts and replies: everything that is text."""

@@ -1,0 +1,52 @@
+"""Tokens to text as they come: whole characters only, and nothing behind a stop string."""
+
+import codecs
+from typing import NamedTuple
+
+
+class Utf8Assembler:
+    """Bytes in, complete characters out; the bytes of an unfinished character wait."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)  # noqa: FBT003 - the codec's own signature
+
+
+class Scan(NamedTuple):
+    text: str  # safe to show
+    stopped: bool
+
+
+class StopScanner:
+    """Holds back text that may turn out to be the beginning of a stop string."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, text: str) -> Scan:
+        if not self._stops:
+            return Scan(text, stopped=False)
+        text = self._held + text
+        self._held = ""
+        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if found:
+            return Scan(text[: min(found)], stopped=True)
+        n_held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - n_held :]
+        return Scan(text[: len(text) - n_held], stopped=False)
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How long an end of `text` is a beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,87 @@
+"""Tools for templates that know none: definitions, calls and results become plain text.
+
+The calls use the JSON-in-tags form that most instruction-tuned models have seen in training.
+"""
+
+import json
+from dataclasses import replace
+
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Part,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+
+
+def describe_tools(conversation: Conversation) -> Conversation:
+    """The definitions go into the system message."""
+    if not conversation.tools:
+        return conversation
+    instructions = _instructions(conversation.tools)
+    messages = conversation.messages
+    if messages and messages[0].role is Role.SYSTEM:
+        system, messages = messages[0], messages[1:]
+        system = replace(system, parts=(*system.parts, Text(f"\n\n{instructions}")))
+    else:
+        system = Message(Role.SYSTEM, (Text(instructions),))
+    return replace(conversation, messages=(system, *messages), tools=())
+
+
+def write_out_calls(conversation: Conversation) -> Conversation:
+    """Calls become part of what the assistant said."""
+    messages = tuple(map(_with_calls_as_text, conversation.messages))
+    return replace(conversation, messages=messages)
+
+
+def quote_results(conversation: Conversation) -> Conversation:
+    """Results become user messages; those of one turn share one, as templates with tools do it."""
+    messages: list[Message] = []
+    after_result = False
+    for message in conversation.messages:
+        quoted = [_response(part) for part in message.parts if isinstance(part, ToolResult)]
+        if not quoted:
+            messages.append(message)
+        elif after_result:
+            text = "\n".join([messages[-1].text, *quoted])
+            messages[-1] = Message(Role.USER, (Text(text),))
+        else:
+            messages.append(Message(Role.USER, (Text("\n".join(quoted)),)))
+        after_result = bool(quoted)
+    return replace(conversation, messages=tuple(messages))
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            break_before = "\n" if any(isinstance(earlier, Text) for earlier in parts) else ""
+            parts.append(Text(break_before + _call(part)))
+        else:
+            parts.append(part)
+    return replace(message, parts=tuple(parts))
+
+
+def _call(call: ToolCall) -> str:
+    name = json.dumps(call.name, ensure_ascii=False)
+    arguments = call.arguments_json or "{}"
+    return f'<tool_call>{{"name": {name}, "arguments": {arguments}}}</tool_call>'
+
+
+def _response(result: ToolResult) -> str:
+    return f"<tool_response>\n{result.text}\n</tool_response>"
+
+
+def _instructions(tools: tuple[Tool, ...]) -> str:
+    definitions = "\n".join(tool.definition_json for tool in tools)
+    return (
+        "You can call these tools, one JSON definition per line:\n"
+        f"<tools>\n{definitions}\n</tools>\n\n"
+        "To call a tool, answer with a line of this form, and nothing after the last one:\n"
+        '<tool_call>{"name": "the tool", "arguments": {"its": "arguments"}}</tool_call>\n'
+        "The result comes back between <tool_response> and </tool_response>."
+    )

@@ -1,0 +1,155 @@
+"""The text side of a reply, over a scripted engine: stop strings, finish reasons, counts."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
+from rekindle.chat.responder import ReplyStream
+from rekindle.errors import EngineError
+from rekindle.generation import (
+    Finished,
+    PromptEvaluated,
+    Sampling,
+    StopCause,
+    TokenEvent,
+    TokenLogprobs,
+    TokenSampled,
+)
+
+
+class ByteTokenizer:
+    """Token n is the byte n; 256 is a control token."""
+
+    n_vocab = 257
+    special_strings = ("<end>",)
+    bos_text = eos_text = "<end>"
+    bos_token = None
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == 256 else bytes([token])
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
+        return b"".join(
+            b"<end>" if token == 256 and render_special else self.piece(token) for token in tokens
+        )
+
+
+class ScriptedStream:
+    def __init__(self, events: list[TokenEvent | Exception]) -> None:
+        self.events = events
+        self.cancelled = False
+        self.n_taken = 0
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        for event in self.events:
+            self.n_taken += 1
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def script(
+    text: str, cause: StopCause = StopCause.END_OF_TURN, *, scored: bool = False
+) -> ScriptedStream:
+    logprobs = TokenLogprobs(-0.5, ((65, -0.5), (66, -1.0))) if scored else None
+    tokens = [TokenSampled(byte, logprobs) for byte in text.encode()]
+    return ScriptedStream([PromptEvaluated(10, 4, 0.5, 1.0), *tokens, Finished(cause)])
+
+
+def run(stream: ScriptedStream, stop: tuple[str, ...] = ()) -> list[ReplyEvent]:
+    options = ReplyOptions(sampling=Sampling(), stop=stop)
+    reply = ReplyStream("id", Prompt((1,) * 10, (), ""), stream, options, ByteTokenizer())
+
+    async def collect() -> list[ReplyEvent]:
+        return [event async for event in reply]
+
+    return asyncio.run(collect())
+
+
+def text_of(events: list[ReplyEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ReplyText))
+
+
+def done(events: list[ReplyEvent]) -> ReplyDone:
+    assert isinstance(events[-1], ReplyDone)
+    return events[-1]
+
+
+def test_each_token_is_shown_at_once_and_characters_are_whole() -> None:
+    events = run(script("h\u00e9"))
+    assert [event.text for event in events if isinstance(event, ReplyText)] == ["h", "\u00e9"]
+    assert done(events).finish is FinishReason.STOP
+    assert done(events).stats.n_generated == 3
+
+
+def test_a_stop_string_ends_the_reply_and_the_engines_work() -> None:
+    stream = script("one STOP two")
+    events = run(stream, stop=("STOP",))
+    assert text_of(events) == "one "
+    assert done(events).finish is FinishReason.STOP
+    assert stream.cancelled
+    assert stream.n_taken == 1 + len("one STOP")
+
+
+def test_half_a_stop_string_at_the_end_belongs_to_the_reply() -> None:
+    events = run(script("one STO", StopCause.LENGTH), stop=("STOP",))
+    assert text_of(events) == "one STO"
+    assert done(events).finish is FinishReason.LENGTH
+
+
+def test_a_character_cut_by_max_tokens_is_a_replacement_not_an_error() -> None:
+    stream = ScriptedStream([TokenSampled(0xC3), Finished(StopCause.LENGTH)])
+    assert text_of(run(stream)) == "\ufffd"
+
+
+def test_scores_of_tokens_inside_a_stop_string_do_not_leak() -> None:
+    events = run(script("ab##", scored=True), stop=("##",))
+    scored = [token for event in events if isinstance(event, ReplyText) for token in event.scored]
+    assert [token.chosen.text for token in scored] == ["a", "b"]
+    assert [token.text_offset for token in scored] == [0, 1]
+    json.dumps([token.chosen.logprob for token in scored], allow_nan=False)
+
+
+def test_every_token_has_its_score_when_text_was_held_back() -> None:
+    events = run(script("a#b", scored=True), stop=("##",))
+    scored = [token for event in events if isinstance(event, ReplyText) for token in event.scored]
+    assert [token.chosen.text for token in scored] == ["a", "#", "b"]
+
+
+def test_counts_come_from_the_engine() -> None:
+    stats = done(run(script("abc"))).stats
+    assert (stats.n_prompt, stats.n_cached, stats.n_prefilled) == (10, 4, 6)
+    assert (stats.queue_seconds, stats.prefill_seconds) == (0.5, 1.0)
+
+
+def test_an_engine_error_reaches_the_reader() -> None:
+    stream = ScriptedStream([TokenSampled(65), EngineError("broken")])
+    with pytest.raises(EngineError, match="broken"):
+        run(stream)
+    assert stream.cancelled
+
+
+def test_one_log_line_explains_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="rekindle.request"):
+        run(script("abc"))
+    [record] = caplog.records
+    line = record.getMessage()
+    for fact in (
+        "request=id",
+        "prompt=10",
+        "cached=4",
+        "prefilled=6",
+        "generated=3",
+        "finish=stop",
+    ):
+        assert fact in line
