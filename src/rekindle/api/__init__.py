@@ -1,0 +1,1 @@
+"""Wire formats: HTTP in, neutral values through `chat`, HTTP out."""

@@ -1,0 +1,78 @@
+"""The HTTP application: middleware, error answers, routes. No logic of its own."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from fastapi import FastAPI, Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from rekindle import __version__
+from rekindle.api import native
+from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
+from rekindle.api.model_card import ModelCard
+from rekindle.api.openai import routes as openai
+from rekindle.api.openapi import describe
+from rekindle.api.responder import Responder
+from rekindle.errors import RekindleError
+from rekindle.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    api_keys: tuple[str, ...] = ()  # none: everyone is let in
+    cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
+    body_limit_bytes: int = 32 * 2**20
+    keep_alive_seconds: float = 10.0
+
+
+def create_app(
+    responder: Responder, card: ModelCard, settings: ApiSettings, telemetry: Telemetry
+) -> FastAPI:
+    app = FastAPI(
+        title="Rekindle",
+        version=__version__,
+        openapi_url=None,  # served below; FastAPI's own would lack the request bodies
+        redirect_slashes=False,
+        middleware=_middleware(settings, telemetry),
+        exception_handlers={
+            RekindleError: answer_rekindle_error,
+            HTTPException: answer_http_exception,
+        },
+    )
+    native.NativeApi(responder, card, telemetry).add_routes(app)
+    openai.OpenAiApi(
+        responder, card, telemetry, keep_alive_seconds=settings.keep_alive_seconds
+    ).add_routes(app)
+
+    @cache
+    def document() -> bytes:
+        return to_json(describe(app, (*native.WIRE_TYPES, *openai.WIRE_TYPES)))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
+    return app
+
+
+def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]:
+    """From the outside in: a refusal must carry CORS headers, or a browser hides it."""
+    stack = [Middleware(RequestScope, telemetry=telemetry)]
+    if settings.cors_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if settings.api_keys:
+        stack.append(Middleware(ApiKeys, keys=settings.api_keys))
+    stack.append(Middleware(BodyLimit, limit_bytes=settings.body_limit_bytes))
+    return stack

@@ -1,0 +1,134 @@
+"""From the bytes of a request to a checked model, or to a 400 that names the field.
+
+The same rules for every wire format: strict types, unknown fields ignored and counted,
+fields that we know but do not support refused by name.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, from_json
+
+from rekindle.errors import InvalidRequest
+from rekindle.telemetry import Telemetry
+
+
+class Wire(BaseModel):
+    """Base of everything a client sends. Unknown fields are kept, so that they can be counted."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Marks a field that is accepted without effect."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(schema) | {"description": "Accepted without effect."}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Marks a field whose feature is missing here. Empty values ask for nothing and pass."""
+
+    hint: str = ""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(schema) | {"description": f"Not supported, refused. {self.hint}".rstrip()}
+
+
+W = TypeVar("W", bound=Wire)
+Path = tuple[int | str, ...]
+SHOULD_BE = "Input should be "
+
+
+async def read_body(request: Request, model: type[W], telemetry: Telemetry) -> W:
+    data = parse_json(await request.body())
+    try:
+        body = model.model_validate(data)
+    except ValidationError as error:
+        raise _first_fault(error.errors(include_url=False), data) from None
+    for part, path in _parts(body, ()):
+        _refuse_unsupported(part, path)
+        for name in part.model_extra or ():
+            # Without list indexes: `messages.annotations`.
+            steps = [step for step in path if isinstance(step, str)]
+            telemetry.count_ignored_field(".".join([*steps, name]))
+    return body
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    try:
+        # Stricter than the standard library's: no NaN, no lone surrogates, bounded depth.
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def _parts(value: object, path: Path) -> Iterator[tuple[Wire, Path]]:
+    if isinstance(value, Wire):
+        yield value, path
+        for name in value.model_fields_set & type(value).model_fields.keys():
+            yield from _parts(getattr(value, name), (*path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _parts(item, (*path, index))
+
+
+def _refuse_unsupported(part: Wire, path: Path) -> None:
+    fields = type(part).model_fields
+    for name in part.model_fields_set & fields.keys():
+        for mark in fields[name].metadata:
+            if isinstance(mark, Refused) and getattr(part, name):
+                where = _dotted((*path, name))
+                raise InvalidRequest(f"`{where}` is not supported. {mark.hint}".rstrip(), where)
+
+
+def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> InvalidRequest:
+    """Of the first field at fault, the deepest place; a union reports one fault per member."""
+    paths = [_path_in(data, fault) for fault in faults]
+    first = paths[0]
+    deepest = max((path for path in paths if path[: len(first)] == first), key=len)
+    found = [fault for fault, path in zip(faults, paths, strict=True) if path == deepest]
+    param = _dotted(deepest)
+    if found[0]["type"] == "missing":
+        return InvalidRequest(f"`{param}` is required.", param)
+    messages = list(dict.fromkeys(fault["msg"] for fault in found))
+    # Of a union, a member that fits but for a limit says more than those of another type.
+    if limits := [message for message in messages if not message.startswith(SHOULD_BE)]:
+        return InvalidRequest(f"`{param}`: {limits[0]}.", param)
+    wanted = " or ".join(message.removeprefix(SHOULD_BE) for message in messages)
+    return InvalidRequest(f"`{param}` should be {wanted}.", param)
+
+
+def _path_in(data: Any, fault: ErrorDetails) -> Path:
+    """The fault's place as the client wrote it: pydantic's also names the members of unions."""
+    path: list[int | str] = []
+    for position, step in enumerate(fault["loc"], start=1):
+        if fault["type"] == "missing" and position == len(fault["loc"]):
+            path.append(step)
+        elif step in _keys(data):
+            path.append(step)
+            data = data[step]
+    return tuple(path)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(step) for step in path)
+
+
+def _keys(data: object) -> Collection[int | str]:
+    if isinstance(data, list):
+        return range(len(data))
+    return data.keys() if isinstance(data, dict) else ()

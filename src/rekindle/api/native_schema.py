@@ -1,0 +1,84 @@
+"""Requests and replies of the endpoints that are llama-server's."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rekindle.api.body import Wire
+
+
+class TokenizeRequest(Wire):
+    content: str
+    add_special: bool = False
+    # Unlike llama-server: text becomes control tokens only where that is asked for.
+    parse_special: bool = False
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Wire):
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
+
+
+class TokenPiece(TypedDict):
+    id: int
+    piece: str | list[int]  # bytes, where they are not text
+
+
+class TokenizeReply(TypedDict):
+    tokens: list[int] | list[TokenPiece]
+
+
+class DetokenizeReply(TypedDict):
+    content: str
+
+
+class TemplateReply(TypedDict):
+    prompt: str
+
+
+class SamplingProps(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    max_tokens: int
+    n_predict: int
+
+
+class GenerationProps(TypedDict):
+    n_ctx: int
+    params: SamplingProps
+
+
+class Modalities(TypedDict):
+    vision: bool
+    audio: bool
+
+
+class RekindleProps(TypedDict):
+    version: str
+
+
+class Props(TypedDict):
+    default_generation_settings: GenerationProps
+    total_slots: int
+    model_alias: str
+    model_path: str
+    model_ftype: str
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    rekindle: RekindleProps

@@ -1,0 +1,174 @@
+"""OpenAI chat messages and tools as a neutral `Conversation`."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    ChatMessage,
+    ContentPart,
+    ToolCallEntry,
+    ToolEntry,
+)
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.errors import InvalidRequest
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+def conversation_of(body: ChatCompletionRequest) -> Conversation:
+    kwargs = {
+        "enable_thinking": body.enable_thinking,
+        "reasoning_effort": body.reasoning_effort,
+    }
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    return Conversation(
+        messages=_messages(body.messages),
+        tools=_tools(body),
+        documents_json=tuple(
+            json.dumps(document, ensure_ascii=False) for document in body.documents or ()
+        ),
+        template_kwargs=given | (body.chat_template_kwargs or {}),
+        continue_last=_continues_last(body),
+    )
+
+
+def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    called: set[str] = set()
+    messages = []
+    for index, entry in enumerate(entries):
+        path = f"messages.{index}"
+        if entry.role == "function":
+            raise InvalidRequest(
+                f"`{path}.role`: `function` is not supported. Use `tool`.", f"{path}.role"
+            )
+        if entry.tool_call_id and entry.role == "tool" and entry.tool_call_id not in called:
+            raise InvalidRequest(
+                f"`{path}.tool_call_id`: no earlier message in this request"
+                f" has a tool call `{entry.tool_call_id}`.",
+                f"{path}.tool_call_id",
+            )
+        message = Message(ROLES[entry.role], tuple(_parts(entry, path)), name=entry.name)
+        called.update(part.id for part in message.parts if isinstance(part, ToolCall))
+        messages.append(message)
+    return tuple(messages)
+
+
+def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
+    if entry.role == "tool":
+        text = "".join(_texts(entry, path))
+        yield ToolResult(entry.tool_call_id or "", entry.name, text)
+        return
+    if entry.role == "assistant" and (reasoning := entry.reasoning_content or entry.reasoning):
+        yield Reasoning(reasoning)
+    for text in _texts(entry, path):
+        yield Text(text)
+    for index, call in enumerate(entry.tool_calls or ()):
+        yield _tool_call(call, f"{path}.tool_calls.{index}")
+
+
+def _texts(entry: ChatMessage, path: str) -> list[str]:
+    if isinstance(entry.content, list):
+        texts = [
+            _part_text(part, f"{path}.content.{index}") for index, part in enumerate(entry.content)
+        ]
+    else:
+        texts = [entry.content or ""]
+    return [text for text in (*texts, entry.refusal) if text]
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type == "refusal":
+        return part.refusal or ""
+    if part.type not in TEXT_PARTS:
+        raise InvalidRequest(
+            f"`{path}.type`: content of type `{part.type}` is not supported, only text is.",
+            f"{path}.type",
+        )
+    if part.text is None:
+        raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
+    return part.text
+
+
+def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
+    if call.type != "function":
+        raise InvalidRequest(
+            f"`{path}.type`: tool calls of type `{call.type}` are not supported.", f"{path}.type"
+        )
+    if call.function is None:
+        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def _tools(body: ChatCompletionRequest) -> tuple[Tool, ...]:
+    tools = tuple(_tool(entry, f"tools.{index}") for index, entry in enumerate(body.tools or ()))
+    match body.tool_choice:
+        case None | "auto":
+            return tools
+        case "none":
+            return ()
+        case "required":
+            raise InvalidRequest("`tool_choice` `required` is not supported yet.", "tool_choice")
+        case str() as choice:
+            raise InvalidRequest(
+                f"`tool_choice` should be `auto` or `none`, not `{choice}`.", "tool_choice"
+            )
+        case _:
+            raise InvalidRequest(
+                "`tool_choice` that names tools is not supported yet.", "tool_choice"
+            )
+
+
+def _tool(entry: ToolEntry, path: str) -> Tool:
+    if entry.type != "function":
+        raise InvalidRequest(
+            f"`{path}.type`: tools of type `{entry.type}` are not supported, only `function` is.",
+            f"{path}.type",
+        )
+    if entry.function is None:
+        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+    name = entry.function.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest(
+            f"`{path}.function.name` should be a valid string.", f"{path}.function.name"
+        )
+    if not isinstance(entry.function.get("parameters", {}), dict):
+        raise InvalidRequest(
+            f"`{path}.function.parameters` should be a JSON schema.", f"{path}.function.parameters"
+        )
+    definition = {"type": "function", "function": entry.function}
+    return Tool(name, json.dumps(definition, ensure_ascii=False))
+
+
+def _continues_last(body: ChatCompletionRequest) -> bool:
+    """vLLM's and llama-server's two ways to have the last message go on."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(
+            "`continue_final_message` and `add_generation_prompt` contradict each other.",
+            "continue_final_message",
+        )
+    if not body.continue_final_message and body.add_generation_prompt is not False:
+        return False
+    if body.messages[-1].role != "assistant":
+        asked = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        raise InvalidRequest(
+            f"`{asked}`: only an assistant message at the end can be continued.", asked
+        )
+    return True

@@ -1,0 +1,139 @@
+"""From a completion request to `ReplyOptions`: sampling, limits, grammar."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+    ResponseFormat,
+)
+from rekindle.chat.reply import ReplyOptions
+from rekindle.errors import InvalidRequest
+from rekindle.generation import Grammar, GrammarKind, Sampling
+
+SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
+ANY_OBJECT = {"type": "object"}
+T = TypeVar("T")
+
+
+def chat_options(body: ChatCompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
+    if body.modalities and body.modalities != ["text"]:
+        raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+    limits = (
+        ("max_completion_tokens", body.max_completion_tokens),
+        ("max_tokens", body.max_tokens),
+        ("n_predict", body.n_predict),
+    )
+    return ReplyOptions(
+        sampling=_sampling(body, defaults, n_vocab),
+        max_tokens=_max_tokens(limits),
+        stop=_stop(body),
+        n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
+    if body.best_of not in (None, 1):
+        raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
+    return ReplyOptions(
+        sampling=_sampling(body, defaults, n_vocab),
+        max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
+        stop=_stop(body),
+        n_top_logprobs=body.logprobs,
+    )
+
+
+def variants(options: ReplyOptions, n: int) -> tuple[ReplyOptions, ...]:
+    """Options for n replies to one prompt: each has its own seed, repeatable if the first is."""
+    seed = options.sampling.seed
+    if seed is None:
+        return (options,) * n
+    return tuple(
+        replace(options, sampling=replace(options.sampling, seed=(seed + i) % SEEDS))
+        for i in range(n)
+    )
+
+
+def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
+    return Sampling(
+        temperature=_given(body.temperature, defaults.temperature),
+        top_k=max(_given(body.top_k, defaults.top_k), 0),
+        top_p=_given(body.top_p, defaults.top_p),
+        min_p=_given(body.min_p, defaults.min_p),
+        typical_p=_given(body.typical_p, defaults.typical_p),
+        repeat_penalty=_given(
+            body.repeat_penalty, _given(body.repetition_penalty, defaults.repeat_penalty)
+        ),
+        repeat_last_n=_given(body.repeat_last_n, defaults.repeat_last_n),
+        frequency_penalty=_given(body.frequency_penalty, defaults.frequency_penalty),
+        presence_penalty=_given(body.presence_penalty, defaults.presence_penalty),
+        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % SEEDS,
+        logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
+        ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
+        grammar=_grammar(body.response_format),
+    )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
+    for name, limit in limits:
+        if limit == 0:
+            raise InvalidRequest(
+                f"`{name}` 0 (evaluate the prompt, write nothing) is not supported yet.", name
+            )
+        if limit is not None and limit < -1:
+            raise InvalidRequest(
+                f"`{name}` should be positive, or -1 for as much as the context holds.", name
+            )
+    first = next((limit for _, limit in limits if limit is not None), None)
+    return None if first == -1 else first
+
+
+def _stop(body: GenerationFields) -> tuple[str, ...]:
+    match body.stop:
+        case None:
+            return ()
+        case str() as text:
+            return (text,)
+        case texts:
+            return tuple(texts)
+
+
+def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, float]]:
+    if isinstance(body.logit_bias, dict):
+        entries = [(key, key, bias) for key, bias in body.logit_bias.items()]
+    else:
+        entries = [
+            (str(index), str(token), bias)
+            for index, (token, bias) in enumerate(body.logit_bias or ())
+        ]
+    for key, token, bias in entries:
+        if not token.isdecimal() or int(token) >= n_vocab:
+            path = f"logit_bias.{key}"
+            raise InvalidRequest(f"`{path}`: `{token}` is not a token of this model.", path)
+        yield int(token), -math.inf if bias is False else bias
+
+
+def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        schema = wanted.object_schema or ANY_OBJECT
+    elif wanted.json_schema is not None:
+        schema = wanted.json_schema.json_schema
+    else:
+        path = "response_format.json_schema"
+        raise InvalidRequest(f"`{path}` is required.", path)
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

@@ -1,0 +1,188 @@
+"""Complete replies in OpenAI's shapes, with llama-server's timings."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rekindle import __version__
+from rekindle.api.model_card import ModelCard
+from rekindle.api.openai.bodies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Finish,
+    Model,
+    ModelMeta,
+    PromptTokensDetails,
+    Timings,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from rekindle.api.replies import Reply
+from rekindle.chat.reply import Candidate, FinishReason, ReplyStats, ScoredToken
+
+FINGERPRINT = f"rekindle-{__version__}"
+LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+FINISH: dict[FinishReason, Finish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every reply and every chunk of one request carries."""
+
+    model: str
+    n_per_prompt: int
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatCompletion:
+    stats = [reply.done.stats for reply in replies]
+    return ChatCompletion(
+        id=f"chatcmpl-{envelope.id}",
+        object="chat.completion",
+        created=envelope.created,
+        model=envelope.model,
+        system_fingerprint=FINGERPRINT,
+        choices=[
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(role="assistant", content=reply.text, refusal=None),
+                logprobs=chat_logprobs(reply.scored) if reply.scored else None,
+                finish_reason=FINISH[reply.done.finish],
+            )
+            for index, reply in enumerate(replies)
+        ],
+        usage=usage_of(stats, envelope.n_per_prompt),
+        timings=timings_of(stats),
+    )
+
+
+def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[str]) -> Completion:
+    stats = [reply.done.stats for reply in replies]
+    return Completion(
+        id=f"cmpl-{envelope.id}",
+        object="text_completion",
+        created=envelope.created,
+        model=envelope.model,
+        system_fingerprint=FINGERPRINT,
+        choices=[
+            CompletionChoice(
+                index=index,
+                text=echo + reply.text,
+                logprobs=completion_logprobs(reply.scored) if reply.scored else None,
+                finish_reason=FINISH[reply.done.finish],
+            )
+            for index, (echo, reply) in enumerate(zip(echoes, replies, strict=True))
+        ],
+        usage=usage_of(stats, envelope.n_per_prompt),
+        timings=timings_of(stats),
+    )
+
+
+def chat_logprobs(scored: Sequence[ScoredToken]) -> ChatLogprobs:
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                **_top_logprob(token.chosen),
+                top_logprobs=[_top_logprob(candidate) for candidate in token.top],
+            )
+            for token in scored
+        ],
+        refusal=None,
+    )
+
+
+def completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[_key(token.chosen) for token in scored],
+        token_logprobs=[_finite(token.chosen.logprob) for token in scored],
+        # The sampled token is always among them, so there may be one more than was asked for.
+        top_logprobs=[
+            {_key(each): _finite(each.logprob) for each in (*token.top, token.chosen)}
+            for token in scored
+        ],
+        text_offset=[token.text_offset for token in scored],
+    )
+
+
+def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
+    """Each prompt counts once, however many replies it gets."""
+    prompts = [stats[i : i + n_per_prompt] for i in range(0, len(stats), n_per_prompt)]
+    n_prompt = sum(replies[0].n_prompt for replies in prompts)
+    n_generated = sum(each.n_generated for each in stats)
+    # Replies to one prompt share its rows: the one that found the least paid for the rest.
+    n_cached = sum(min(each.n_cached for each in replies) for replies in prompts)
+    return Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_generated,
+        total_tokens=n_prompt + n_generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+    )
+
+
+def timings_of(stats: Sequence[ReplyStats]) -> Timings:
+    """Of several replies: all their tokens over the longest of their times, as they run at once."""
+    prompt_n = sum(each.n_prefilled for each in stats)
+    prompt_ms = max(each.prefill_seconds for each in stats) * 1e3
+    predicted_n = sum(each.n_generated for each in stats)
+    predicted_ms = max(each.decode_seconds for each in stats) * 1e3
+    # As llama-server: the first token of a reply is free, it comes from the prompt's logits.
+    n_steps = sum(max(each.n_generated - 1, 0) for each in stats)
+    return Timings(
+        cache_n=sum(each.n_cached for each in stats),
+        prompt_n=prompt_n,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, prompt_n),
+        prompt_per_second=_ratio(prompt_n, prompt_ms / 1e3),
+        predicted_n=predicted_n,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, n_steps),
+        predicted_per_second=_ratio(n_steps, predicted_ms / 1e3),
+    )
+
+
+def model_of(card: ModelCard) -> Model:
+    return Model(
+        id=card.id,
+        object="model",
+        created=card.created,
+        owned_by="rekindle",
+        meta=ModelMeta(
+            n_ctx=card.n_ctx,
+            n_ctx_train=card.n_ctx_train,
+            n_vocab=card.n_vocab,
+            n_params=card.n_params,
+            size=card.size_bytes,
+        ),
+    )
+
+
+def _top_logprob(candidate: Candidate) -> TopLogprob:
+    return TopLogprob(
+        token=candidate.text, logprob=_finite(candidate.logprob), bytes=list(candidate.data)
+    )
+
+
+def _key(candidate: Candidate) -> str:
+    """OpenAI's legacy notation for tokens that are only part of a character."""
+    if candidate.text.encode() == candidate.data:
+        return candidate.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.data)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return dividend / divisor if divisor else 0.0

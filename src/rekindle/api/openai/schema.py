@@ -1,0 +1,185 @@
+"""What clients send to the completion endpoints: every field we know, and what becomes of it.
+
+A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
+test holds the two together.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict, WithJsonSchema
+
+from rekindle.api.body import Ignored, Refused, Wire
+
+MAX_STOP_STRINGS = 16
+MAX_REPLIES = 16
+MAX_PROMPTS = 128  # picked; each is a request of its own to the engine
+MAX_TOP_LOGPROBS = 20
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+# Fail fast: a body of a million wrong items would make a million errors.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+BiasPair = Annotated[tuple[int, Bias], Strict(strict=False)]
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, Ignored()] = None
+
+
+class JsonSchemaFormat(Wire):
+    name: Annotated[str | None, Ignored()] = None
+    description: Annotated[str | None, Ignored()] = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: Annotated[bool | None, Ignored()] = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    # llama-server's shorthand: {"type": "json_object", "schema": {...}}
+    object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class GenerationFields(Wire):
+    """What both endpoints share."""
+
+    model: str | None = None
+
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_REPLIES)] | None = None
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: int | None = None
+    logit_bias: dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)] | None = None
+    response_format: ResponseFormat | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+
+    user: Annotated[str | None, Ignored()] = None
+    metadata: Annotated[dict[str, Any] | None, Ignored()] = None
+    store: Annotated[bool | None, Ignored()] = None
+    service_tier: Annotated[str | None, Ignored()] = None
+    safety_identifier: Annotated[str | None, Ignored()] = None
+    prompt_cache_key: Annotated[str | None, Ignored()] = None
+    prompt_cache_retention: Annotated[str | None, Ignored()] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, Ignored()] = None
+    cache_prompt: Annotated[bool | None, Ignored()] = None
+    id_slot: Annotated[int | None, Ignored()] = None
+
+    grammar: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
+    json_schema: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
+    mirostat: Annotated[Any, Refused()] = None
+    dynatemp_range: Annotated[Any, Refused()] = None
+    dry_multiplier: Annotated[Any, Refused()] = None
+    xtc_probability: Annotated[Any, Refused()] = None
+
+
+class ContentPart(Wire):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Wire):
+    name: str
+    arguments: str = ""
+
+
+class ToolCallEntry(Wire):
+    id: str = ""
+    type: str = "function"
+    function: FunctionCall | None = None
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallEntry] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[Any, Refused("Use `tool_calls`.")] = None
+    audio: Annotated[Any, Refused()] = None
+
+
+# A plain dict: templates show definitions to the model as the client wrote them.
+FunctionDefinition = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+        }
+    ),
+]
+
+
+class ToolEntry(Wire):
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    max_completion_tokens: int | None = None
+
+    tools: list[ToolEntry] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Annotated[bool | None, Ignored()] = None
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    modalities: list[str] | None = None
+    verbosity: Annotated[str | None, Ignored()] = None
+    functions: Annotated[Any, Refused("Use `tools`.")] = None
+    function_call: Annotated[Any, Refused("Use `tool_choice`.")] = None
+    audio: Annotated[Any, Refused()] = None
+    prediction: Annotated[Any, Refused()] = None
+    web_search_options: Annotated[Any, Refused()] = None
+    moderation: Annotated[Any, Refused()] = None
+
+
+class CompletionRequest(GenerationFields):
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None

@@ -1,0 +1,193 @@
+"""Streamed replies in OpenAI's chunks.
+
+A frame's head and tail are made once per reply; a token costs one JSON string and a join.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
+
+from pydantic_core import to_json
+
+from rekindle.api.openai.bodies import ChatLogprobs, CompletionLogprobs, PromptProgress
+from rekindle.api.openai.response import (
+    FINGERPRINT,
+    FINISH,
+    Envelope,
+    chat_logprobs,
+    completion_logprobs,
+    timings_of,
+    usage_of,
+)
+from rekindle.chat.reply import (
+    ReplyDone,
+    ReplyEvent,
+    ReplyProgress,
+    ReplyStats,
+    ReplyText,
+    ScoredToken,
+)
+
+DONE = b"data: [DONE]\n\n"
+UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
+END = b"}\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """Where the two endpoints differ: how a choice holds its text."""
+
+    id_prefix: str
+    object: str
+    text_head: bytes
+    text_tail: bytes
+    empty: bytes
+    logprobs: Callable[[Sequence[ScoredToken]], ChatLogprobs | CompletionLogprobs]
+
+
+CHAT = ChunkShape(
+    id_prefix="chatcmpl-",
+    object="chat.completion.chunk",
+    text_head=b'"delta":{"content":',
+    text_tail=b"}",
+    empty=b'"delta":{}',
+    logprobs=chat_logprobs,
+)
+COMPLETION = ChunkShape(
+    id_prefix="cmpl-",
+    object="text_completion",
+    text_head=b'"text":',
+    text_tail=b"",
+    empty=b'"text":""',
+    logprobs=completion_logprobs,
+)
+CHAT_OPENING = b'"delta":{"role":"assistant","content":""}'
+
+
+def echo_opening(text: str) -> bytes:
+    return b'"text":' + _quoted(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkOptions:
+    include_usage: bool
+    progress: bool
+
+
+class Chunks:
+    """The frames of one request. `openings` has the first chunk of each reply, may be empty."""
+
+    def __init__(
+        self,
+        shape: ChunkShape,
+        envelope: Envelope,
+        openings: Sequence[bytes],
+        options: ChunkOptions,
+    ) -> None:
+        self._shape = shape
+        self._options = options
+        self._openings = openings
+        self._n_per_prompt = envelope.n_per_prompt
+        self._stats: list[ReplyStats | None] = [None] * len(openings)
+        constant = {
+            "id": shape.id_prefix + envelope.id,
+            "object": shape.object,
+            "created": envelope.created,
+            "model": envelope.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._envelope = b"data: " + to_json(constant)[:-1]
+        # With usage asked for, OpenAI puts a null into every chunk but the one that has it.
+        no_usage = b',"usage":null' if options.include_usage else b""
+        self._choices = [
+            self._envelope + no_usage + b',"choices":[{"index":%d,' % index
+            for index in range(len(openings))
+        ]
+        self._text_heads = [choice + shape.text_head for choice in self._choices]
+        self._text_tail = shape.text_tail + UNFINISHED + END
+
+    def begin(self) -> bytes:
+        return b"".join(
+            choice + opening + UNFINISHED + END
+            for choice, opening in zip(self._choices, self._openings, strict=True)
+            if opening
+        )
+
+    def encode(self, index: int, event: ReplyEvent) -> bytes:
+        if isinstance(event, ReplyText):
+            text = _quoted(event.text)
+            if event.scored:
+                return self._scored(index, text, event.scored)
+            return self._text_heads[index] + text + self._text_tail
+        if isinstance(event, ReplyDone):
+            return self._finish(index, event)
+        return self._progress(index, event) if self._options.progress else b""
+
+    def fail(self, error_body: bytes) -> bytes:
+        # OpenAI's SDKs raise on `error` and read no further, so no [DONE] follows.
+        return b"data: " + error_body + b"\n\n"
+
+    def end(self) -> bytes:
+        if not self._options.include_usage:
+            return DONE
+        stats = self._all_stats()
+        usage = to_json(usage_of(stats, self._n_per_prompt))
+        timings = to_json(timings_of(stats))
+        return (
+            self._envelope
+            + b',"choices":[],"usage":'
+            + usage
+            + b',"timings":'
+            + timings
+            + END
+            + DONE
+        )
+
+    def _scored(self, index: int, text: bytes, scored: Sequence[ScoredToken]) -> bytes:
+        return (
+            self._text_heads[index]
+            + text
+            + self._shape.text_tail
+            + b',"logprobs":'
+            + to_json(self._shape.logprobs(scored), ensure_ascii=True)
+            + b',"finish_reason":null}]'
+            + END
+        )
+
+    def _finish(self, index: int, event: ReplyDone) -> bytes:
+        self._stats[index] = event.stats
+        chunk = (
+            self._choices[index]
+            + self._shape.empty
+            + b',"logprobs":null,"finish_reason":'
+            + to_json(FINISH[event.finish])
+            + b"}]"
+        )
+        # llama-server has its timings in the last chunk, whichever that is.
+        if not self._options.include_usage and None not in self._stats:
+            chunk += b',"timings":' + to_json(timings_of(self._all_stats()))
+        return chunk + END
+
+    def _progress(self, index: int, event: ReplyProgress) -> bytes:
+        progress = PromptProgress(
+            total=event.n_total,
+            cache=event.n_cached,
+            processed=event.n_done,
+            time_ms=round(event.elapsed_seconds * 1e3),
+        )
+        return (
+            self._choices[index]
+            + self._shape.empty
+            + UNFINISHED
+            + b',"prompt_progress":'
+            + to_json(progress)
+            + END
+        )
+
+    def _all_stats(self) -> list[ReplyStats]:
+        return [stats for stats in self._stats if stats is not None]
+
+
+def _quoted(text: str) -> bytes:
+    # ASCII, because clients that split lines as `str.splitlines` does would cut at a raw U+2028.
+    return encode_basestring_ascii(text).encode("ascii")

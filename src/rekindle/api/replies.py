@@ -1,0 +1,113 @@
+"""The replies of one request while they run: one, or `n` for each of its prompts.
+
+Whatever happens (the end, an error, a client that leaves), every stream is closed.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from rekindle.api.responder import ReplyStream, Responder
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import (
+    ReplyDone,
+    ReplyEvent,
+    ReplyOptions,
+    ReplyText,
+    ScoredToken,
+)
+from rekindle.telemetry import Telemetry
+
+Sink = Callable[[int, ReplyEvent], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply that is wanted."""
+
+    prompt: Prompt
+    options: ReplyOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply, complete."""
+
+    text: str
+    scored: tuple[ScoredToken, ...]
+    done: ReplyDone
+
+
+class Replies:
+    def __init__(self, streams: Sequence[ReplyStream], telemetry: Telemetry) -> None:
+        self._streams = streams
+        self._telemetry = telemetry
+
+    async def pour(self, sink: Sink) -> None:
+        """Gives every event to `sink` with the index of its reply; all replies at once."""
+        tasks = [
+            asyncio.create_task(self._pour_one(index, stream, sink))
+            for index, stream in enumerate(self._streams)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.close()
+
+    async def collect(self) -> list[Reply]:
+        events: list[list[ReplyEvent]] = [[] for _ in self._streams]
+
+        async def keep(index: int, event: ReplyEvent) -> None:
+            events[index].append(event)
+
+        await self.pour(keep)
+        return [_reply(of_one) for of_one in events]
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    async def _pour_one(self, index: int, stream: ReplyStream, sink: Sink) -> None:
+        async for event in stream:
+            await sink(index, event)
+            if isinstance(event, ReplyDone):
+                self._telemetry.count_reply(
+                    n_prompt=event.stats.n_prompt,
+                    n_cached=event.stats.n_cached,
+                    n_generated=event.stats.n_generated,
+                )
+
+
+async def start_replies(
+    responder: Responder, turns: Sequence[Turn], telemetry: Telemetry, *, request: Request
+) -> Replies:
+    """All of them, or none: a refusal closes those that were started before it."""
+    # Clients choose request ids, and may use one twice; the engine's must be unique.
+    name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
+    streams: list[ReplyStream] = []
+    try:
+        for index, turn in enumerate(turns):
+            streams.append(
+                await responder.start(turn.prompt, turn.options, request_id=f"{name}.{index}")
+            )
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        raise
+    return Replies(streams, telemetry)
+
+
+def _reply(events: Sequence[ReplyEvent]) -> Reply:
+    texts = [event for event in events if isinstance(event, ReplyText)]
+    done = events[-1]
+    assert isinstance(done, ReplyDone)
+    return Reply(
+        text="".join(event.text for event in texts),
+        scored=tuple(token for event in texts for token in event.scored),
+        done=done,
+    )

@@ -1,0 +1,37 @@
+"""What the wire formats ask of `chat`: the part of its Responder that they use."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import ReplyEvent, ReplyOptions
+from rekindle.generation import EngineStatus, Sampling, Tokenizer
+
+
+class ReplyStream(Protocol):
+    """Ends after `ReplyDone`, or raises a RekindleError."""
+
+    def __aiter__(self) -> AsyncIterator[ReplyEvent]: ...
+
+    def close(self) -> None: ...
+
+
+class Responder(Protocol):
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def default_sampling(self) -> Sampling: ...
+
+    async def prepare_chat(self, conversation: Conversation) -> Prompt: ...
+
+    async def prepare_text(self, text: str) -> Prompt: ...
+
+    def prepare_tokens(self, tokens: Sequence[int]) -> Prompt: ...
+
+    async def start(
+        self, prompt: Prompt, options: ReplyOptions, *, request_id: str
+    ) -> ReplyStream: ...
+
+    def status(self) -> EngineStatus: ...

@@ -1,0 +1,92 @@
+"""A streamed reply as server-sent events, written straight to ASGI.
+
+One frame per event and no layer in between: with 8 streams this runs for every token of
+each. Knows no wire format; an `Encoder` makes the frames.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from rekindle.api.disconnect import ClientGone, unless_client_leaves
+from rekindle.api.errors import failure_of
+from rekindle.api.replies import Replies
+from rekindle.chat.reply import ReplyEvent
+from rekindle.errors import RekindleError
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "text/event-stream"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Encoder(Protocol):
+    """Frames of one request, with their blank lines; empty for events that show nothing."""
+
+    def begin(self) -> bytes: ...
+
+    def encode(self, index: int, event: ReplyEvent) -> bytes: ...
+
+    def fail(self, error_body: bytes) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+class EventStream(Response):
+    media_type = MEDIA_TYPE
+
+    def __init__(self, replies: Replies, encoder: Encoder, *, keep_alive_seconds: float) -> None:
+        self._replies = replies
+        self._encoder = encoder
+        self._keep_alive_seconds = keep_alive_seconds
+        self._last_write = 0.0
+        self.status_code = 200
+        self.background = None
+        # Proxies that buffer would turn a stream into one late lump.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_client_leaves(receive, self._write_all(send))
+        except ClientGone:
+            logger.info("request %s: the client left", scope["request_id"])
+        finally:
+            self._replies.close()
+
+    async def _write_all(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        encode = self._encoder.encode
+
+        async def write(index: int, event: ReplyEvent) -> None:
+            if frame := encode(index, event):
+                self._last_write = loop.time()
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+        self._last_write = loop.time()
+        await send({"type": "http.response.body", "body": self._encoder.begin(), "more_body": True})
+        keep_alive = asyncio.create_task(self._keep_alive(send))
+        try:
+            await self._replies.pour(write)
+            last = self._encoder.end()
+        except Exception as error:
+            # The status has gone out: all that is left is to say it in the stream.
+            if not isinstance(error, RekindleError):
+                logger.exception("a stream failed")
+            last = self._encoder.fail(failure_of(error).body)
+        finally:
+            keep_alive.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            quiet_seconds = loop.time() - self._last_write
+            if quiet_seconds >= self._keep_alive_seconds:
+                self._last_write = loop.time()
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            else:
+                await asyncio.sleep(self._keep_alive_seconds - quiet_seconds)

@@ -1,0 +1,166 @@
+"""A Responder that follows a script: no model, no template, one byte is one token."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rekindle.api.model_card import ModelCard
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import (
+    FinishReason,
+    ReplyDone,
+    ReplyEvent,
+    ReplyOptions,
+    ReplyStats,
+    ReplyText,
+)
+from rekindle.errors import InvalidRequest, RekindleError
+from rekindle.generation import EngineStatus, Sampling
+
+N_BYTES = 256
+BOS, END_OF_TURN = 256, 257
+SPECIAL = {BOS: "<s>", END_OF_TURN: "<|im_end|>"}
+END_OF_TURN_TEXT = SPECIAL[END_OF_TURN]
+
+CARD = ModelCard(
+    id="tiny",
+    path="/models/tiny.gguf",
+    created=1700000000,
+    n_ctx=512,
+    n_ctx_train=2048,
+    n_vocab=258,
+    n_params=135_000_000,
+    size_bytes=1_000_000,
+    architecture="llama",
+    quantization="Q8_0",
+    chat_template="{{ messages }}",
+    bos_text="<s>",
+    eos_text="<|im_end|>",
+)
+
+
+class ByteTokenizer:
+    n_vocab = 258
+    special_strings = tuple(SPECIAL.values())
+    bos_text = "<s>"
+    eos_text = "<|im_end|>"
+    bos_token = BOS
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        if parse_special and END_OF_TURN_TEXT in text:
+            before, _, after = text.partition(END_OF_TURN_TEXT)
+            return [*before.encode(), END_OF_TURN, *self.tokenize(after, parse_special=True)]
+        return list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        return bytes((token,)) if token < N_BYTES else b""
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
+        return b"".join(
+            bytes((token,)) if token < N_BYTES else SPECIAL[token].encode() * render_special
+            for token in tokens
+        )
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing comes for a while: by default until the client has gone."""
+
+    seconds: float = 3600
+
+
+Script = Sequence[ReplyEvent | Exception | Wait]
+
+
+def done(
+    n_generated: int = 2,
+    *,
+    finish: FinishReason = FinishReason.STOP,
+    n_prompt: int = 10,
+    n_cached: int = 4,
+) -> ReplyDone:
+    stats = ReplyStats(
+        n_prompt=n_prompt,
+        n_cached=n_cached,
+        n_generated=n_generated,
+        queue_seconds=0.0,
+        prefill_seconds=0.5,
+        decode_seconds=0.25,
+    )
+    return ReplyDone(finish, stats)
+
+
+HELLO: Script = (ReplyText("Hel"), ReplyText("lo"), done())
+
+
+@dataclass
+class FakeStream:
+    script: Script
+    closed: threading.Event = field(default_factory=threading.Event)  # tests wait elsewhere
+
+    async def __aiter__(self) -> AsyncIterator[ReplyEvent]:
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Wait):
+                await asyncio.sleep(step.seconds)
+            else:
+                await asyncio.sleep(0)
+                yield step
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass(frozen=True)
+class Started:
+    prompt: Prompt
+    options: ReplyOptions
+    request_id: str
+    stream: FakeStream
+
+
+class FakeResponder:
+    """Every reply follows `script`, or `script(i)`; what was asked for is kept."""
+
+    def __init__(self, script: Script | Callable[[int], Script] = HELLO) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.default_sampling = Sampling(top_k=20)
+        self.conversations: list[Conversation] = []
+        self.started: list[Started] = []
+        self.asked = threading.Event()
+        self._script = script
+
+    async def prepare_chat(self, conversation: Conversation) -> Prompt:
+        self.conversations.append(conversation)
+        text = "".join(f"[{message.role}]{message.text}" for message in conversation.messages)
+        return self._prompt(text)
+
+    async def prepare_text(self, text: str) -> Prompt:
+        return self._prompt(text)
+
+    def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
+        for index, token in enumerate(tokens):
+            if not 0 <= token < self.tokenizer.n_vocab:
+                raise InvalidRequest(f"{token} is not a token.", f"prompt.{index}")
+        text = self.tokenizer.detokenize(tokens, render_special=True).decode()
+        return Prompt(tuple(tokens), (), text)
+
+    async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> FakeStream:
+        script = self._script(len(self.started)) if callable(self._script) else self._script
+        if script and isinstance(script[0], RekindleError):
+            raise script[0]
+        stream = FakeStream(script)
+        self.started.append(Started(prompt, options, request_id, stream))
+        self.asked.set()
+        return stream
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            n_slots=4, n_running=0, n_waiting=0, n_ctx=512, n_cells=2048, n_cells_used=0
+        )
+
+    def _prompt(self, text: str) -> Prompt:
+        return Prompt(tuple(self.tokenizer.tokenize(text, parse_special=True)), (), text)

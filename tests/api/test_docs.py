@@ -1,0 +1,62 @@
+"""`docs/wire-apis.md` lists every endpoint and every field, with what becomes of it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_origin
+
+from starlette.routing import Route
+
+from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.native_schema import DetokenizeRequest, TokenizeRequest
+from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
+from tests.api.fakes import FakeResponder
+from tests.api.http import app_of
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "wire-apis.md").read_text()
+ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)
+
+
+def documented(heading: str) -> dict[str, str]:
+    _, _, after = DOCUMENT.partition(f"\n### {heading}\n")
+    return dict(ROW.findall(re.split(r"^##", after, maxsplit=1, flags=re.MULTILINE)[0]))
+
+
+def fields_of(model: type[Wire], path: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        where = path + (field.alias or name)
+        fates = {Ignored: "ignored", Refused: "refused"}
+        marks = [fates[type(mark)] for mark in field.metadata if type(mark) in fates]
+        yield where, marks[0] if marks else "honoured"
+        for inner, brackets in models_in(field.annotation):
+            yield from fields_of(inner, f"{where}{brackets}.")
+
+
+def models_in(annotation: object, brackets: str = "") -> Iterator[tuple[type[Wire], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, Wire):
+        yield annotation, brackets
+    for part in get_args(annotation):
+        yield from models_in(part, brackets + "[]" if get_origin(annotation) is list else brackets)
+
+
+def test_every_field_is_documented_with_its_fate() -> None:
+    chat = dict(fields_of(ChatCompletionRequest))
+    completions = dict(fields_of(CompletionRequest))
+    shared = chat.items() & completions.items()
+    assert documented("Both completion endpoints") == dict(shared)
+    assert documented("Chat completions, and `/apply-template`") == dict(chat.items() - shared)
+    assert documented("Completions") == dict(completions.items() - shared)
+    assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
+    assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
+
+
+def test_every_endpoint_is_documented() -> None:
+    _, _, section = DOCUMENT.partition("\n## Endpoints\n")
+    cells = re.findall(r"^\| (`.+?`) \|", section.split("\n## ")[0], re.MULTILINE)
+    listed = {path for cell in cells for path in re.findall(r"/[\w./{}-]+", cell)}
+    served = {
+        route.path.replace(":path", "")
+        for route in app_of(FakeResponder()).routes
+        if isinstance(route, Route)
+    }
+    assert listed == served

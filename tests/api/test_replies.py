@@ -1,0 +1,135 @@
+"""Whole replies: their shapes, and how several add up."""
+
+from rekindle.chat.reply import Candidate, FinishReason, ReplyText, ScoredToken
+from tests.api.fakes import FakeResponder, Script, done
+from tests.api.http import chat, complete
+
+USAGE = {
+    "prompt_tokens": 10,
+    "completion_tokens": 2,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+TIMINGS = {
+    "cache_n": 4,
+    "prompt_n": 6,
+    "prompt_ms": 500.0,
+    "prompt_per_token_ms": 500 / 6,
+    "prompt_per_second": 12.0,
+    "predicted_n": 2,
+    "predicted_ms": 250.0,
+    "predicted_per_token_ms": 250.0,
+    "predicted_per_second": 4.0,
+}
+SCORED: Script = (
+    ReplyText("Hi", (ScoredToken(Candidate(1, "Hi", b"Hi", -0.5), (), 0),)),
+    ReplyText(
+        "!",
+        (
+            ScoredToken(
+                Candidate(2, "!", b"!", -1.5),
+                (Candidate(3, "?", b"?", -0.1), Candidate(4, ".", b".", -1.0)),
+                2,
+            ),
+        ),
+    ),
+    done(),
+)
+
+
+def test_chat_completion_has_openais_shape() -> None:
+    reply = chat().json()
+    assert reply.pop("id").startswith("chatcmpl-")
+    assert reply.pop("created") > 1.7e9
+    assert reply.pop("system_fingerprint").startswith("rekindle-")
+    assert reply == {
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE,
+        "timings": TIMINGS,
+    }
+
+
+def test_completion_has_openais_shape() -> None:
+    reply = complete().json()
+    assert reply.pop("id").startswith("cmpl-")
+    del reply["created"], reply["system_fingerprint"]
+    assert reply == {
+        "object": "text_completion",
+        "model": "tiny",
+        "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
+        "usage": USAGE,
+        "timings": TIMINGS,
+    }
+
+
+def test_several_replies_count_their_prompt_once() -> None:
+    scripts = {
+        0: (ReplyText("a"), done(3, n_cached=0)),
+        1: (ReplyText("b"), done(4, n_cached=9, finish=FinishReason.LENGTH)),
+    }
+    reply = chat(FakeResponder(lambda i: scripts[i]), n=2).json()
+    assert [choice["message"]["content"] for choice in reply["choices"]] == ["a", "b"]
+    assert [choice["finish_reason"] for choice in reply["choices"]] == ["stop", "length"]
+    assert reply["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 7,
+        "total_tokens": 17,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_chat_logprobs_list_each_token_with_its_rivals() -> None:
+    reply = chat(FakeResponder(SCORED), logprobs=True, top_logprobs=2).json()
+    assert reply["choices"][0]["logprobs"] == {
+        "content": [
+            {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []},
+            {
+                "token": "!",
+                "logprob": -1.5,
+                "bytes": [33],
+                "top_logprobs": [
+                    {"token": "?", "logprob": -0.1, "bytes": [63]},
+                    {"token": ".", "logprob": -1.0, "bytes": [46]},
+                ],
+            },
+        ],
+        "refusal": None,
+    }
+
+
+def test_completion_logprobs_are_four_lists_that_include_the_sampled_token() -> None:
+    reply = complete(FakeResponder(SCORED), logprobs=2).json()
+    assert reply["choices"][0]["logprobs"] == {
+        "tokens": ["Hi", "!"],
+        "token_logprobs": [-0.5, -1.5],
+        "top_logprobs": [{"Hi": -0.5}, {"?": -0.1, ".": -1.0, "!": -1.5}],
+        "text_offset": [0, 2],
+    }
+
+
+def test_reply_of_no_time_has_finite_speeds() -> None:
+    reply = chat(FakeResponder((done(0, n_prompt=4, n_cached=4),))).json()
+    assert reply["timings"]["prompt_per_token_ms"] == 0
+    assert reply["timings"]["predicted_per_token_ms"] == 0
+
+
+def test_speed_does_not_count_the_token_that_the_prompt_gave_for_free() -> None:
+    timings = chat(FakeResponder((ReplyText("a"), done(11)))).json()["timings"]
+    assert timings["predicted_n"] == 11
+    assert timings["predicted_per_second"] == 40.0
+    assert timings["predicted_per_token_ms"] == 25.0
+
+
+def test_closing_follows_the_end_of_every_reply() -> None:
+    responder = FakeResponder()
+    chat(responder, n=2)
+    assert all(started.stream.closed.is_set() for started in responder.started)
