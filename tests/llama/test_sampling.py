@@ -196,5 +196,5 @@ def test_an_unknown_architecture_is_one_sentence(
     key = data.index(b"general.architecture")
     at = data.index(b"llama", key)
     broken.write_bytes(data[:at] + b"lxxma" + data[at + 5 :])
-    with pytest.raises(StartupError, match="architecture 'lxxma', which llama.cpp cannot run"):
+    with pytest.raises(StartupError, match="architecture 'lxxma', which llama\\.cpp cannot run"):
         Model(broken, gpu_layers=0)

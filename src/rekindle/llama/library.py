@@ -5,13 +5,20 @@ Everything in this package takes `lib` from here; nobody else imports llama_cpp.
 
 import ctypes
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+# Read by the OpenMP runtime when llama.cpp loads it. Its own default spins for milliseconds at
+# each of hundreds of barriers per token, so one other busy process on the machine makes decoding
+# five to ten times slower; this costs nothing when alone. See docs/decisions/0003.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from llama_cpp import llama_cpp as lib
 
-__all__ = ["lib", "listen_to_log", "recent_errors"]
+__all__ = ["lib", "listen_to_log", "recent_errors", "sample_holding_gil"]
 
 _log = logging.getLogger("rekindle.llama")
 
@@ -47,6 +54,20 @@ def listen_to_log(listener: Callable[[str], None]) -> Iterator[None]:
     finally:
         _listeners.remove(listener)
 
+
+def _holding_gil(name: str) -> Any:
+    """The same function, called without letting other Python threads in.
+
+    For calls of microseconds: letting go of the GIL there hands it to the event loop, and the
+    engine waits for it to come back, many times per step.
+    """
+    original = getattr(lib, name)
+    function = getattr(ctypes.PyDLL(lib._lib._name), name)
+    function.argtypes, function.restype = original.argtypes, original.restype
+    return function
+
+
+sample_holding_gil = _holding_gil("llama_sampler_sample")
 
 # Kept for the life of the process: llama.cpp holds the bare pointer.
 _callback = lib.llama_log_callback(_on_log)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rekindle.generation import Sampling, TokenLogprobs
 from rekindle.llama.grammar import Matcher
-from rekindle.llama.library import lib
+from rekindle.llama.library import lib, sample_holding_gil
 from rekindle.llama.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
@@ -58,7 +58,7 @@ class Sampler:
         if self._chain is None:
             token = int(logits.argmax())
         else:
-            token = lib.llama_sampler_sample(self._chain, context, batch_index)
+            token = sample_holding_gil(self._chain, context, batch_index)
         if self._matcher is not None:
             self._matcher.accept(token)
         if raw is None or self._n_top_logprobs is None:

@@ -1,0 +1,1 @@
+"""Measurements of Rekindle beside another llama.cpp server. Run them with `make bench`."""

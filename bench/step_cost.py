@@ -1,0 +1,216 @@
+"""What a decode step costs beside the model: plan, fill, sample, emit.
+
+The engine runs as in the server, with its own thread and streams read on an event loop. The
+cost of a step is the time from leaving llama.cpp to entering it again. A stub in place of
+llama.cpp shows the loop's share alone.
+
+    python -m bench.step_cost
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+from rich.console import Console
+
+from bench.report import Measure, Sample, step_table
+from rekindle.engine.backend import Backend
+from rekindle.engine.handle import EngineHandle
+from rekindle.generation import GenerationRequest, Sampling, TokenSampled
+from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.library import lib
+from rekindle.llama.model import Model
+from rekindle.model_source import resolve_model
+from rekindle.server import run_event_loop
+
+PROMPT_TOKENS = 16
+STUB_SECONDS = 0.005  # long enough for the event loop to take its turn, as llama.cpp lets it
+SAMPLINGS = {
+    "llama, greedy": Sampling(temperature=0),
+    "llama, sampled": Sampling(seed=1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    n_sequences: tuple[int, ...] = (1, 4, 8)
+    n_steps: int = 128
+
+
+class Visit(NamedTuple):
+    """One batch inside llama.cpp."""
+
+    n_tokens: int
+    entered: float
+    left: float
+
+
+@dataclass(slots=True)
+class Visits:
+    """Filled on the engine's thread; read when nothing runs."""
+
+    done: list[Visit] = field(default_factory=list)
+    n_tokens: int = 0
+    entered: float = 0.0
+
+    def enter(self, n_tokens: int) -> None:
+        self.n_tokens, self.entered = n_tokens, time.perf_counter()
+
+    def leave(self) -> None:
+        self.done.append(Visit(self.n_tokens, self.entered, time.perf_counter()))
+
+
+def measure_steps(model: Path, n_threads: int, plan: StepPlan) -> list[Sample]:
+    samples: list[Sample] = []
+
+    async def measure() -> None:
+        samples.extend(await _measure(model, n_threads, plan))
+
+    run_event_loop(measure())
+    return samples
+
+
+async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Sample]:
+    n_slots = max(plan.n_sequences)
+    visits = Visits()
+    # The stub satisfies only those verbs of the protocol that a decode step uses.
+    stub = cast(Backend, _StubBackend(n_slots, visits))
+    samples = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
+    loaded = Model(model, gpu_layers=-1)
+    with _noted_by(visits):
+        backend = _llama_backend(loaded, n_slots, n_threads)
+        samples += await _measure_backend(backend, visits, SAMPLINGS, plan)
+    loaded.close()
+    return samples
+
+
+async def _measure_backend(
+    backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
+) -> list[Sample]:
+    backend.eog_tokens = frozenset()  # every sequence goes on to its last step
+    handle = EngineHandle(backend, queue_size=0)
+    handle.start()
+    samples: list[Sample] = []
+    for name, sampling in samplings.items():
+        for n_sequences in plan.n_sequences:
+            visits.done.clear()
+            streams = [
+                _read_stream(handle, _request(number, sampling, plan.n_steps))
+                for number in range(n_sequences)
+            ]
+            await asyncio.gather(*streams)
+            samples += _summary(visits.done, name, n_sequences)
+    handle.close()
+    return samples
+
+
+async def _read_stream(handle: EngineHandle, request: GenerationRequest) -> None:
+    async for _ in handle.submit(request):
+        pass
+
+
+def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"step-{number}",
+        prompt=tuple(range(100 + number, 100 + number + PROMPT_TOKENS)),
+        boundaries=(),
+        sampling=sampling,
+        max_tokens=n_steps,
+    )
+
+
+def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Sample]:
+    """Only steps between two batches in which every sequence decoded one token."""
+    steps = [
+        (visit.left - visit.entered, following.entered - visit.left)
+        for visit, following in pairwise(visits)
+        if visit.n_tokens == following.n_tokens == n_sequences
+    ]
+    values = {
+        Measure.STEP: median(inside + outside for inside, outside in steps),
+        Measure.STEP_IN_LLAMA: median(inside for inside, _ in steps),
+        Measure.STEP_COST: median(outside for _, outside in steps),
+    }
+    return [
+        Sample(measure, n_sequences, name, 1, seconds * 1e6) for measure, seconds in values.items()
+    ]
+
+
+def _llama_backend(model: Model, n_slots: int, n_threads: int) -> LlamaBackend:
+    params = ContextParams(
+        n_cells=4096,
+        n_slots=n_slots,
+        n_batch=512,
+        n_ubatch=512,
+        n_threads=n_threads,
+        flash_attn="on",
+        type_k="f16",
+        type_v="f16",
+        swa_full=False,
+    )
+    return LlamaBackend(model, params)
+
+
+@contextmanager
+def _noted_by(visits: Visits) -> Iterator[None]:
+    """A backend's `decode` fills the batch too, so the clock sits on llama.cpp's functions."""
+    decode, synchronize = lib.llama_decode, lib.llama_synchronize
+
+    def timed_decode(context: Any, batch: Any) -> int:
+        visits.enter(batch.n_tokens)
+        status: int = decode(context, batch)
+        return status
+
+    def timed_synchronize(context: Any) -> None:
+        synchronize(context)
+        visits.leave()
+
+    lib.llama_decode, lib.llama_synchronize = timed_decode, timed_synchronize
+    try:
+        yield
+    finally:
+        lib.llama_decode, lib.llama_synchronize = decode, synchronize
+
+
+class _StubSampler:
+    def close(self) -> None:
+        pass
+
+
+class _StubBackend:
+    n_cells = n_ctx = 4096
+    n_ubatch = 512
+
+    def __init__(self, n_slots: int, visits: Visits) -> None:
+        self.n_slots = n_slots
+        self.eog_tokens: frozenset[int] = frozenset()
+        self._visits = visits
+
+    def decode(self, tokens: Sequence[int], *_rest: Sequence[int]) -> None:
+        self._visits.enter(len(tokens))
+        time.sleep(STUB_SECONDS)
+        self._visits.leave()
+
+    def sample(self, samplers: Sequence[Any], rows: Sequence[int]) -> list[TokenSampled]:
+        return [TokenSampled(1) for _ in rows]
+
+    def new_sampler(self, *_arguments: object) -> _StubSampler:
+        return _StubSampler()
+
+    def clear_slot(self, slot: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    found = measure_steps(resolve_model(None).path, os.cpu_count() or 1, StepPlan())
+    Console().print(step_table(found))

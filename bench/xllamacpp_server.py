@@ -1,0 +1,47 @@
+"""llama.cpp's own server from the xllamacpp wheel, behind the llama-server flags we use."""
+
+import argparse
+import importlib
+import signal
+
+
+def main() -> None:
+    arguments = _parse()
+    # By name: it is installed only where it is the peer, so mypy may not find it.
+    xllamacpp = importlib.import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = arguments.model
+    params.hostnames = [arguments.host]
+    params.port = arguments.port
+    params.n_ctx = arguments.ctx_size
+    params.n_parallel = arguments.parallel
+    params.cpuparams.n_threads = arguments.threads
+    params.cpuparams_batch.n_threads = arguments.threads
+    params.n_batch = arguments.batch_size
+    params.n_ubatch = arguments.ubatch_size
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    params.kv_unified = True
+    params.cache_ram_mib = arguments.cache_ram
+    params.slot_save_path = arguments.slot_save_path
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = xllamacpp.Server(params)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        del server
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for flag in ("--model", "--host", "--slot-save-path", "--flash-attn"):
+        parser.add_argument(flag, required=True)
+    for flag in ("--port", "--ctx-size", "--parallel", "--threads", "--batch-size"):
+        parser.add_argument(flag, type=int, required=True)
+    for flag in ("--ubatch-size", "--cache-ram"):
+        parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--kv-unified", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The `rekindle` command: one file per subcommand, and the way an error ends the process."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rekindle import __version__
+from rekindle.cli.chat import chat
+from rekindle.cli.serve import serve
+from rekindle.errors import StartupError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(chat)
+
+
+def main() -> None:
+    try:
+        app(prog_name="rekindle")
+    except StartupError as error:
+        sys.stderr.write(f"rekindle: {error.message}\n")
+        sys.exit(2)
+
+
+def _print_version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(f"rekindle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def rekindle(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            callback=lambda asked: _print_version(asked=asked),
+        ),
+    ] = False,
+) -> None:
+    """A local LLM server that never prefills the same token twice."""

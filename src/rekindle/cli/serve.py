@@ -1,0 +1,194 @@
+"""`rekindle serve`: flags made from the settings, then socket, model and server, in that order."""
+
+import inspect
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import ASCII
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from rekindle.config import (
+    CONFIG_VARIABLE,
+    Bytes,
+    LogLevel,
+    Resolved,
+    ServerSettings,
+    Setting,
+    Settings,
+    all_settings,
+    api_keys,
+    read_file,
+    resolve,
+)
+from rekindle.errors import StartupError
+
+if TYPE_CHECKING:  # the server takes longer to import than `--help` should take
+    from rekindle.server import Assembly
+
+_METAVARS = {int: "N", float: "SECONDS", Bytes: "SIZE", Path: "PATH", str: "TEXT"}
+_BACKLOG = 2048  # uvicorn's own default
+
+
+def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
+    """Serve a model over an OpenAI-compatible HTTP API.
+
+    Flags win over environment variables, those over the configuration file.
+    """
+    resolved = load_settings(config, flags)
+    if print_config:
+        _print(resolved)
+        return
+    settings = resolved.settings
+    _configure_logging(settings.server.log_level)
+    sock = bind(settings.server)
+    assembly = load_model(settings)
+
+    from rekindle.server import run
+
+    raise typer.Exit(run(assembly, settings, sock))
+
+
+def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
+    """Settings from flags (None: not given), the environment and the configuration file."""
+    config = config or os.environ.get(CONFIG_VARIABLE)
+    file = read_file(Path(config).expanduser()) if config else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    resolved = resolve(given, os.environ, file)
+    api_keys(resolved.settings.server)  # an unreadable key file is found before the model loads
+    return resolved
+
+
+def load_model(settings: Settings) -> "Assembly":
+    from rekindle.model_source import resolve_model
+
+    model = resolve_model(settings.model.model)
+
+    from rekindle.server import assemble
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"Loading {model.name}", total=1.0)
+        return assemble(
+            settings,
+            model.path,
+            model.name,
+            lambda fraction: progress.update(task, completed=fraction),
+        )
+
+
+def bind(server: ServerSettings) -> socket.socket:
+    """A listening socket: held before the model loads, so that a busy port shows at once."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartupError(
+            f"Cannot listen on {server.host}:{server.port} ({error.strerror});"
+            " choose another address with --host or --port."
+        ) from error
+
+
+def _configure_logging(level: LogLevel) -> None:
+    threshold = logging.getLevelNamesMapping()[level.name]
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        level=max(threshold, logging.WARNING),  # libraries say at INFO what is of no use here
+    )
+    logging.getLogger("rekindle").setLevel(threshold)
+
+
+def _print(resolved: Resolved) -> None:
+    table = Table("key", "value", "source", box=ASCII)
+    for setting in all_settings():
+        section = getattr(resolved.settings, setting.section)
+        value = _shown(setting, getattr(section, setting.name))
+        source = resolved.sources[setting.name]
+        table.add_row(f"{setting.section}.{setting.name}", escape(value), escape(str(source)))
+    # A pipe has no width of its own: nothing is folded there.
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)
+
+
+def _shown(setting: Setting, value: object) -> str:
+    if value is None or value == ():
+        return "-"
+    if setting.about.secret:
+        assert isinstance(value, tuple)
+        return ", ".join("****" for _ in value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _parameters() -> list[inspect.Parameter]:
+    """What Typer reads: every setting as text, so that `config` alone converts and complains."""
+    config_help = f"Configuration file (TOML). {_env(CONFIG_VARIABLE)}"
+    print_help = "Print every setting and its source, and exit."
+    return [
+        *(_parameter(setting) for setting in all_settings()),
+        _keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
+        _keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
+    ]
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    help_text = f"{escape(setting.about.help)} {_env(setting.variable)}"
+    if setting.name == "model":
+        return _keyword("model", str | None, typer.Argument(metavar="MODEL", help=help_text))
+    about: dict[str, Any] = {
+        "help": help_text + _default(setting),
+        "rich_help_panel": f"{setting.section.capitalize()} settings",
+    }
+    if setting.type is bool:
+        switch = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
+        return _keyword(setting.name, bool | None, typer.Option(switch, **about))
+    option = typer.Option(
+        setting.flag, *setting.about.more_flags, metavar=_metavar(setting), **about
+    )
+    kind = list[str] if setting.type == tuple[str, ...] else str
+    return _keyword(setting.name, kind | None, option)
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.type == tuple[str, ...]:
+        return "TEXT"
+    if setting.type in _METAVARS:
+        return _METAVARS[setting.type]
+    choices = "|".join(member.value for member in setting.type)
+    return choices if len(choices) < 30 else "TYPE"
+
+
+def _default(setting: Setting) -> str:
+    if setting.default is None or setting.default == ():
+        return ""
+    return f" [dim]{escape(f'[default: {_shown(setting, setting.default)}]')}[/]"
+
+
+def _env(variable: str) -> str:
+    return f"[yellow]{escape(f'[env: {variable}]')}[/]"
+
+
+def _keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if kind is bool else None,
+        annotation=Annotated[kind, info],
+    )
+
+
+serve.__signature__ = inspect.Signature(_parameters())  # type: ignore[attr-defined]

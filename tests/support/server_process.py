@@ -1,0 +1,83 @@
+"""The real thing for tests: `rekindle serve` as a process of its own, on a free port."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 120  # a machine under load; nothing is measured here
+
+
+class ServerProcess:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text("utf-8", "replace")
+
+    @property
+    def n_file_descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the server ended:\n{self.log}"
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.05)
+        raise AssertionError(f"the server does not answer:\n{self.log}")
+
+    def slots_in_use(self) -> int:
+        metrics = httpx.get(f"{self.url}/metrics").text
+        [value] = re.findall(r"^rekindle_slots_busy (\S+)$", metrics, re.MULTILINE)
+        return int(float(value))
+
+    def wait_until_idle(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.slots_in_use():
+            assert time.monotonic() < deadline, "slots are still in use"
+            time.sleep(0.02)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "rekindle", "serve", *arguments, "--port", str(port)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+            )
+        server = ServerProcess(process, port, log)
+        try:
+            server.wait_until_ready()
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()

@@ -1,0 +1,76 @@
+"""Layers are a test: each file imports only what its home may import."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
+LEAVES = {"errors", "config", "generation", "telemetry"}
+MAY_IMPORT = {
+    "errors": set(),
+    "generation": set(),
+    "telemetry": {"generation"},
+    "config": {"errors"},
+    "llama": LEAVES,
+    "chat": LEAVES,
+    "engine": LEAVES,
+    "api": LEAVES | {"chat"},
+    "model_source": LEAVES | {"llama"},
+    "server": LEAVES | {"llama", "chat", "engine", "api"},
+    "cli": LEAVES | {"model_source", "server"},
+    "__main__": {"cli"},
+}
+
+
+def unit_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(file: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} uses a relative import"
+            assert node.module is not None
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def imported_units(file: Path) -> set[str]:
+    parts = [module.split(".") for module in imported_modules(file)]
+    units = {names[1] for names in parts if names[0] == "rekindle"}
+    return units - {"__version__"}
+
+
+def test_every_file_has_a_home() -> None:
+    homes = {unit_of(file) for file in SOURCE.rglob("*.py")} - {"__init__"}
+    assert homes <= set(MAY_IMPORT)
+
+
+def test_no_file_imports_outside_its_layer() -> None:
+    trespasses = [
+        f"{file.relative_to(SOURCE)} imports {unit}"
+        for file in SOURCE.rglob("*.py")
+        if (home := unit_of(file)) != "__init__"
+        for unit in imported_units(file)
+        if unit != home and unit not in MAY_IMPORT[home]
+    ]
+    assert not trespasses, "\n".join(trespasses)
+
+
+def test_only_llama_touches_ctypes_and_llama_cpp() -> None:
+    outsiders = [
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if unit_of(file) != "llama"
+        and {module.split(".")[0] for module in imported_modules(file)}
+        & {"llama_cpp", "llguidance", "ctypes"}
+    ]
+    assert not outsiders
+
+
+def test_the_llama_class_of_the_binding_is_never_used() -> None:
+    for file in (SOURCE / "llama").rglob("*.py"):
+        for module in imported_modules(file):
+            assert not module.startswith("llama_cpp") or module == "llama_cpp.llama_cpp", file
