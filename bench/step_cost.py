@@ -166,17 +166,15 @@ def _noted_by(visits: Visits) -> Iterator[None]:
     def timed_decode(context: Any, batch: Any) -> int:
         visits.enter(batch.n_tokens)
         status: int = decode(context, batch)
-        return status
-
-    def timed_synchronize(context: Any) -> None:
         synchronize(context)
         visits.leave()
+        return status
 
-    lib.llama_decode, lib.llama_synchronize = timed_decode, timed_synchronize
+    lib.llama_decode = timed_decode
     try:
         yield
     finally:
-        lib.llama_decode, lib.llama_synchronize = decode, synchronize
+        lib.llama_decode = decode
 
 
 class _StubSampler:
@@ -203,6 +201,9 @@ class _StubBackend:
 
     def new_sampler(self, *_arguments: object) -> _StubSampler:
         return _StubSampler()
+
+    def warm_up(self) -> None:
+        pass
 
     def clear_slot(self, slot: int) -> None:
         pass

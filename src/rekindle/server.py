@@ -63,7 +63,6 @@ def assemble(
 ) -> Assembly:
     model = Model(path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
     backend = LlamaBackend(model, _context_params(settings.engine, model))
-    backend.warm_up()
     engine = EngineHandle(backend, queue_size=settings.engine.queue_size)
     vocabulary = model.vocabulary
     template_source = _template_source(settings.model.chat_template, model)

@@ -1,7 +1,7 @@
 """The engine from the event loop's side: real threads, a fake backend."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -167,7 +167,7 @@ def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on() -> N
     class Exploding(FakeBackend):
         fuse = 3
 
-        def decode(self, *batch: Sequence[int]) -> None:
+        def decode(self, *batch: list[int]) -> None:
             self.fuse -= 1
             if self.fuse == 0:
                 raise RuntimeError("boom")

@@ -52,10 +52,10 @@ class FakeBackend:
 
     def decode(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[int],
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        outputs: list[int],
     ) -> None:
         if self.decode_failures:
             raise self.decode_failures.pop(0)
@@ -117,6 +117,9 @@ class FakeBackend:
 
     def n_positions(self, slot: int) -> int:
         return len(self.slots.get(slot, []))
+
+    def warm_up(self) -> None:
+        pass
 
     def close(self) -> None:
         assert not self.slots, "slots are still in use"

@@ -22,12 +22,12 @@ class Backend(Protocol):
 
     def decode(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[int],
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        outputs: list[int],
     ) -> None:
-        """Computes one batch. Raises ContextFull (nothing changed) or DecodeFailed."""
+        """Computes one batch. The lists are the backend's to keep. Raises ContextFull (nothing changed) or DecodeFailed."""
         ...
 
     def sample(
@@ -59,5 +59,9 @@ class Backend(Protocol):
     def import_checkpoint(self, slot: int, checkpoint: bytes) -> None: ...
 
     def n_positions(self, slot: int) -> int: ...
+
+    def warm_up(self) -> None:
+        """The first call on the engine thread."""
+        ...
 
     def close(self) -> None: ...

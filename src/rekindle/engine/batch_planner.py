@@ -1,10 +1,11 @@
 """Which tokens go into the next batch. Pure: no clock, no backend, table tests."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rekindle.engine.sequence import Phase, Sequence
+
+_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 
 # Chunks of this many tokens and more give bit-equal rows on a CPU, smaller ones do not.
 PREFILL_GRAIN = 64
@@ -13,8 +14,7 @@ PREFILL_GRAIN = 64
 STALL_SECONDS = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(NamedTuple):
     max_tokens: int  # in one batch, of all kinds
     max_prefill: int  # of these, prefill while anyone decodes
     n_free_cells: int
@@ -32,7 +32,7 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
     """
     decoding, prefilling = [], []
     for sequence in sequences:
-        if sequence.phase is Phase.DECODING:
+        if sequence.phase is _DECODING:
             decoding.append(BatchItem(sequence, 1))
         else:
             prefilling.append(sequence)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.batch_planner import BatchItem, BatchLimits, plan_batch, prefill_allowance
@@ -28,6 +28,9 @@ from rekindle.generation import (
 )
 
 _log = logging.getLogger(__name__)
+
+# Looking up a member of an Enum takes longer than all else that is done with it per token.
+_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
 SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
 
@@ -70,6 +73,7 @@ class EngineLoop:
         self.decode_seconds = 0.0  # time inside the backend, for the step-cost benchmark
 
     def run(self) -> None:
+        self._backend.warm_up()
         while self.receive():
             try:
                 self.step()
@@ -102,14 +106,13 @@ class EngineLoop:
     def receive(self) -> bool:
         """Takes all orders there are; blocks only when there is nothing to do."""
         is_idle = not self._running and not self._waiting
-        try:
-            order = self.inbox.get(block=is_idle)
-            while not isinstance(order, Stop):
-                self._obey(order)
-                order = self.inbox.get_nowait()
-        except Empty:
-            return True
-        return False
+        while is_idle or not self.inbox.empty():
+            order = self.inbox.get()
+            if isinstance(order, Stop):
+                return False
+            self._obey(order)
+            is_idle = False
+        return True
 
     def _obey(self, order: Submit | Cancel | FailAll) -> None:
         match order:
@@ -159,19 +162,22 @@ class EngineLoop:
     def _plan(self) -> list[BatchItem]:
         """The next batch; makes room when not even the streams that run have a cell left."""
         while self._running:
-            n_free_cells = self._slots.n_free_cells(self._running)
-            n_decoding = sum(s.phase is Phase.DECODING for s in self._running)
+            n_free_cells, n_decoding = self._slots.n_cells, 0
+            for sequence in self._running:
+                n_free_cells -= sequence.n_computed
+                n_decoding += sequence.phase is _DECODING
             if n_free_cells > 0 and n_free_cells >= n_decoding:
-                limits = BatchLimits(
-                    max_tokens=max(self._backend.n_ubatch, n_decoding),
-                    max_prefill=prefill_allowance(
-                        self._prefill_seconds_per_token, self._backend.n_ubatch
-                    ),
-                    n_free_cells=n_free_cells,
-                )
-                return plan_batch(self._running, limits)
+                return plan_batch(self._running, self._limits(n_decoding, n_free_cells))
             self._preempt_youngest()
         return []
+
+    def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
+        n_ubatch = self._backend.n_ubatch
+        return BatchLimits(
+            max_tokens=max(n_ubatch, n_decoding),
+            max_prefill=prefill_allowance(self._prefill_seconds_per_token, n_ubatch),
+            n_free_cells=n_free_cells,
+        )
 
     def _decode(self, plan: list[BatchItem]) -> bool:
         tokens: list[int] = []
@@ -223,7 +229,7 @@ class EngineLoop:
         complete: list[Sequence] = []
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
-            if sequence.phase is Phase.PREFILLING and not sequence.has_replied:
+            if sequence.phase is _PREFILLING and not sequence.has_replied:
                 self._report_prefill(sequence)
             if sequence.n_computed == len(sequence.tokens):
                 complete.append(sequence)
@@ -240,7 +246,7 @@ class EngineLoop:
                 self._fail(sequence, EngineError(f"Sampling failed: {result}"))
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
-        sequence.phase = Phase.DECODING
+        sequence.phase = _DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
             self._finish(sequence, StopCause.END_OF_TURN)

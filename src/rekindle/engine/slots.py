@@ -1,7 +1,5 @@
 """Which slots are free, and how many cells the running sequences take or are about to take."""
 
-from collections.abc import Iterable
-
 from rekindle.engine.sequence import Sequence
 
 # Room that a newcomer must find beyond its prompt, for each sequence that will be running:
@@ -24,9 +22,6 @@ class Slots:
     def give_back(self, slot: int) -> None:
         assert slot not in self._free
         self._free.append(slot)
-
-    def n_free_cells(self, running: Iterable[Sequence]) -> int:
-        return self.n_cells - sum(sequence.n_computed for sequence in running)
 
     def can_admit(self, newcomer: Sequence, running: list[Sequence]) -> bool:
         if not self._free:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, DecodeFailed, StartupError
 from rekindle.generation import Grammar, Sampling, TokenSampled
 from rekindle.llama.grammar import GrammarCompiler
-from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.library import lib, logits_address, recent_errors
 from rekindle.llama.model import Model
-from rekindle.llama.sampler import Sampler
+from rekindle.llama.sampler import Sampler, greedy_tokens
 from rekindle.llama.state import StateAccess
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -44,7 +45,10 @@ class LlamaBackend:
         self._context = _make_context(model, params)
         self._memory = lib.llama_get_memory(self._context)
         self._batch = _Batch(params.n_batch)
-        self._output_indices: Sequence[int] = ()
+        self._is_asynchronous: bool = lib.llama_supports_gpu_offload()
+        self._output_indices: list[int] = []
+        self._logits_place = (0, 0)
+        self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
         facts = model.facts
         self._has_window = facts.n_swa > 0 and not facts.is_recurrent
         self._state = StateAccess(
@@ -62,10 +66,10 @@ class LlamaBackend:
 
     def decode(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[int],
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        outputs: list[int],
     ) -> None:
         """`outputs` are the indices in the batch whose logits are wanted, ascending."""
         status = lib.llama_decode(
@@ -75,8 +79,9 @@ class LlamaBackend:
             raise ContextFull(f"No room for {len(tokens)} more positions in the context.")
         if status != 0:
             raise DecodeFailed(f"llama.cpp could not decode a batch (code {status}).")
-        # On a GPU decode returns early; waiting here releases the GIL, reading logits does not.
-        lib.llama_synchronize(self._context)
+        # Off the CPU decode returns early; waiting here lets go of the GIL, reading logits not.
+        if self._is_asynchronous:
+            lib.llama_synchronize(self._context)
         self._output_indices = outputs
 
     def sample(
@@ -86,15 +91,10 @@ class LlamaBackend:
 
         A sampler that fails (a grammar that cannot go on) gives its exception, others go on.
         """
-        n_vocab = self._vocabulary.n_vocab
-        address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
-        assert address is not None
-        shape = (len(self._output_indices), n_vocab)
-        buffer = (ctypes.c_float * (shape[0] * n_vocab)).from_address(address)
-        logits = np.ndarray(shape, dtype=np.float32, buffer=memoryview(buffer))
+        logits = self._logits()
         if all(sampler.is_plain_greedy for sampler in samplers):
-            best = logits.argmax(axis=1)
-            return [TokenSampled(int(best[row])) for row in rows]
+            best = greedy_tokens(logits)
+            return [TokenSampled(best[row]) for row in rows]
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
             try:
@@ -103,6 +103,17 @@ class LlamaBackend:
             except Exception as error:  # one reply's fault must not be another's
                 results.append(error)
         return results
+
+    def _logits(self) -> NDArray[np.float32]:
+        """A view of the rows of the last decode; llama.cpp keeps them in one place, mostly."""
+        place = (logits_address(self._context), len(self._output_indices))
+        if place != self._logits_place:
+            address, n_rows = place
+            n_vocab = self._vocabulary.n_vocab
+            buffer = (ctypes.c_float * (n_rows * n_vocab)).from_address(address)
+            self._logits_view = np.frombuffer(memoryview(buffer), np.float32).reshape(n_rows, -1)
+            self._logits_place = place
+        return self._logits_view
 
     def new_sampler(
         self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
@@ -159,7 +170,12 @@ class LlamaBackend:
         return last + 1
 
     def warm_up(self) -> None:
-        """Touches every weight once, so that the first request does not pay for reading them."""
+        """Touches every weight once, so that the first request does not pay for reading them.
+
+        To be called on the thread that will decode: OpenMP keeps a pool of threads for each
+        thread that ever did, and with more of them than cores all of them stop spinning, which
+        makes every decode a third slower.
+        """
         self.decode([0], [0], [0], [0])
         self.clear_slot(0)
 
@@ -179,6 +195,8 @@ class _Batch:
         # seq_id[i] points at slots[i] once and for all: each token is in exactly one slot.
         base, step = self._slots.ctypes.data, self._slots.itemsize
         self._slot_pointers = np.arange(base, base + capacity * step, step, dtype=np.uint64)
+        self._last_slots: list[int] = []
+        self._last_outputs: list[int] = []
         self._struct = lib.llama_batch()
         self._point("token", self._tokens)
         self._point("pos", self._positions)
@@ -188,18 +206,21 @@ class _Batch:
 
     def fill(
         self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        outputs: Sequence[int],
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        outputs: list[int],
     ) -> Any:
         count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = positions
-        self._slots[:count] = slots
-        self._wants_logits[:count] = 0
-        self._wants_logits[list(outputs)] = 1
-        self._struct.n_tokens = count
+        # While the same streams decode, only tokens and positions change from step to step.
+        if slots != self._last_slots or outputs != self._last_outputs:
+            self._slots[:count] = slots
+            self._wants_logits[:count] = 0
+            self._wants_logits[outputs] = 1
+            self._struct.n_tokens = count
+            self._last_slots, self._last_outputs = slots, outputs
         return self._struct
 
     def _point(self, field: str, array: np.ndarray[Any, Any]) -> None:

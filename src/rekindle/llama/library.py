@@ -18,7 +18,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from llama_cpp import llama_cpp as lib
 
-__all__ = ["lib", "listen_to_log", "recent_errors", "sample_holding_gil"]
+__all__ = ["lib", "listen_to_log", "logits_address", "recent_errors", "sample_holding_gil"]
 
 _log = logging.getLogger("rekindle.llama")
 
@@ -68,6 +68,8 @@ def _holding_gil(name: str) -> Any:
 
 
 sample_holding_gil = _holding_gil("llama_sampler_sample")
+logits_address = _holding_gil("llama_get_logits")
+logits_address.restype = ctypes.c_void_p  # an int: cheaper to take than a typed pointer
 
 # Kept for the life of the process: llama.cpp holds the bare pointer.
 _callback = lib.llama_log_callback(_on_log)

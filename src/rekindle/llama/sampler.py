@@ -71,6 +71,12 @@ class Sampler:
             self._chain = None
 
 
+def greedy_tokens(logits: Logits) -> list[int]:
+    """The best token of each row."""
+    best: list[int] = logits.argmax(axis=1).tolist()
+    return best
+
+
 def _has_penalties(sampling: Sampling) -> bool:
     return sampling.repeat_last_n != 0 and (
         sampling.repeat_penalty != 1.0
