@@ -24,6 +24,7 @@ class Measure(StrEnum):
     DECODE_BY_SERVER = "decode_tokens_per_second_by_server"  # kept in the CSV only
     STEP = "step_us"
     STEP_IN_LLAMA = "step_in_llama_us"
+    STEP_CHOOSING = "step_choosing_us"
     STEP_COST = "step_cost_us"
 
 
@@ -33,6 +34,7 @@ TITLES = {
     Measure.DECODE: "decode, tokens/s",
     Measure.STEP: "whole step, us",
     Measure.STEP_IN_LLAMA: "in llama_decode, us",
+    Measure.STEP_CHOOSING: "reading logits, us",
     Measure.STEP_COST: "Python, us",
 }
 
@@ -63,9 +65,15 @@ def comparison_table(samples: Sequence[Sample], ours: str, peer: str) -> Table:
 
 def step_table(samples: Sequence[Sample]) -> Table:
     table = Table(title="One decode step: medians")
-    columns = (Measure.STEP, Measure.STEP_IN_LLAMA, Measure.STEP_COST)
+    columns = (
+        Measure.STEP,
+        Measure.STEP_IN_LLAMA,
+        Measure.STEP_CHOOSING,
+        Measure.STEP_COST,
+    )
     for heading in ("backend", "sequences", *(TITLES[measure] for measure in columns)):
-        table.add_column(heading, justify="left" if heading == "backend" else "right")
+        is_name = heading == "backend"
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     for server, streams in dict.fromkeys((sample.server, sample.streams) for sample in samples):
         values = (_values(samples, measure, streams, server) for measure in columns)
         table.add_row(server, str(streams), *(f"{median(v.values()):,.0f}" for v in values))

@@ -1,7 +1,8 @@
 """What a decode step costs beside the model: plan, fill, sample, emit.
 
 The engine runs as in the server, with its own thread and streams read on an event loop. The
-cost of a step is the time from leaving llama.cpp to entering it again. A stub in place of
+time between two batches is told apart: native code that reads every logit to choose a token
+(numpy, or a llama.cpp sampler chain), and the rest, which is Python. A stub in place of
 llama.cpp shows the loop's share alone.
 
     python -m bench.step_cost
@@ -10,13 +11,14 @@ llama.cpp shows the loop's share alone.
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -24,6 +26,7 @@ from bench.report import Measure, Sample, step_table
 from rekindle.engine.backend import Backend
 from rekindle.engine.handle import EngineHandle
 from rekindle.generation import GenerationRequest, Sampling, TokenSampled
+from rekindle.llama import context, sampler
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
@@ -50,6 +53,7 @@ class Visit(NamedTuple):
     n_tokens: int
     entered: float
     left: float
+    choosing: float  # seconds in native sampling before it
 
 
 @dataclass(slots=True)
@@ -59,12 +63,24 @@ class Visits:
     done: list[Visit] = field(default_factory=list)
     n_tokens: int = 0
     entered: float = 0.0
+    choosing: float = 0.0
 
     def enter(self, n_tokens: int) -> None:
         self.n_tokens, self.entered = n_tokens, time.perf_counter()
 
     def leave(self) -> None:
-        self.done.append(Visit(self.n_tokens, self.entered, time.perf_counter()))
+        left = time.perf_counter()
+        self.done.append(Visit(self.n_tokens, self.entered, left, self.choosing))
+        self.choosing = 0.0
+
+    def clocked(self, choose: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = choose(*arguments)
+            self.choosing += time.perf_counter() - began
+            return result
+
+        return run
 
 
 def measure_steps(model: Path, n_threads: int, plan: StepPlan) -> list[Sample]:
@@ -129,14 +145,15 @@ def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest
 def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Sample]:
     """Only steps between two batches in which every sequence decoded one token."""
     steps = [
-        (visit.left - visit.entered, following.entered - visit.left)
+        (visit.left - visit.entered, following.entered - visit.left, following.choosing)
         for visit, following in pairwise(visits)
         if visit.n_tokens == following.n_tokens == n_sequences
     ]
     values = {
-        Measure.STEP: median(inside + outside for inside, outside in steps),
-        Measure.STEP_IN_LLAMA: median(inside for inside, _ in steps),
-        Measure.STEP_COST: median(outside for _, outside in steps),
+        Measure.STEP: median(inside + outside for inside, outside, _ in steps),
+        Measure.STEP_IN_LLAMA: median(inside for inside, _, _ in steps),
+        Measure.STEP_CHOOSING: median(choosing for _, _, choosing in steps),
+        Measure.STEP_COST: median(outside - choosing for _, outside, choosing in steps),
     }
     return [
         Sample(measure, n_sequences, name, 1, seconds * 1e6) for measure, seconds in values.items()
@@ -163,18 +180,20 @@ def _noted_by(visits: Visits) -> Iterator[None]:
     """A backend's `decode` fills the batch too, so the clock sits on llama.cpp's functions."""
     decode, synchronize = lib.llama_decode, lib.llama_synchronize
 
-    def timed_decode(context: Any, batch: Any) -> int:
+    def timed_decode(native: Any, batch: Any) -> int:
         visits.enter(batch.n_tokens)
-        status: int = decode(context, batch)
-        synchronize(context)
+        status: int = decode(native, batch)
+        synchronize(native)
         visits.leave()
         return status
 
-    lib.llama_decode = timed_decode
-    try:
+    choosers = ((context, "greedy_tokens"), (sampler, "sample_holding_gil"))
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(lib, "llama_decode", timed_decode))
+        for module, name in choosers:
+            clocked = visits.clocked(getattr(module, name))
+            patches.enter_context(patch.object(module, name, clocked))
         yield
-    finally:
-        lib.llama_decode = decode
 
 
 class _StubSampler:
