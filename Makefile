@@ -30,7 +30,10 @@ check: $(TOOLS)
 	$(VENV)/bin/mypy --strict
 	$(VENV)/bin/python -m pytest tests/test_architecture.py
 
+# Without a llama-server of the machine's own, the one packaged as a wheel is measured against.
 bench: $(TOOLS)
+	@case "$(ARGS)" in *--llama-server*) ;; *) command -v llama-server >/dev/null || \
+	  $(PIP) install --quiet --constraint constraints.txt xllamacpp ;; esac
 	$(VENV)/bin/python -m bench $(ARGS)
 
 install: $(INSTALLED)

@@ -1,0 +1,152 @@
+"""The process as a whole: how it starts, what a lost client leaves behind, how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import TinyModels
+from tests.support.server_process import ServerProcess, serve
+from tests.support.tiny_models import TinyArchitecture
+
+ENDLESS = {"prompt": "hello", "ignore_eos": True, "max_tokens": 100_000, "temperature": 0}
+
+
+@pytest.fixture
+def tiny(tiny_models: TinyModels) -> Iterator[ServerProcess]:
+    model = str(tiny_models(TinyArchitecture.LLAMA))
+    with serve(
+        model, "--ctx-size", "32768", "--parallel", "2", "--shutdown-grace", "0.5"
+    ) as server:
+        yield server
+
+
+def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_client_that_leaves_gives_its_slot_back(
+    tiny: ServerProcess, *, is_streaming: bool
+) -> None:
+    before = tiny.n_file_descriptors
+    for _ in range(3):
+        with httpx.Client(base_url=tiny.url, timeout=60) as client:
+            body = {**ENDLESS, "stream": is_streaming}
+            if is_streaming:
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    next(frames(response))
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post("/v1/completions", json=body, timeout=0.5)
+        tiny.wait_until_idle()
+    assert "finish=cancelled" in tiny.log
+    assert tiny.n_file_descriptors <= before
+
+
+def test_a_client_that_leaves_during_prefill_gives_its_slot_back(tiny: ServerProcess) -> None:
+    body = {"prompt": [5] * 30_000, "max_tokens": 4, "stream": True, "return_progress": True}
+    with (
+        httpx.Client(base_url=tiny.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        progress = next(frame for frame in frames(response) if "prompt_progress" in frame)
+        assert progress["prompt_progress"]
+    tiny.wait_until_idle()
+    assert "finish=cancelled" in tiny.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_cuts_an_endless_stream_with_an_error_and_exit_code_0(
+    tiny: ServerProcess, number: signal.Signals
+) -> None:
+    with (
+        httpx.Client(base_url=tiny.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response,
+    ):
+        stream = frames(response)
+        next(stream)
+        tiny.process.send_signal(number)
+        *_, last = stream
+    assert "shutting down" in json.dumps(last["error"])
+    assert tiny.process.wait(timeout=60) == 0
+    assert "Traceback" not in tiny.log
+
+
+def test_a_signal_lets_a_short_reply_end(tiny_models: TinyModels) -> None:
+    model = str(tiny_models(TinyArchitecture.LLAMA))
+    body = {**ENDLESS, "stream": True, "max_tokens": 400}
+    with (
+        serve(model, "--shutdown-grace", "60") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        stream = frames(response)
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        reasons = [frame["choices"][0]["finish_reason"] for frame in stream if frame["choices"]]  # type: ignore[index]
+        assert reasons[-1] == "length"
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_a_second_request_is_refused_while_the_queue_is_full(tiny_models: TinyModels) -> None:
+    model = str(tiny_models(TinyArchitecture.LLAMA))
+    with (
+        serve(model, "--parallel", "1", "--queue-size", "0") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response,
+    ):
+        stream = frames(response)  # closing it would close the connection
+        next(stream)
+        refusal = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        assert refusal.status_code == 429
+        assert int(refusal.headers["retry-after"]) >= 1
+        assert refusal.json()["error"]["code"] == "queue_full"
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "not gguf", "unsupported"])
+def test_a_bad_model_is_one_sentence_and_exit_code_2(
+    tiny_models: TinyModels, tmp_path: Path, kind: str
+) -> None:
+    data = tiny_models(TinyArchitecture.LLAMA).read_bytes()
+    path = tmp_path / "model.gguf"
+    if kind == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif kind == "not gguf":
+        path.write_bytes(b"PK\x03\x04" + data)
+    elif kind == "unsupported":
+        at = data.index(b"llama", data.index(b"general.architecture"))
+        path.write_bytes(data[:at] + b"lxxma" + data[at + 5 :])
+    result = subprocess.run(
+        [sys.executable, "-m", "rekindle", "serve", str(path), "--port", "1024"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 2
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("rekindle: ")
+    assert str(path) in line
+
+
+def test_the_port_answers_while_a_long_prefill_runs(tiny: ServerProcess) -> None:
+    body = {"prompt": [5] * 30_000, "max_tokens": 1}
+    thread = threading.Thread(
+        target=lambda: httpx.post(f"{tiny.url}/v1/completions", json=body, timeout=120)
+    )
+    thread.start()
+    answers = 0
+    while thread.is_alive():
+        assert httpx.get(f"{tiny.url}/health", timeout=30).status_code == 200
+        answers += 1
+    thread.join()
+    assert answers >= 1
