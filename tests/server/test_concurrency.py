@@ -88,7 +88,7 @@ def test_32_streams_on_4_slots_get_the_replies_they_get_alone(
     metrics = httpx.get(f"{server.url}/metrics").text
     assert "\nrekindle_cells_used 0.0" in metrics
     assert "\nrekindle_requests_waiting 0.0" in metrics
-    assert server.n_file_descriptors <= before
+    server.wait_for_descriptors(before)
 
 
 @pytest.mark.parametrize("architecture", list(TinyArchitecture))

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
 START_SECONDS = 120  # a machine under load; nothing is measured here
+WAIT_SECONDS = 30
 
 
 class ServerProcess:
@@ -48,14 +49,22 @@ class ServerProcess:
         return int(float(value))
 
     def wait_until_idle(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while self.slots_in_use():
-            assert time.monotonic() < deadline, "slots are still in use"
-            time.sleep(0.02)
+        _wait(lambda: self.slots_in_use() == 0, "slots are still in use")
+
+    def wait_for_descriptors(self, limit: int) -> None:
+        """A connection that the client closed is open here for a moment longer."""
+        _wait(lambda: self.n_file_descriptors <= limit, "file descriptors leak")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
+
+
+def _wait(condition: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.02)
 
 
 @contextmanager
