@@ -18,13 +18,13 @@ from rekindle.errors import StartupError
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() -> None:
-    file = {"engine": {"ctx_size": 1, "parallel": 2, "batch_size": 3, "ubatch_size": 3}}
+    file = {"engine": {"ctx_size": 1, "parallel": 2, "batch_size": 30, "ubatch_size": 30}}
     environment = {"REKINDLE_CTX_SIZE": "10", "REKINDLE_PARALLEL": "20"}
 
     resolved = resolve({"ctx_size": "100"}, environment, file)
 
     engine = resolved.settings.engine
-    assert (engine.ctx_size, engine.parallel, engine.batch_size) == (100, 20, 3)
+    assert (engine.ctx_size, engine.parallel, engine.batch_size) == (100, 20, 30)
     assert engine.queue_size == Settings().engine.queue_size
     assert [
         (resolved.sources[name].kind, str(resolved.sources[name]))
@@ -134,6 +134,13 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {},
             {},
             "model must be a string that is not empty, but MODEL is ''.",
+        ),
+        (
+            {"parallel": "8"},
+            {},
+            {"engine": {"batch_size": 4, "ubatch_size": 4}},
+            "batch_size must not be below parallel, but it is 4 (engine.batch_size in the"
+            " configuration file) and parallel is 8 (--parallel).",
         ),
         (
             {"ubatch_size": "1024"},

@@ -113,7 +113,7 @@ class EngineSettings:
     )
     batch_size: int = field(
         default=2048,
-        metadata=_about("Most tokens in one llama.cpp batch.", minimum=1, more_flags=("-b",)),
+        metadata=_about("Most tokens in one call of llama.cpp.", minimum=1, more_flags=("-b",)),
     )
     ubatch_size: int = field(
         default=512, metadata=_about("Most tokens computed in one go.", minimum=1)
@@ -144,7 +144,8 @@ class ServerSettings:
         default=(), metadata=_about("Key that clients must send; may be repeated.", secret=True)
     )
     api_key_file: Path | None = field(
-        default=None, metadata=_about("File with one key per line; # starts a comment.")
+        default=None,
+        metadata=_about("File with one key per line; lines that start with # are comments."),
     )
     cors: tuple[str, ...] = field(
         default=(), metadata=_about("Origin that browsers may call from; may be repeated.")
@@ -426,6 +427,12 @@ def _check_together(resolved: Resolved) -> None:
             f"ubatch_size must not exceed batch_size, but it is {engine.ubatch_size}"
             f" ({sources['ubatch_size']}) and batch_size is {engine.batch_size}"
             f" ({sources['batch_size']})."
+        )
+    if engine.parallel > engine.batch_size:
+        raise StartupError(
+            f"batch_size must not be below parallel, but it is {engine.batch_size}"
+            f" ({sources['batch_size']}) and parallel is {engine.parallel}"
+            f" ({sources['parallel']})."
         )
     if engine.cache_type_v.quantised and engine.flash_attn is FlashAttn.OFF:
         raise StartupError(

@@ -158,7 +158,7 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         draining.append(loop.create_task(assembly.engine.shut_down(grace_seconds)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
     assembly.engine.start()
     host, port = sock.getsockname()[:2]
     status = assembly.engine.status()

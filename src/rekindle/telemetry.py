@@ -30,7 +30,9 @@ class Telemetry:
             registry=self._registry,
         )
         self._prompt_tokens = Counter(
-            "rekindle_prompt_tokens", "Tokens of all prompts.", registry=self._registry
+            "rekindle_prompt_tokens",
+            "Prompt tokens of all complete replies.",
+            registry=self._registry,
         )
         self._cached_tokens = Counter(
             "rekindle_cached_tokens",
@@ -38,7 +40,7 @@ class Telemetry:
             registry=self._registry,
         )
         self._generated_tokens = Counter(
-            "rekindle_generated_tokens", "Tokens sampled.", registry=self._registry
+            "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
         )
         self._ignored_fields = Counter(
             "rekindle_ignored_fields",

@@ -7,7 +7,7 @@ From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (
 import hmac
 import logging
 import re
-import uuid
+import secrets
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -127,7 +127,7 @@ class _BodyTooLarge(Exception):
 
 def _request_id(offered: str) -> str:
     kept = NOT_IN_REQUEST_ID.sub("", offered)[:MAX_REQUEST_ID_CHARS]
-    return kept or f"req-{uuid.uuid4().hex}"
+    return kept or f"req-{secrets.token_hex(6)}"
 
 
 def _route(scope: Scope) -> str:

@@ -25,8 +25,8 @@ Sink = Callable[[int, ReplyEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One reply that is wanted."""
+class WantedReply:
+    """What one reply is made from."""
 
     prompt: Prompt
     options: ReplyOptions
@@ -84,16 +84,16 @@ class Replies:
 
 
 async def start_replies(
-    responder: Responder, turns: Sequence[Turn], telemetry: Telemetry, *, request: Request
+    responder: Responder, wanted: Sequence[WantedReply], telemetry: Telemetry, *, request: Request
 ) -> Replies:
     """All of them, or none: a refusal closes those that were started before it."""
     # Clients choose request ids, and may use one twice; the engine's must be unique.
     name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
     streams: list[ReplyStream] = []
     try:
-        for index, turn in enumerate(turns):
+        for index, one in enumerate(wanted):
             streams.append(
-                await responder.start(turn.prompt, turn.options, request_id=f"{name}.{index}")
+                await responder.start(one.prompt, one.options, request_id=f"{name}.{index}")
             )
     except BaseException:
         for stream in streams:

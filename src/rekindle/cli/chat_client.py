@@ -56,6 +56,8 @@ def answers(url: str) -> bool:
     """Whether a server is at `url`, ready or still loading its model."""
     try:
         httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
+    except httpx.ReadTimeout:
+        return True  # it listens before its model is loaded, and answers after
     except httpx.HTTPError:
         return False
     return True

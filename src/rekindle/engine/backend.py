@@ -27,7 +27,10 @@ class Backend(Protocol):
         slots: list[int],
         outputs: list[int],
     ) -> None:
-        """Computes one batch. The lists are the backend's to keep. Raises ContextFull (nothing changed) or DecodeFailed."""
+        """Computes one batch; the lists are the backend's to keep.
+
+        Raises ContextFull (nothing changed) or DecodeFailed.
+        """
         ...
 
     def sample(

@@ -73,17 +73,21 @@ class EngineLoop:
         self.decode_seconds = 0.0  # time inside the backend, for the step-cost benchmark
 
     def run(self) -> None:
-        self._backend.warm_up()
+        self._guarded(self._backend.warm_up)
         while self.receive():
-            try:
-                self.step()
-            except Exception as error:
-                _log.exception("a step of the engine failed; every running request ends")
-                self._fail_all(EngineError(f"The engine failed: {error}"))
+            self._guarded(self.step)
             self.flush()
         self._fail_all(ShuttingDown("The engine has stopped."))
         self.flush()
         self._backend.close()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Whatever goes wrong ends requests, never the thread: nobody could restart it."""
+        try:
+            action()
+        except Exception as error:
+            _log.exception("the engine failed; every request ends")
+            self._fail_all(EngineError(f"The engine failed: {error}"))
 
     def step(self) -> None:
         self._admit_waiting()

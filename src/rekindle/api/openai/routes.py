@@ -30,7 +30,7 @@ from rekindle.api.openai.stream import (
     echo_opening,
 )
 from rekindle.api.openapi import ERRORS, request_body, whole_or_stream
-from rekindle.api.replies import Reply, Turn, start_replies
+from rekindle.api.replies import Reply, WantedReply, start_replies
 from rekindle.api.responder import Responder
 from rekindle.api.sse import EventStream
 from rekindle.chat.prompt import Prompt
@@ -92,12 +92,14 @@ class OpenAiApi:
         options = chat_options(body, self._responder.default_sampling, n_vocab)
         prompt = await self._responder.prepare_chat(conversation_of(body))
         envelope = self._envelope(body)
-        turns = [Turn(prompt, each) for each in variants(options, envelope.n_per_prompt)]
+        wanted = [WantedReply(prompt, each) for each in variants(options, envelope.n_per_prompt)]
         if body.stream:
-            openings = [CHAT_OPENING] * len(turns)
+            openings = [CHAT_OPENING] * len(wanted)
             chunks = Chunks(CHAT, envelope, openings, _chunk_options(body))
-            return await self._stream(request, turns, chunks)
-        return await self._whole(request, turns, lambda replies: chat_completion(envelope, replies))
+            return await self._stream(request, wanted, chunks)
+        return await self._whole(
+            request, wanted, lambda replies: chat_completion(envelope, replies)
+        )
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._telemetry)
@@ -105,18 +107,18 @@ class OpenAiApi:
         options = completion_options(body, self._responder.default_sampling, n_vocab)
         prompts = await self._prompts(body)
         envelope = self._envelope(body)
-        turns = [
-            Turn(prompt, each)
+        wanted = [
+            WantedReply(prompt, each)
             for prompt in prompts
             for each in variants(options, envelope.n_per_prompt)
         ]
-        echoes = [turn.prompt.text if body.echo else "" for turn in turns]
+        echoes = [one.prompt.text if body.echo else "" for one in wanted]
         if body.stream:
             openings = [echo_opening(echo) if echo else b"" for echo in echoes]
             chunks = Chunks(COMPLETION, envelope, openings, _chunk_options(body))
-            return await self._stream(request, turns, chunks)
+            return await self._stream(request, wanted, chunks)
         return await self._whole(
-            request, turns, lambda replies: completion(envelope, replies, echoes)
+            request, wanted, lambda replies: completion(envelope, replies, echoes)
         )
 
     async def models(self) -> ModelList:
@@ -128,17 +130,19 @@ class OpenAiApi:
             return invalid(message, status=404, param="model", code="model_not_found").response()
         return _json(model_of(self._card))
 
-    async def _stream(self, request: Request, turns: Sequence[Turn], chunks: Chunks) -> Response:
-        replies = await start_replies(self._responder, turns, self._telemetry, request=request)
+    async def _stream(
+        self, request: Request, wanted: Sequence[WantedReply], chunks: Chunks
+    ) -> Response:
+        replies = await start_replies(self._responder, wanted, self._telemetry, request=request)
         return EventStream(replies, chunks, keep_alive_seconds=self._keep_alive_seconds)
 
     async def _whole(
         self,
         request: Request,
-        turns: Sequence[Turn],
+        wanted: Sequence[WantedReply],
         complete: Callable[[Sequence[Reply]], ChatCompletion | Completion],
     ) -> Response:
-        replies = await start_replies(self._responder, turns, self._telemetry, request=request)
+        replies = await start_replies(self._responder, wanted, self._telemetry, request=request)
         try:
             return _json(complete(await unless_client_leaves(request.receive, replies.collect())))
         except ClientGone:
