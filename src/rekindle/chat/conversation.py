@@ -47,7 +47,8 @@ class Message:
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        """All text parts, a line each: clients send blocks, and other servers join them so."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from rekindle.chat.conversation import (
     Conversation,
     Message,
-    Part,
     Role,
     Text,
     Tool,
@@ -26,7 +25,7 @@ def describe_tools(conversation: Conversation) -> Conversation:
     messages = conversation.messages
     if messages and messages[0].role is Role.SYSTEM:
         system, messages = messages[0], messages[1:]
-        system = replace(system, parts=(*system.parts, Text(f"\n\n{instructions}")))
+        system = replace(system, parts=(*system.parts, Text(f"\n{instructions}")))
     else:
         system = Message(Role.SYSTEM, (Text(instructions),))
     return replace(conversation, messages=(system, *messages), tools=())
@@ -56,13 +55,7 @@ def quote_results(conversation: Conversation) -> Conversation:
 
 
 def _with_calls_as_text(message: Message) -> Message:
-    parts: list[Part] = []
-    for part in message.parts:
-        if isinstance(part, ToolCall):
-            break_before = "\n" if any(isinstance(earlier, Text) for earlier in parts) else ""
-            parts.append(Text(break_before + _call(part)))
-        else:
-            parts.append(part)
+    parts = (Text(_call(part)) if isinstance(part, ToolCall) else part for part in message.parts)
     return replace(message, parts=tuple(parts))
 
 

@@ -155,6 +155,9 @@ class EngineLoop:
                 self._prepare(sequence)
             except RekindleError as error:
                 self._fail(sequence, error)
+            except Exception as error:  # one request's sampler must not end the others
+                _log.exception("request=%s cannot be sampled", sequence.request.id)
+                self._fail(sequence, EngineError(f"The request cannot be sampled: {error}"))
 
     def _prepare(self, sequence: Sequence) -> None:
         if sequence.sampler is None:

@@ -8,13 +8,18 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 # Read by the OpenMP runtime when llama.cpp loads it. Its own default spins for milliseconds at
 # each of hundreds of barriers per token, so one other busy process on the machine makes decoding
 # five to ten times slower; this costs nothing when alone. See docs/decisions/0003.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+# A CUDA build of llama.cpp carries symbols of its own C++ library and crashes in them unless
+# the system's is there first. Elsewhere there may be none, and then it does not matter.
+with suppress(OSError):
+    ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
 from llama_cpp import llama_cpp as lib
 

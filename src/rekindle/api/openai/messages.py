@@ -73,7 +73,7 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
     if entry.role == "tool":
-        text = "".join(_texts(entry, path))
+        text = "\n".join(_texts(entry, path))
         yield ToolResult(entry.tool_call_id or "", entry.name, text)
         return
     if entry.role == "assistant" and (reasoning := entry.reasoning_content or entry.reasoning):
