@@ -25,3 +25,11 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     return resolve_model(None).path
+
+
+def pytest_unconfigure() -> None:
+    """The binding opens these at import and leaves them to the end, which warnings as errors see."""
+    from llama_cpp import _utils
+
+    _utils.outnull_file.close()
+    _utils.errnull_file.close()
