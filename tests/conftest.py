@@ -28,7 +28,7 @@ def embedded_model() -> Path:
 
 
 def pytest_unconfigure() -> None:
-    """The binding opens these at import and leaves them to the end, which warnings as errors see."""
+    """The binding leaves these open to the very end, where a strict run complains of them."""
     from llama_cpp import _utils
 
     _utils.outnull_file.close()
