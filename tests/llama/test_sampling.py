@@ -107,6 +107,17 @@ def test_a_repeat_penalty_sees_the_prompt(backend: LlamaBackend) -> None:
     assert generate(backend, short_memory, n_tokens=1)[0].token == tokens[5]
 
 
+def test_limits_beyond_the_model_are_those_of_the_model(backend: LlamaBackend) -> None:
+    modest = Sampling(seed=3, repeat_penalty=1.3, repeat_last_n=-1, top_k=0)
+    endless = Sampling(seed=3, repeat_penalty=1.3, repeat_last_n=2**40, top_k=2**40)
+    assert generate(backend, endless) == generate(backend, modest)
+
+
+def test_a_temperature_next_to_nothing_is_greedy(backend: LlamaBackend) -> None:
+    greedy = tokens_of(generate(backend, Sampling(temperature=0)))
+    assert tokens_of(generate(backend, Sampling(temperature=1e-45))) == greedy
+
+
 def test_logprobs_are_those_of_the_model_before_any_filter(backend: LlamaBackend) -> None:
     reply = generate(backend, Sampling(temperature=0), n_top_logprobs=5)
     for sampled in reply:
@@ -157,6 +168,7 @@ def test_a_random_model_under_a_schema_writes_valid_json(
     "grammar",
     [
         Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'),
+        Grammar(GrammarKind.JSON_SCHEMA, '{"$ref": "#"}'),
         Grammar(GrammarKind.REGEX, "("),
         Grammar(GrammarKind.LARK, "start: undefined_rule"),
     ],

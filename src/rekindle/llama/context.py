@@ -119,7 +119,7 @@ class LlamaBackend:
         self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
     ) -> Sampler:
         grammar = sampling.grammar
-        if sampling.repeat_last_n < 0:
+        if not 0 <= sampling.repeat_last_n <= self.n_ctx:
             sampling = replace(sampling, repeat_last_n=self.n_ctx)
         return Sampler(
             sampling,

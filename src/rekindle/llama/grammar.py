@@ -32,13 +32,13 @@ class Matcher:
         """Takes every token that the grammar forbids here out of the running, in place."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
-            raise EngineError(f"The grammar engine failed: {self._matcher.get_error()}")
+            raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
         allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
         np.putmask(logits, allowed == 0, -np.inf)
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise EngineError(f"The grammar engine failed: {self._matcher.get_error()}")
+            raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
 
 
 class GrammarCompiler:
@@ -65,14 +65,24 @@ class GrammarCompiler:
                 self._tokenizer = _tokenizer(self._vocabulary)
             tokenizer = self._tokenizer
         matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().strip().splitlines()[0]
-            raise InvalidRequest(f"This {grammar.kind} cannot be used as a grammar: {reason}")
+        # Some faults, such as a schema that refers to itself for ever, show at the first mask.
+        first_step = matcher.deep_copy()
+        first_step.compute_logit_bias()
+        if first_step.is_error():
+            raise InvalidRequest(
+                f"This {grammar.kind} cannot be used as a grammar: {_reason(first_step)}",
+                "response_format",
+            )
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return matcher
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The lines before llguidance's dump of its own state."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())
 
 
 def _source(grammar: Grammar) -> str:

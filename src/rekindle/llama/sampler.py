@@ -13,6 +13,7 @@ from rekindle.llama.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 
+LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave the range of a float
 LOWEST_LOGPROB = -1e4  # JSON cannot carry -inf
 
 
@@ -95,7 +96,7 @@ def _biases(sampling: Sampling, vocabulary: Vocabulary) -> tuple[NDArray[np.int6
 
 def _build_chain(sampling: Sampling, vocabulary: Vocabulary) -> Any | None:
     """The order is llama.cpp's default. None when plain argmax gives the same token."""
-    greedy = sampling.temperature <= 0
+    greedy = sampling.temperature < LOWEST_TEMPERATURE
     if greedy and not _has_penalties(sampling):
         return None
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
@@ -117,7 +118,7 @@ def _build_chain(sampling: Sampling, vocabulary: Vocabulary) -> Any | None:
         add(lib.llama_sampler_init_greedy())
         return chain
     if sampling.top_k > 0:
-        add(lib.llama_sampler_init_top_k(sampling.top_k))
+        add(lib.llama_sampler_init_top_k(min(sampling.top_k, vocabulary.n_vocab)))
     if sampling.typical_p < 1.0:
         add(lib.llama_sampler_init_typical(sampling.typical_p, 1))
     if sampling.top_p < 1.0:
