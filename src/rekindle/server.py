@@ -59,7 +59,7 @@ def assemble(
     settings: Settings,
     path: Path,
     name: str,
-    on_load_progress: Callable[[float], None] | None = None,
+    on_load_progress: Callable[[float], bool] | None = None,
 ) -> Assembly:
     model = Model(path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
     backend = LlamaBackend(model, _context_params(settings.engine, model))
@@ -149,9 +149,17 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
     grace_seconds = settings.server.shutdown_grace
     draining: list[asyncio.Task[None]] = []
 
+    n_signals = 0
+
     def stop() -> None:
-        if server.should_exit:
+        nonlocal n_signals
+        n_signals += 1
+        if n_signals == 2:
+            _log.info("stopping now: streams are cut")
+            assembly.engine.cut()
+        if n_signals > 2:
             server.force_exit = True
+        if n_signals > 1:
             return
         _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
         server.should_exit = True
@@ -210,5 +218,5 @@ def _template_source(setting: str | None, model: Model) -> str:
         return setting
     try:
         return Path(setting).read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"The chat template {setting} cannot be read: {error}.") from error

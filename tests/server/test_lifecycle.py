@@ -81,6 +81,43 @@ def test_a_signal_cuts_an_endless_stream_with_an_error_and_exit_code_0(
     assert "Traceback" not in tiny.log
 
 
+def test_a_second_signal_cuts_at_once(tiny_models: TinyModels) -> None:
+    model = str(tiny_models(TinyArchitecture.LLAMA))
+    with (
+        serve(model, "--ctx-size", "32768", "--shutdown-grace", "3600") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response,
+    ):
+        stream = frames(response)
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        while "stopping" not in server.log:
+            next(stream)
+        server.process.send_signal(signal.SIGINT)
+        *_, last = stream
+        assert "shutting down" in json.dumps(last["error"])
+        assert server.process.wait(timeout=60) == 0
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("delay_seconds", [0.3, 0.7, 1.0, 1.3])
+def test_ctrl_c_while_starting_ends_the_process(embedded_model: Path, delay_seconds: float) -> None:
+    command = [sys.executable, "-m", "rekindle", "serve", str(embedded_model), "--port", "18391"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(delay_seconds)
+        process.send_signal(signal.SIGINT)
+        # Wherever it was: importing, loading, or serving already.
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        assert process.stderr is not None
+        log = process.stderr.read().decode()
+        process.stderr.close()
+    assert "ignored" not in log
+
+
 def test_a_signal_lets_a_short_reply_end(tiny_models: TinyModels) -> None:
     model = str(tiny_models(TinyArchitecture.LLAMA))
     body = {**ENDLESS, "stream": True, "max_tokens": 400}

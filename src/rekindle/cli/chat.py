@@ -3,6 +3,7 @@
 Talks to a running server, or starts one for itself when there is none.
 """
 
+import io
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -89,6 +90,8 @@ def _endpoint(model: str | None, url: str | None, key: str | None) -> Iterator[_
 
 def _line_reader() -> Callable[[], str]:
     if not sys.stdin.isatty():
+        if isinstance(sys.stdin, io.TextIOWrapper):  # whatever is piped in, it is text to us
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         return input
     import readline  # noqa: F401 - editing and history for input()
 

@@ -3,9 +3,12 @@
 import inspect
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +39,7 @@ if TYPE_CHECKING:  # the server takes longer to import than `--help` should take
     from rekindle.server import Assembly
 
 _METAVARS = {int: "N", float: "SECONDS", Bytes: "SIZE", Path: "PATH", str: "TEXT"}
+INTERRUPTED = 128 + signal.SIGINT  # what a shell reports for Ctrl-C
 _BACKLOG = 2048  # uvicorn's own default
 
 
@@ -76,14 +80,35 @@ def load_model(settings: Settings) -> "Assembly":
     from rekindle.server import assemble
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with (
+        _noted_interrupt() as interrupted,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
         task = progress.add_task(f"Loading {model.name}", total=1.0)
-        return assemble(
-            settings,
-            model.path,
-            model.name,
-            lambda fraction: progress.update(task, completed=fraction),
-        )
+
+        def on_progress(fraction: float) -> bool:
+            progress.update(task, completed=fraction)
+            return not interrupted.is_set()
+
+        try:
+            return assemble(settings, model.path, model.name, on_progress)
+        finally:
+            if interrupted.is_set():
+                raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _noted_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C as a flag: inside llama.cpp's callbacks a KeyboardInterrupt would be swallowed."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def bind(server: ServerSettings) -> socket.socket:

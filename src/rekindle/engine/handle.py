@@ -47,7 +47,7 @@ class EngineHandle:
     def __init__(self, backend: Backend, *, queue_size: int) -> None:
         self._backend = backend
         self._queue_size = queue_size
-        self._engine = EngineLoop(backend, self._deliver_from_engine)
+        self._engine = EngineLoop(backend, self._deliver_from_engine, queue_size=queue_size)
         self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +93,11 @@ class EngineHandle:
         if self._streams:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_seconds)
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends every request at once, with an error that says why."""
+        self._draining = True
         self._engine.inbox.put(FailAll(ShuttingDown("The server is shutting down.")))
 
     def close(self) -> None:

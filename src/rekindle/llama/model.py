@@ -32,8 +32,9 @@ class Model:
     """Immutable once loaded, and shared by every context made from it."""
 
     def __init__(
-        self, path: Path, *, gpu_layers: int, on_progress: Callable[[float], None] | None = None
+        self, path: Path, *, gpu_layers: int, on_progress: Callable[[float], bool] | None = None
     ) -> None:
+        """`on_progress` gets the part that is loaded, and returns False to give up."""
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
@@ -56,11 +57,9 @@ class Model:
             self.handle = None
 
 
-def _progress(on_progress: Callable[[float], None] | None) -> Callable[[float, Any], bool]:
+def _progress(on_progress: Callable[[float], bool] | None) -> Callable[[float, Any], bool]:
     def report(fraction: float, _user_data: object) -> bool:
-        if on_progress is not None:
-            on_progress(fraction)
-        return True
+        return on_progress is None or on_progress(fraction)
 
     return report
 
