@@ -39,17 +39,17 @@ def planned(
     return [(sequence.request.id, n_tokens) for sequence, n_tokens in plan]
 
 
-def test_decodes_come_before_an_older_prefill() -> None:
-    assert planned([prefilling("old", 100), decoding("young")]) == [("young", 1), ("old", 100)]
+def test_the_batch_has_prefills_first_and_decodes_behind() -> None:
+    assert planned([prefilling("old", 100), decoding("young")]) == [("old", 100), ("young", 1)]
 
 
 def test_a_long_prompt_is_cut_to_whole_grains_beside_a_stream() -> None:
-    assert planned([decoding("d"), prefilling("p", 6000)]) == [("d", 1), ("p", 448)]
+    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 448), ("d", 1)]
 
 
 def test_a_prefill_beside_a_stream_is_no_longer_than_allowed() -> None:
     sequences = [decoding("d"), prefilling("p", 6000)]
-    assert planned(sequences, max_prefill=128) == [("d", 1), ("p", 128)]
+    assert planned(sequences, max_prefill=128) == [("p", 128), ("d", 1)]
 
 
 def test_the_allowance_is_for_streams_only() -> None:
@@ -63,7 +63,7 @@ def test_the_oldest_prefill_goes_first_and_the_next_takes_what_is_left() -> None
 
 def test_the_allowance_is_shared_by_all_prefills() -> None:
     sequences = [decoding("d"), prefilling("old", 100), prefilling("young", 6000)]
-    assert planned(sequences, max_prefill=128) == [("d", 1), ("old", 100), ("young", 28)]
+    assert planned(sequences, max_prefill=128) == [("old", 100), ("young", 28), ("d", 1)]
 
 
 def test_a_younger_prefill_never_overtakes_one_that_found_no_room() -> None:
@@ -80,11 +80,14 @@ def test_the_end_of_a_prompt_is_not_held_back_by_the_grain() -> None:
     assert planned([prefilling("p", 65)]) == [("p", 65)]
 
 
-@pytest.mark.parametrize(("cells", "expected"), [(0, []), (1, [("d", 1)]), (65, [("d", 1)])])
-def test_no_more_tokens_than_free_cells(cells: int, expected: list[tuple[str, int]]) -> None:
-    plan = planned([decoding("d"), prefilling("p", 6000)], cells=cells)
-    assert plan[: len(expected)] == expected
-    assert sum(n_tokens for _, n_tokens in plan) <= cells
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [(0, []), (1, [("d", 1)]), (20, [("p", 19), ("d", 1)]), (65, [("p", 64), ("d", 1)])],
+)
+def test_no_more_tokens_than_free_cells_and_decodes_take_theirs_first(
+    cells: int, expected: list[tuple[str, int]]
+) -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)], cells=cells) == expected
 
 
 @pytest.mark.parametrize(

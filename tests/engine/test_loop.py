@@ -22,7 +22,7 @@ class Bench:
     def __init__(self, backend: FakeBackend) -> None:
         self.backend = backend
         self.said: list[Delivery] = []
-        self.loop = EngineLoop(backend, self.said.extend)
+        self.loop = EngineLoop(backend, self.said.extend, queue_size=8)
 
     def submit(self, name: str, prompt: list[int], max_tokens: int | None = 8) -> None:
         request = GenerationRequest(

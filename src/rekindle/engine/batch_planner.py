@@ -26,9 +26,11 @@ class BatchItem(NamedTuple):
 
 
 def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[BatchItem]:
-    """Decodes first: each costs one token and someone is watching it stream.
+    """Decodes are served first: each costs one token and someone is watching it stream.
 
-    What room is left goes to prefills, oldest first. `sequences` come oldest first.
+    What room is left goes to prefills, oldest first. `sequences` come oldest first. In the
+    batch itself the prefills stand first: attention works in tiles of 64 rows, and a decode in
+    front of a chunk would push it over one more tile (a fifth slower at depth 3,000).
     """
     decoding, prefilling = [], []
     for sequence in sequences:
@@ -36,19 +38,21 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
             decoding.append(BatchItem(sequence, 1))
         else:
             prefilling.append(sequence)
-    plan = decoding[: min(limits.max_tokens, limits.n_free_cells)]
+    room = min(limits.max_tokens, limits.n_free_cells)
+    decoding = decoding[:room]
     if not prefilling:
-        return plan
-    room = min(limits.max_tokens, limits.n_free_cells) - len(plan)
-    if plan:
+        return decoding
+    room -= len(decoding)
+    if decoding:
         room = min(room, limits.max_prefill)
+    plan = []
     for sequence in prefilling:
         n_tokens = _chunk(sequence.n_pending, room)
         if n_tokens == 0:
             break
         plan.append(BatchItem(sequence, n_tokens))
         room -= n_tokens
-    return plan
+    return plan + decoding
 
 
 def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:

@@ -61,10 +61,13 @@ Delivery = tuple[str, TokenEvent | RekindleError]  # request id, what happened t
 class EngineLoop:
     """`deliver` gets everything one step has to say, in one call, on the engine thread."""
 
-    def __init__(self, backend: Backend, deliver: Callable[[list[Delivery]], None]) -> None:
+    def __init__(
+        self, backend: Backend, deliver: Callable[[list[Delivery]], None], *, queue_size: int
+    ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
         self._backend = backend
         self._deliver = deliver
+        self._queue_size = queue_size
         self._slots = Slots(backend.n_slots, backend.n_cells)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival
@@ -102,6 +105,7 @@ class EngineLoop:
             n_slots=self._backend.n_slots,
             n_running=len(running),
             n_waiting=len(self._waiting),
+            max_waiting=self._queue_size,
             n_ctx=self._backend.n_ctx,
             n_cells=self._backend.n_cells,
             n_cells_used=sum(sequence.n_computed for sequence in running),
@@ -221,7 +225,7 @@ class EngineLoop:
             return False
         elapsed = time.perf_counter() - started
         self.decode_seconds += elapsed
-        if n_prefill >= len(tokens) // 2:
+        if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         return True
 
