@@ -86,7 +86,7 @@ def test_every_variable_that_is_named_exists() -> None:
 
 def test_every_metric_is_documented_with_type_and_labels() -> None:
     telemetry = Telemetry()
-    telemetry.watch(lambda: EngineStatus(1, 0, 0, 1, 1, 0))
+    telemetry.watch(lambda: EngineStatus(1, 0, 0, 1, 1, 1, 0))
     # Metrics with labels have no sample, and so show no label, until something is counted.
     telemetry.request_began()
     telemetry.request_ended(route="/health", status=200)

@@ -111,6 +111,7 @@ class EngineStatus:
     n_slots: int
     n_running: int
     n_waiting: int
+    max_waiting: int
     n_ctx: int  # the longest a single sequence may grow
     n_cells: int  # positions shared by all sequences
     n_cells_used: int

@@ -141,7 +141,7 @@ class FakeResponder:
     async def prepare_text(self, text: str) -> Prompt:
         return self._prompt(text)
 
-    def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
+    async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
         for index, token in enumerate(tokens):
             if not 0 <= token < self.tokenizer.n_vocab:
                 raise InvalidRequest(f"{token} is not a token.", f"prompt.{index}")
@@ -159,7 +159,13 @@ class FakeResponder:
 
     def status(self) -> EngineStatus:
         return EngineStatus(
-            n_slots=4, n_running=0, n_waiting=0, n_ctx=512, n_cells=2048, n_cells_used=0
+            n_slots=4,
+            n_running=0,
+            n_waiting=0,
+            max_waiting=64,
+            n_ctx=512,
+            n_cells=2048,
+            n_cells_used=0,
         )
 
     def _prompt(self, text: str) -> Prompt:

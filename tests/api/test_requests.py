@@ -169,3 +169,22 @@ def test_fields_that_ask_for_nothing_are_accepted(fields: dict[str, Any]) -> Non
     reply = chat(**fields)
     assert reply.status_code == 200
     assert reply.json()["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 5000),
+    ],
+)
+def test_what_cannot_be_served_is_the_clients_error(fields: dict[str, Any], param: str) -> None:
+    response = chat(FakeResponder(), **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_more_replies_than_could_ever_wait_are_refused_not_put_off() -> None:
+    response = complete(FakeResponder(), prompt=["hi"] * 69)
+    assert response.status_code == 400
+    assert "69 replies" in response.json()["error"]["message"]

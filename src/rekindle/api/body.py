@@ -81,7 +81,7 @@ def _parts(value: object, path: Path) -> Iterator[tuple[Wire, Path]]:
         yield value, path
         for name in value.model_fields_set & type(value).model_fields.keys():
             yield from _parts(getattr(value, name), (*path, name))
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value and isinstance(value[0], Wire | list):
         for index, item in enumerate(value):
             yield from _parts(item, (*path, index))
 

@@ -8,6 +8,8 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
+CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody reads it but the counters
+
 
 class ClientGone(Exception):
     """Nobody reads the reply any more."""

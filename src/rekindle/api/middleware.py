@@ -4,6 +4,7 @@ From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (
 `ApiKeys`, `BodyLimit`. None of them touches the bytes of a reply.
 """
 
+import asyncio
 import hmac
 import logging
 import re
@@ -11,9 +12,11 @@ import secrets
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.errors import INTERNAL, Failure, invalid
 from rekindle.telemetry import Telemetry
 
@@ -51,6 +54,12 @@ class RequestScope:
         self._telemetry.request_began()
         try:
             await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            status = CLIENT_CLOSED_REQUEST
+            logger.info("request %s: the client left before its body was complete", request_id)
+        except asyncio.CancelledError:
+            # Only the end of the process cancels a request, one whose client does not read.
+            logger.info("request %s is cut: the server stops", request_id)
         except Exception:
             logger.exception("request %s failed", request_id)
             if status is None:

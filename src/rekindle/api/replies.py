@@ -19,6 +19,7 @@ from rekindle.chat.reply import (
     ReplyText,
     ScoredToken,
 )
+from rekindle.errors import InvalidRequest
 from rekindle.telemetry import Telemetry
 
 Sink = Callable[[int, ReplyEvent], Awaitable[None]]
@@ -87,6 +88,12 @@ async def start_replies(
     responder: Responder, wanted: Sequence[WantedReply], telemetry: Telemetry, *, request: Request
 ) -> Replies:
     """All of them, or none: a refusal closes those that were started before it."""
+    status = responder.status()
+    if len(wanted) > status.n_slots + status.max_waiting:
+        raise InvalidRequest(
+            f"This request wants {len(wanted)} replies, but only {status.n_slots} can run"
+            f" and {status.max_waiting} can wait."
+        )
     # Clients choose request ids, and may use one twice; the engine's must be unique.
     name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
     streams: list[ReplyStream] = []

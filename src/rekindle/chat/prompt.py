@@ -44,8 +44,10 @@ class PromptBuilder:
 
     def from_tokens(self, tokens: Sequence[int]) -> Prompt:
         n_vocab = self._tokenizer.n_vocab
-        for index, token in enumerate(tokens):
-            if not 0 <= token < n_vocab:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+            for index, token in enumerate(tokens):
+                if 0 <= token < n_vocab:
+                    continue
                 raise InvalidRequest(
                     f"{token} is not a token of this model: ids go from 0 to {n_vocab - 1}.",
                     param=f"prompt.{index}",

@@ -19,7 +19,7 @@ from rekindle.chat.reply import (
     ReplyText,
     ScoredToken,
 )
-from rekindle.errors import RekindleError
+from rekindle.errors import PromptTooLong, RekindleError
 from rekindle.generation import (
     Engine,
     EngineStatus,
@@ -56,8 +56,11 @@ class Responder:
     async def prepare_text(self, text: str) -> Prompt:
         return await asyncio.to_thread(self._prompts.from_text, text)
 
-    def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
-        return self._prompts.from_tokens(tokens)
+    async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
+        n_ctx = self._engine.status().n_ctx
+        if len(tokens) >= n_ctx:  # before anyone looks at millions of ids
+            raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
+        return await asyncio.to_thread(self._prompts.from_tokens, tokens)
 
     async def start(
         self, prompt: Prompt, options: ReplyOptions, *, request_id: str

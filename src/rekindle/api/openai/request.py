@@ -64,6 +64,12 @@ def variants(options: ReplyOptions, n: int) -> tuple[ReplyOptions, ...]:
 
 
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
+    grammar = _grammar(body.response_format)
+    if grammar is not None and body.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` with `response_format`: a complete value must be able to end.",
+            "ignore_eos",
+        )
     return Sampling(
         temperature=_given(body.temperature, defaults.temperature),
         top_k=max(_given(body.top_k, defaults.top_k), 0),
@@ -79,7 +85,7 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
         seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
         ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
-        grammar=_grammar(body.response_format),
+        grammar=grammar,
     )
 
 
@@ -120,7 +126,7 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
             for index, (token, bias) in enumerate(body.logit_bias or ())
         ]
     for key, token, bias in entries:
-        if not token.isdecimal() or int(token) >= n_vocab:
+        if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
             path = f"logit_bias.{key}"
             raise InvalidRequest(f"`{path}`: `{token}` is not a token of this model.", path)
         yield int(token), -math.inf if bias is False else bias

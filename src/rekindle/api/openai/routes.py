@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
 from rekindle.api.body import read_body
-from rekindle.api.disconnect import ClientGone, unless_client_leaves
+from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import invalid
 from rekindle.api.model_card import ModelCard
 from rekindle.api.openai.bodies import (
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (ChatCompletionRequest, ChatCompletionChunk, CompletionRequest, Completion)
-CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody reads it but the counters
 MAX_NAMES_LOGGED = 32
 
 
@@ -154,14 +153,14 @@ class OpenAiApi:
         if isinstance(body.prompt, str):
             return [await self._responder.prepare_text(body.prompt)]
         if tokens := [item for item in body.prompt if isinstance(item, int)]:
-            return [self._responder.prepare_tokens(tokens)]
+            return [await self._responder.prepare_tokens(tokens)]
         prompts = []
         for index, item in enumerate(item for item in body.prompt if not isinstance(item, int)):
             try:
                 if isinstance(item, str):
                     prompts.append(await self._responder.prepare_text(item))
                 else:
-                    prompts.append(self._responder.prepare_tokens(item))
+                    prompts.append(await self._responder.prepare_tokens(item))
             except InvalidRequest as error:
                 inner = (error.param or "prompt").removeprefix("prompt")
                 raise InvalidRequest(error.message, f"prompt.{index}{inner}") from None
