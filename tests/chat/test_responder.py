@@ -140,6 +140,7 @@ def test_an_engine_error_reaches_the_reader() -> None:
 
 
 def test_one_log_line_explains_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    """N6"""
     with caplog.at_level("INFO", logger="rekindle.request"):
         run(script("abc"))
     [record] = caplog.records

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import TinyModels
-from tests.support.server_process import ServerProcess, serve
+from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.tiny_models import TinyArchitecture
 
 ENDLESS = {"prompt": "hello", "ignore_eos": True, "max_tokens": 100_000, "temperature": 0}
@@ -102,8 +102,8 @@ def test_a_second_signal_cuts_at_once(tiny_models: TinyModels) -> None:
 
 @pytest.mark.parametrize("delay_seconds", [0.3, 0.7, 1.0, 1.3])
 def test_ctrl_c_while_starting_ends_the_process(embedded_model: Path, delay_seconds: float) -> None:
-    command = [sys.executable, "-m", "rekindle", "serve", str(embedded_model), "--port", "18391"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "rekindle", "serve", str(embedded_model)]
+    process = subprocess.Popen([*command, "--port", str(free_port())], stderr=subprocess.PIPE)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(delay_seconds)
@@ -163,7 +163,7 @@ def test_a_bad_model_is_one_sentence_and_exit_code_2(
         at = data.index(b"llama", data.index(b"general.architecture"))
         path.write_bytes(data[:at] + b"lxxma" + data[at + 5 :])
     result = subprocess.run(
-        [sys.executable, "-m", "rekindle", "serve", str(path), "--port", "1024"],
+        [sys.executable, "-m", "rekindle", "serve", str(path), "--port", str(free_port())],
         capture_output=True,
         text=True,
         timeout=120,

@@ -60,6 +60,13 @@ class ServerProcess:
         return self.process.wait(timeout=60)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _wait(condition: Callable[[], bool], complaint: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
@@ -69,9 +76,7 @@ def _wait(condition: Callable[[], bool], complaint: str) -> None:
 
 @contextmanager
 def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "rekindle", "serve", *arguments, "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
