@@ -145,6 +145,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
     server = _Server(_uvicorn_config(assembly.app, settings))
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     loop = asyncio.get_running_loop()
     grace_seconds = settings.server.shutdown_grace
     draining: list[asyncio.Task[None]] = []
@@ -181,6 +182,11 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
     )
     await server.serve(sockets=[sock])
     _log.info("stopped")
+
+
+def _is_not_cancellation(record: logging.LogRecord) -> bool:
+    """At the end a client that does not read is cut; uvicorn would show that as a bug of ours."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -103,3 +103,35 @@ def test_no_class_of_model_mixes_up_its_sequences(
         assert (status.n_running, status.n_waiting, status.n_cells_used) == (0, 0, 0)
     for mine, other in zip(alone, together, strict=True):
         assert_same_but_for_near_ties(mine, other)
+
+
+def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
+    """Replies that end, replies whose client leaves, and refusals, all in one event loop."""
+    settings = Settings(engine=EngineSettings(parallel=2, ctx_size=2048, threads=1))
+    assembly = assemble(settings, tiny_models(TinyArchitecture.LLAMA), "tiny")
+
+    async def leave_early(client: httpx.AsyncClient, index: int) -> None:
+        endless = {**body(index), "max_tokens": 100_000, "stream": True}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.post("/v1/completions", json=endless), 0.05)
+
+    async def scenario() -> None:
+        assembly.engine.start()
+        before = asyncio.all_tasks()
+        transport = httpx.ASGITransport(assembly.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await asyncio.gather(
+                *(complete(client, i, is_streaming=i % 2 == 0) for i in range(N_REQUESTS)),
+                *(leave_early(client, i) for i in range(8)),
+                *(client.post("/v1/completions", json={"prompt": 5}) for _ in range(4)),
+            )
+            async with asyncio.timeout(30):
+                # The engine is another thread and gives no event to wait for.
+                while assembly.engine.status().n_cells_used:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        status = assembly.engine.status()
+        assert (status.n_running, status.n_waiting) == (0, 0)
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(scenario())
+    assembly.close()

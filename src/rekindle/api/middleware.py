@@ -4,7 +4,6 @@ From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (
 `ApiKeys`, `BodyLimit`. None of them touches the bytes of a reply.
 """
 
-import asyncio
 import hmac
 import logging
 import re
@@ -57,9 +56,6 @@ class RequestScope:
         except ClientDisconnect:
             status = CLIENT_CLOSED_REQUEST
             logger.info("request %s: the client left before its body was complete", request_id)
-        except asyncio.CancelledError:
-            # Only the end of the process cancels a request, one whose client does not read.
-            logger.info("request %s is cut: the server stops", request_id)
         except Exception:
             logger.exception("request %s failed", request_id)
             if status is None:
