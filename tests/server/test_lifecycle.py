@@ -103,19 +103,22 @@ def test_a_second_signal_cuts_at_once(tiny_models: TinyModels) -> None:
 @pytest.mark.parametrize("delay_seconds", [0.3, 0.7, 1.0, 1.3])
 def test_ctrl_c_while_starting_ends_the_process(embedded_model: Path, delay_seconds: float) -> None:
     command = [sys.executable, "-m", "rekindle", "serve", str(embedded_model)]
-    process = subprocess.Popen([*command, "--port", str(free_port())], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--port", str(free_port())],
+        stderr=subprocess.PIPE,
+        # A test run in the background of a shell ignores SIGINT, and its children with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(delay_seconds)
         process.send_signal(signal.SIGINT)
         # Wherever it was: importing, loading, or serving already.
-        process.wait(timeout=60)
+        _, log = process.communicate(timeout=60)
     finally:
         process.kill()
-        assert process.stderr is not None
-        log = process.stderr.read().decode()
-        process.stderr.close()
-    assert "ignored" not in log
+        process.communicate()
+    assert b"ignored" not in log
 
 
 def test_a_signal_lets_a_short_reply_end(tiny_models: TinyModels) -> None:

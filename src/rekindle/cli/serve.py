@@ -73,12 +73,11 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
 
 
 def load_model(settings: Settings) -> "Assembly":
-    from rekindle.model_source import resolve_model
+    with _noted_interrupt():  # these load llama.cpp
+        from rekindle.model_source import resolve_model
+        from rekindle.server import assemble
 
     model = resolve_model(settings.model.model)
-
-    from rekindle.server import assemble
-
     console = Console(stderr=True)
     with (
         _noted_interrupt() as interrupted,
@@ -90,16 +89,14 @@ def load_model(settings: Settings) -> "Assembly":
             progress.update(task, completed=fraction)
             return not interrupted.is_set()
 
-        try:
-            return assemble(settings, model.path, model.name, on_progress)
-        finally:
-            if interrupted.is_set():
-                raise typer.Exit(INTERRUPTED)
+        return assemble(settings, model.path, model.name, on_progress)
 
 
 @contextmanager
 def _noted_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C as a flag: inside llama.cpp's callbacks a KeyboardInterrupt would be swallowed."""
+    """Ctrl-C as a flag, obeyed at the end: a KeyboardInterrupt would be swallowed where Python
+    runs inside llama.cpp's callbacks.
+    """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -109,6 +106,8 @@ def _noted_interrupt() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+        if interrupted.is_set():
+            raise typer.Exit(INTERRUPTED)
 
 
 def bind(server: ServerSettings) -> socket.socket:
