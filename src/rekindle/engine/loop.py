@@ -73,7 +73,6 @@ class EngineLoop:
         self._running: list[Sequence] = []  # in order of arrival
         self._outbox: list[Delivery] = []
         self._prefill_seconds_per_token = 0.0
-        self.decode_seconds = 0.0  # time inside the backend, for the step-cost benchmark
 
     def run(self) -> None:
         self._guarded(self._backend.warm_up)
@@ -224,7 +223,6 @@ class EngineLoop:
                 self._fail(sequence, error)
             return False
         elapsed = time.perf_counter() - started
-        self.decode_seconds += elapsed
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         return True
