@@ -12,11 +12,12 @@ MAY_IMPORT = {
     "config": {"errors"},
     "llama": LEAVES,
     "chat": LEAVES,
-    "engine": LEAVES,
+    "cache": LEAVES,
+    "engine": LEAVES | {"cache"},
     "api": LEAVES | {"chat"},
     "model_source": LEAVES | {"llama"},
-    "server": LEAVES | {"llama", "chat", "engine", "api"},
-    "cli": LEAVES | {"model_source", "server"},
+    "server": LEAVES | {"llama", "cache", "chat", "engine", "api"},
+    "cli": LEAVES | {"cache", "model_source", "server"},
     "__main__": {"cli"},
 }
 

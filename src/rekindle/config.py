@@ -49,6 +49,11 @@ class KvType(Enum):
 _KV_TYPES = ", ".join(kind.value for kind in KvType)
 
 
+class WritePolicy(Enum):
+    ALL = "all"
+    REUSED = "reused"
+
+
 class LogLevel(Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -65,6 +70,7 @@ class About:
     maximum: float = INT32_MAX
     more_flags: tuple[str, ...] = ()
     secret: bool = False
+    off_flag: str | None = None  # a switch that means 0
 
 
 def _about(help: str, **limits: Any) -> dict[str, About]:
@@ -137,6 +143,47 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    cache_prompt: bool = field(
+        default=True,
+        metadata=_about("Reuse and keep prefixes; a request may say otherwise."),
+    )
+    cache_ram: Bytes | None = field(
+        default=None,
+        metadata=_about(
+            "Memory for stored prefixes. Without it: a quarter of the machine's.", maximum=TIB
+        ),
+    )
+    cache_disk: Bytes = field(
+        default=Bytes(20 * GIB),
+        metadata=_about(
+            "Disk space for stored prefixes; 0: none.",
+            maximum=1024 * TIB,
+            off_flag="--no-cache-disk",
+        ),
+    )
+    cache_dir: Path | None = field(
+        default=None,
+        metadata=_about("Where they are stored. Without it: in the user's cache directory."),
+    )
+    cache_write_budget: Bytes = field(
+        default=Bytes(20 * GIB),
+        metadata=_about("Most bytes written to disk in an hour; 0: no limit.", maximum=1024 * TIB),
+    )
+    cache_write_policy: WritePolicy = field(
+        default=WritePolicy.ALL,
+        metadata=_about("Which prefixes go to disk: all, or those that were reused once."),
+    )
+    cache_min_tokens: int = field(
+        default=64, metadata=_about("Shorter prefixes are not written to disk.")
+    )
+    cache_recompute: bool = field(
+        default=True,
+        metadata=_about("Compute again where measured speeds say that loading takes longer."),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     host: str = field(default="127.0.0.1", metadata=_about("Address to listen on."))
     port: int = field(default=8080, metadata=_about("Port to listen on.", minimum=1, maximum=65535))
@@ -172,10 +219,16 @@ class ServerSettings:
 class Settings:
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
 
 
-SECTIONS = {"model": ModelSettings, "engine": EngineSettings, "server": ServerSettings}
+SECTIONS = {
+    "model": ModelSettings,
+    "engine": EngineSettings,
+    "cache": CacheSettings,
+    "server": ServerSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,9 +458,9 @@ def _size(value: object) -> Bytes | None:
     if type(value) is int:
         return Bytes(value)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": KIB, "mib": MIB}
-    units |= {"gib": GIB}
+    units |= {"gib": GIB, "tb": 10**12, "tib": TIB}
     match = (
-        re.fullmatch(r"(\d+)\s*([kmg]i?b|b|)", value.lower()) if isinstance(value, str) else None
+        re.fullmatch(r"(\d+)\s*([kmgt]i?b|b|)", value.lower()) if isinstance(value, str) else None
     )
     return Bytes(int(match[1]) * units[match[2]]) if match else None
 

@@ -9,6 +9,10 @@ RekindleError
   EngineError            nobody can fix it in this request: 500
     ContextFull            every cell is taken; nothing was decoded, so freeing some helps
     DecodeFailed           llama.cpp gave up on a batch
+  CacheError             never reaches a client: what it stops is a miss, counted
+    EntryCorrupt           stored bytes are not what was written
+    EntryMissing           the entry is no longer there
+    TierFailed             the store itself cannot be read or written now
   StartupError           the operator can fix it: one sentence on stderr, exit code 2
 """
 
@@ -60,6 +64,26 @@ class ContextFull(EngineError):
 
 
 class DecodeFailed(EngineError):
+    """`rows_intact`: the slots still hold what they held before the batch."""
+
+    def __init__(self, message: str, *, rows_intact: bool = False) -> None:
+        super().__init__(message)
+        self.rows_intact = rows_intact
+
+
+class CacheError(RekindleError):
+    pass
+
+
+class EntryCorrupt(CacheError):
+    pass
+
+
+class EntryMissing(CacheError):
+    pass
+
+
+class TierFailed(CacheError):
     pass
 
 

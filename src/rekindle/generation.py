@@ -51,6 +51,7 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int | None  # None: until the context ends
     n_top_logprobs: int | None = None  # None: no log probabilities at all
+    cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,23 @@ class PrefillProgress:
     elapsed_seconds: float
 
 
+class CacheSource(StrEnum):
+    """Where reused rows came from, cheapest first."""
+
+    LIVE = "live"  # they were in the context already
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSpan:
+    """Positions [start, stop) of a prompt that were not computed again."""
+
+    source: CacheSource
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class PromptEvaluated:
     """The prompt is in the context; the first token follows at once."""
@@ -75,6 +93,8 @@ class PromptEvaluated:
     n_cached: int  # of these, taken from the cache
     queue_seconds: float
     prefill_seconds: float
+    restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
+    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0 to n_cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +126,43 @@ class TokenStream(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStatus:
+    name: CacheSource
+    n_entries: int
+    n_bytes: int
+    budget_bytes: int
+    trouble: str | None = None  # why it takes nothing in at the moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCounters:
+    """Everything that happened since the start; only ever grows."""
+
+    live_tokens: int = 0  # prompt tokens reused, by where they were found
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    prefilled_tokens: int = 0  # prompt tokens computed
+    memory_evictions: int = 0
+    disk_evictions: int = 0
+    quarantined: int = 0  # stored entries that failed a check and were moved aside
+    vanished: int = 0  # entries that were expected on disk and were not there
+    writes: int = 0
+    written_bytes: int = 0
+    writes_refused: int = 0  # by the admission policy or the write budget
+    writes_failed: int = 0  # by the disk
+    read_bytes: int = 0
+    parked: int = 0  # idle slots that were freed because they slowed the others down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatus:
+    model_class: str  # dense, sliding_window, hybrid, recurrent, opaque
+    off_because: str | None  # why nothing can be stored for this model; None: it can
+    tiers: tuple[TierStatus, ...]
+    counters: CacheCounters
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     n_slots: int
@@ -115,6 +172,7 @@ class EngineStatus:
     n_ctx: int  # the longest a single sequence may grow
     n_cells: int  # positions shared by all sequences
     n_cells_used: int
+    cache: CacheStatus | None = None  # None: the engine is still starting
 
 
 class Engine(Protocol):

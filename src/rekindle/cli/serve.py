@@ -67,6 +67,9 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
     config = config or os.environ.get(CONFIG_VARIABLE)
     file = read_file(Path(config).expanduser()) if config else {}
     given = {name: value for name, value in flags.items() if value is not None}
+    for setting in all_settings():
+        if setting.about.off_flag and given.pop(_off_name(setting), False):
+            given[setting.name] = "0"
     resolved = resolve(given, os.environ, file)
     api_keys(resolved.settings.server)  # an unreadable key file is found before the model loads
     return resolved
@@ -164,6 +167,7 @@ def _parameters() -> list[inspect.Parameter]:
     print_help = "Print every setting and its source, and exit."
     return [
         *(_parameter(setting) for setting in all_settings()),
+        *(_off_parameter(setting) for setting in all_settings() if setting.about.off_flag),
         _keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
         _keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
     ]
@@ -185,6 +189,19 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     )
     kind = list[str] if setting.type == tuple[str, ...] else str
     return _keyword(setting.name, kind | None, option)
+
+
+def _off_parameter(setting: Setting) -> inspect.Parameter:
+    option = typer.Option(
+        setting.about.off_flag,
+        help=f"The same as {setting.flag} 0.",
+        rich_help_panel=f"{setting.section.capitalize()} settings",
+    )
+    return _keyword(_off_name(setting), bool, option)
+
+
+def _off_name(setting: Setting) -> str:
+    return f"no_{setting.name}"
 
 
 def _metavar(setting: Setting) -> str:

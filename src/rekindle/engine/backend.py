@@ -4,9 +4,29 @@ A slot is one of the backend's sequence ids. All slots share `n_cells` positions
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from rekindle.generation import Grammar, Sampling, TokenSampled
+
+Payload = bytes | memoryview  # rows or a checkpoint, as the backend wrote them
+
+
+class ModelClass(StrEnum):
+    DENSE = "dense"  # rows only: any prefix of a slot can be kept
+    SLIDING_WINDOW = "sliding_window"  # rows, and a window that only exists at the end
+    HYBRID = "hybrid"  # rows, and a recurrent state
+    RECURRENT = "recurrent"  # a state and no rows
+    OPAQUE = "opaque"  # a state that can only be taken whole
+
+
+@dataclass(frozen=True, slots=True)
+class StateTraits:
+    model_class: ModelClass
+    has_rows: bool
+    has_checkpoints: bool
+    off_because: str | None = None  # the round trip at load failed: nothing may be stored
 
 
 class Sampler(Protocol):
@@ -19,6 +39,7 @@ class Backend(Protocol):
     n_ctx: int  # the longest a single sequence may grow
     n_ubatch: int  # tokens that are computed in one go
     eog_tokens: frozenset[int]
+    traits: StateTraits  # true once `warm_up` has returned
 
     def decode(
         self,
@@ -49,22 +70,42 @@ class Backend(Protocol):
 
     def clear_slot(self, slot: int) -> None: ...
 
-    def trim_slot(self, slot: int, n_keep: int) -> bool: ...
+    def clear_all(self) -> None:
+        """Forgets every row of every slot, also those a failed decode left in disorder."""
+        ...
 
-    def copy_slot(self, source: int, target: int) -> None: ...
+    def can_trim(self, slot: int, n_keep: int) -> bool:
+        """Whether the slot can be cut back to its first `n_keep` positions."""
+        ...
 
-    def export_rows(self, slot: int, start: int, stop: int) -> bytes: ...
+    def trim_slot(self, slot: int, n_keep: int) -> None:
+        """Only after `can_trim` said yes."""
+        ...
 
-    def import_rows(self, slot: int, start: int, stop: int, rows: bytes) -> None: ...
+    def copy_slot(self, source: int, target: int) -> None:
+        """Makes the empty `target` equal to `source`; rows are shared, not duplicated."""
+        ...
 
-    def export_checkpoint(self, slot: int) -> bytes: ...
+    def export_rows(self, slot: int, start: int, stop: int) -> Payload: ...
 
-    def import_checkpoint(self, slot: int, checkpoint: bytes) -> None: ...
+    def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
+        """Adds positions [start, stop) behind those the slot holds.
+
+        `rows` was exported for a range that covers these. Raises EngineError, and then the slot
+        is empty.
+        """
+        ...
+
+    def export_checkpoint(self, slot: int) -> Payload: ...
+
+    def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
+        """The last step of a restore. Raises EngineError, and then the slot is empty."""
+        ...
 
     def n_positions(self, slot: int) -> int: ...
 
     def warm_up(self) -> None:
-        """The first call on the engine thread."""
+        """The first call on the engine thread: probes what can be stored, sets `traits`."""
         ...
 
     def close(self) -> None: ...

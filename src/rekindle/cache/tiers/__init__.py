@@ -1,0 +1,1 @@
+"""Where the bytes live: one file per store, four verbs each."""
