@@ -251,7 +251,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        low, high = f"{self.about.minimum:.15g}", f"{self.about.maximum:.15g}"
+        low, high = f"{self.about.minimum:.16g}", f"{self.about.maximum:.16g}"
         if self.type is Bytes:
             return f"a size such as 1048576, 4MB or 1GiB, from {low} to {high} bytes"
         if self.type is int:
@@ -475,6 +475,14 @@ def _within_limits(setting: Setting, value: object) -> bool:
 
 def _check_together(resolved: Resolved) -> None:
     engine, sources = resolved.settings.engine, resolved.sources
+    for name in ("cache_ram", "cache_disk"):
+        n_bytes = getattr(resolved.settings.cache, name)
+        if n_bytes and n_bytes < MIB:
+            # llama-server counts MiB here: 8192 would quietly become 8 KiB.
+            raise StartupError(
+                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes;"
+                " a size has a unit, such as 512MiB or 8GiB."
+            )
     if engine.ubatch_size > engine.batch_size:
         raise StartupError(
             f"ubatch_size must not exceed batch_size, but it is {engine.ubatch_size}"

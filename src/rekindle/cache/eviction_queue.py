@@ -1,0 +1,72 @@
+"""Which key goes next: a heap by priority whose outdated entries are dropped when met.
+
+Holds the clock that `policy.priority` counts from. Knows keys only; whether one may go now
+(a leaf, not leased, not pinned) is for the caller to say.
+"""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from rekindle.cache.block import Key
+
+_SMALL = 64  # below this a heap is not worth compacting; picked
+
+
+class _Item(NamedTuple):
+    priority: float
+    ticket: int  # later pushes have higher ones: of equals, the one pushed first goes first
+    key: Key
+
+
+class EvictionQueue:
+    def __init__(self) -> None:
+        self.clock = 0.0  # the highest priority popped so far
+        self._heap: list[_Item] = []
+        self._tickets: dict[Key, int] = {}  # of each key's only entry that counts
+        self._n_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def push(self, key: Key, priority: float) -> None:
+        """Adds a key, or changes the priority of one that is here."""
+        self._n_pushed += 1
+        self._tickets[key] = self._n_pushed
+        heappush(self._heap, _Item(priority, self._n_pushed, key))
+        self._compact()
+
+    def discard(self, key: Key) -> None:
+        if self._tickets.pop(key, None) is not None:
+            self._compact()
+
+    def pop_lowest(self, is_evictable: Callable[[Key], bool]) -> Key | None:
+        """The first in order that may go now; those that may not keep their places.
+
+        Each of these costs a pop and a push: inner nodes are better pushed once they are leaves.
+        """
+        set_aside = []
+        popped = None
+        while self._heap:
+            item = heappop(self._heap)
+            if not self._counts(item):
+                continue
+            if is_evictable(item.key):
+                popped = item
+                break
+            set_aside.append(item)
+        for item in set_aside:
+            heappush(self._heap, item)
+        if popped is None:
+            return None
+        del self._tickets[popped.key]
+        self.clock = max(self.clock, popped.priority)
+        return popped.key
+
+    def _counts(self, item: _Item) -> bool:
+        return self._tickets.get(item.key) == item.ticket
+
+    def _compact(self) -> None:
+        if len(self._heap) > _SMALL + 2 * len(self._tickets):
+            self._heap = [item for item in self._heap if self._counts(item)]
+            heapify(self._heap)

@@ -1,0 +1,231 @@
+"""What is worth keeping, what goes first, and whether to load or to recompute.
+
+Pure functions and small state of plain numbers: no I/O, and whoever calls says what time it is.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rekindle.config import WritePolicy
+
+# A checkpoint costs as much as 0.5 to 25 blocks, so they are sparse. All four numbers are picked.
+CHECKPOINT_INTERVAL = 2048
+MIN_SPACING = 32
+TAIL_GRAIN = 64  # of an identical prompt, at most this many tokens are computed again
+SCARCE_SHARE = 0.5  # of the write budget; with less left, only what was reused is written
+
+# An entry without rows (a recurrent model's block) still takes its token ids. Without a floor
+# the eviction of one would throw the clock far beyond everything that has rows.
+MIN_ENTRY_BYTES = 1024
+
+_HOUR_SECONDS = 3600.0
+
+
+def priority(clock: float, seconds_saved: float, n_bytes: int, hits: int) -> float:
+    """GreedyDual-Size-Frequency: the entry with the lowest goes first.
+
+    `clock` is the highest priority evicted so far, so that what was once valuable ages.
+    """
+    return clock + hits * seconds_saved / max(n_bytes, MIN_ENTRY_BYTES)
+
+
+class Speed:
+    """Seconds per unit (byte, token), recent observations and large amounts counting most."""
+
+    _KEEP = 0.8  # of the weight of what was observed before; picked
+    _SOFTEN = 0.9  # picked
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def observe(self, amount: float, seconds: float) -> None:
+        self._amount = self._amount * self._KEEP + amount
+        self._seconds = self._seconds * self._KEEP + seconds
+
+    def seconds(self, amount: float) -> float | None:
+        """How long `amount` will take; None: not measured yet."""
+        return amount * self._seconds / self._amount if self._amount else None
+
+    def soften(self) -> None:
+        """For a caller that just refused: one bad measurement must not decide for ever."""
+        self._seconds *= self._SOFTEN
+
+
+class Span(NamedTuple):
+    """A stretch of a stored prefix that one tier holds."""
+
+    n_tokens: int
+    load_seconds: float | None  # None: not measured yet, which counts as free
+
+
+def best_cut(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> int:
+    """How many leading spans to load so that loading them and computing the rest is fastest."""
+    if prefill_seconds_per_token is None:
+        return len(spans)
+    best, best_seconds, seconds = 0, 0.0, 0.0  # relative to computing everything
+    for n_loaded, span in enumerate(spans, start=1):
+        seconds += (span.load_seconds or 0.0) - span.n_tokens * prefill_seconds_per_token
+        if seconds <= best_seconds:
+            best, best_seconds = n_loaded, seconds
+    return best
+
+
+def is_worth_loading(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> bool:
+    """For a prefix that ends in a checkpoint, which is of use only when all of it is loaded."""
+    if prefill_seconds_per_token is None:
+        return True
+    load_seconds = sum(span.load_seconds or 0.0 for span in spans)
+    return load_seconds <= prefill_seconds_per_token * sum(span.n_tokens for span in spans)
+
+
+def checkpoint_positions(n_start: int, n_prompt: int, boundaries: Sequence[int]) -> list[int]:
+    """Where to take checkpoints while [n_start, n_prompt) is computed; all are ascending."""
+    inside = [position for position in boundaries if n_start < position < n_prompt]
+    kept: list[int] = []
+    for position in inside:
+        if not kept or position - kept[-1] >= MIN_SPACING:
+            kept.append(position)
+    tail = n_prompt - TAIL_GRAIN
+    if max(kept, default=n_start) < tail:
+        at_grain = (n_prompt - 1) // TAIL_GRAIN * TAIL_GRAIN
+        kept.append(inside[-1] if inside and inside[-1] >= tail else at_grain)
+    between = [
+        position
+        for before, behind in pairwise([n_start, *kept])
+        for position in range(
+            before + CHECKPOINT_INTERVAL, behind - MIN_SPACING + 1, CHECKPOINT_INTERVAL
+        )
+    ]
+    return sorted(kept + between)
+
+
+def surplus_checkpoints(positions: Sequence[int], n_keep: int) -> list[int]:
+    """Which checkpoints of one path to drop, the least useful first; `positions` are ascending.
+
+    A new request most often leaves the path near its tip, so what a checkpoint is worth is the
+    gap that it closes relative to its distance from there. The first (system and tools) and
+    the last two (this turn and the one before) always stay.
+    """
+    left = list(positions)
+    dropped = []
+    while len(left) > max(n_keep, 3):
+        least = min(
+            range(1, len(left) - 2),
+            key=lambda i: (left[i + 1] - left[i - 1]) / (left[-1] - left[i]),
+        )
+        dropped.append(left.pop(least))
+    return dropped
+
+
+def admits_to_disk(
+    policy: WritePolicy,
+    *,
+    n_prefix_tokens: int,
+    min_tokens: int,
+    was_reused: bool,
+    budget_left_share: float,
+) -> bool:
+    if n_prefix_tokens < min_tokens or budget_left_share <= 0:
+        return False
+    return was_reused or (policy is WritePolicy.ALL and budget_left_share >= SCARCE_SHARE)
+
+
+class WriteBudget:
+    """A bucket that holds one hour's bytes and refills evenly. 0 bytes per hour: no limit."""
+
+    def __init__(self, bytes_per_hour: int) -> None:
+        self._capacity = bytes_per_hour
+        self._left = float(bytes_per_hour)
+        self._filled_at = 0.0
+
+    def take(self, n_bytes: int, now: float) -> bool:
+        """Whether `n_bytes` may be written now; they then count as written."""
+        if self._capacity == 0:
+            return True
+        self._refill(now)
+        if n_bytes > self._left:
+            return False
+        self._left -= n_bytes
+        return True
+
+    def left_share(self, now: float) -> float:
+        if self._capacity == 0:
+            return 1.0
+        self._refill(now)
+        return self._left / self._capacity
+
+    def _refill(self, now: float) -> None:
+        refill = (now - self._filled_at) * self._capacity / _HOUR_SECONDS
+        self._left = min(self._left + max(refill, 0.0), self._capacity)
+        self._filled_at = now
+
+
+class CellTax:
+    """What one more used cell costs a decode step, learnt from the steps themselves.
+
+    Unified KV attends over all used cells, so the rows of an idle conversation slow down every
+    token of the others: by 31 % with two of 16k tokens, measured on an H200.
+    """
+
+    def __init__(self) -> None:
+        self._fits: dict[int, _Fit] = {}
+
+    def observe(self, n_sequences: int, n_cells_used: int, seconds: float) -> None:
+        """One step that computed one token for each of `n_sequences` and nothing else."""
+        fit = self._fits.get(n_sequences)
+        if fit is None:
+            fit = self._fits[n_sequences] = _Fit()
+        fit.observe(n_cells_used, seconds)
+
+    def seconds_per_cell(self, n_sequences: int) -> float:
+        """Per step; 0 until there is enough to learn from."""
+        fit = self._fits.get(n_sequences)
+        return fit.slope() if fit else 0.0
+
+
+def should_park(tax_paid_seconds: float, restore_seconds: float) -> bool:
+    """Ski rental: leave once staying has cost as much as coming back will.
+
+    `tax_paid_seconds` is what the slot has cost the others since its last use. Whatever the
+    future brings, the two together are at most twice what the best choice would have cost.
+    """
+    return tax_paid_seconds > 0 and tax_paid_seconds >= restore_seconds
+
+
+class _Fit:
+    """A line through (cells, seconds) whose older points fade."""
+
+    # All four are picked. A memory of 500 steps, because a conversation alone adds one cell per
+    # step; the spread is a standard deviation, below it noise passes for slope.
+    _KEEP = 0.998
+    _MIN_WEIGHT = 64.0
+    _MIN_SPREAD_CELLS = 512.0
+    _OUTLIER = 3.0  # times the mean; a stall of a second would tilt the line for long
+
+    __slots__ = ("_cells", "_cells_seconds", "_cells_squared", "_seconds", "_weight")
+
+    def __init__(self) -> None:
+        self._weight = self._cells = self._seconds = 0.0
+        self._cells_squared = self._cells_seconds = 0.0
+
+    def observe(self, n_cells: int, seconds: float) -> None:
+        keep, weight = self._KEEP, self._weight
+        if weight > 1.0 and seconds * weight > self._OUTLIER * self._seconds:
+            seconds = self._OUTLIER * self._seconds / weight
+        self._weight = weight * keep + 1.0
+        self._cells = self._cells * keep + n_cells
+        self._seconds = self._seconds * keep + seconds
+        self._cells_squared = self._cells_squared * keep + n_cells * n_cells
+        self._cells_seconds = self._cells_seconds * keep + n_cells * seconds
+
+    def slope(self) -> float:
+        if self._weight < self._MIN_WEIGHT:
+            return 0.0
+        mean_cells = self._cells / self._weight
+        variance = self._cells_squared / self._weight - mean_cells * mean_cells
+        if variance < self._MIN_SPREAD_CELLS**2:
+            return 0.0
+        covariance = self._cells_seconds / self._weight - mean_cells * self._seconds / self._weight
+        return max(covariance / variance, 0.0)
