@@ -35,6 +35,7 @@ import numpy as np
 import xxhash
 
 from rekindle.errors import EntryCorrupt
+from rekindle.model_state import Payload
 
 BLOCK_TOKENS = 256
 TOKEN_BYTES = 4
@@ -50,7 +51,6 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PREAMBLE_BYTES = -(-(HEADER_BYTES + BLOCK_TOKENS * TOKEN_BYTES) // _ALIGNMENT) * _ALIGNMENT
 
 Key = bytes
-Payload = bytes | memoryview
 
 
 class Kind(IntEnum):
@@ -168,18 +168,21 @@ def decode_preamble(data: bytes) -> tuple[Header, int]:
     (check,) = _CHECK.unpack_from(data, _HEADER.size)
     if len(tokens) != n_tokens * TOKEN_BYTES or check != xxhash.xxh3_64_intdigest(fixed + tokens):
         raise EntryCorrupt("its header does not match its checksum")
-    header = Header(
-        key=key,
-        parent=parent,
-        fingerprint=fingerprint,
-        kind=Kind(kind),
-        start=start,
-        tokens=tokens,
-        payload_bytes=payload_bytes,
-        compute_seconds=compute_seconds,
-        reason=Reason(reason),
-        created_at=created_at,
-    )
+    try:
+        header = Header(
+            key=key,
+            parent=parent,
+            fingerprint=fingerprint,
+            kind=Kind(kind),
+            start=start,
+            tokens=tokens,
+            payload_bytes=payload_bytes,
+            compute_seconds=compute_seconds,
+            reason=Reason(reason),
+            created_at=created_at,
+        )
+    except ValueError as error:
+        raise EntryCorrupt(f"its header is of another version: {error}") from None
     if entry_key(parent, header.kind, tokens) != key:
         raise EntryCorrupt("its key does not follow from its tokens")
     return header, payload_check

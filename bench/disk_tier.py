@@ -1,0 +1,104 @@
+"""What the disk tier costs: puts, gets, touches, a start, a rebuild, and puts that must evict.
+
+    python -m bench.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
+
+DIRECTORY must not exist; it is deleted in the end. Reads come from the page cache.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from rich.console import Console
+
+from rekindle.cache.block import Entry, Header, Key, Kind, Reason, entry_key, token_bytes
+from rekindle.cache.tiers.disk import DiskTier
+
+MODEL = b"m" * 16
+CHAIN_LENGTH = 64
+TOUCHED_AT_ONCE = 20
+CONSOLE = Console(highlight=False)
+T = TypeVar("T")
+
+
+def main(directory: Path, n_entries: int = 10_000, payload_bytes: int = 600_000) -> None:
+    directory.mkdir(parents=True)
+    try:
+        _measure(directory, list(_headers(n_entries, payload_bytes)))
+    finally:
+        shutil.rmtree(directory)
+
+
+def _measure(directory: Path, headers: list[Header]) -> None:
+    payload = np.random.default_rng(1).bytes(headers[0].payload_bytes)
+    keys = [header.key for header in headers]
+    n_bytes = sum(header.file_bytes for header in headers)
+    with closing(_tier(directory, 2 * n_bytes + 2**24)) as tier:
+        tier.open()
+        _each("put", lambda header: tier.put(Entry(header, payload)), headers, n_bytes)
+        _each("get", tier.get, keys, n_bytes)
+        groups = [keys[n : n + TOUCHED_AT_ONCE] for n in range(0, len(keys), TOUCHED_AT_ONCE)]
+        _each(f"touch of {TOUCHED_AT_ONCE}", tier.touch, groups)
+        overhead = tier.usage_bytes() / n_bytes - 1
+    CONSOLE.print(f"counted beyond the files' own bytes: {overhead:.2%}")
+    with closing(_tier(directory, 2 * n_bytes)) as tier:
+        _each("open", lambda _: tier.open(), [None])
+        _each("headers", lambda _: list(tier.headers()), [None])
+    (directory / "catalog.sqlite3").unlink()
+    with closing(_tier(directory, n_bytes)) as tier:
+        _each("rebuild", lambda _: tier.open(), [None])
+        others = list(_headers(len(headers) // 2, headers[0].payload_bytes, seed=2))
+        put = "put that evicts"
+        _each(put, lambda header: tier.put(Entry(header, payload)), others, n_bytes // 2)
+
+
+def _each(
+    name: str, action: Callable[[T], object], items: Sequence[T], n_bytes: int | None = None
+) -> None:
+    seconds = []
+    for item in items:
+        started = time.perf_counter()
+        action(item)
+        seconds.append(time.perf_counter() - started)
+    in_order = sorted(seconds)
+    p50, p99 = (in_order[int(len(in_order) * share)] * 1000 for share in (0.5, 0.99))
+    speed = f", {n_bytes / sum(seconds) / 2**20:.0f} MiB/s" if n_bytes is not None else ""
+    CONSOLE.print(f"{name}: p50 {p50:.2f}, p99 {p99:.2f}, max {in_order[-1] * 1000:.2f} ms{speed}")
+
+
+def _tier(directory: Path, budget_bytes: int) -> DiskTier:
+    def is_leased(key: Key) -> bool:
+        return False
+
+    return DiskTier(directory, fingerprint=MODEL, budget_bytes=budget_bytes, is_leased=is_leased)
+
+
+def _headers(n_entries: int, payload_bytes: int, seed: int = 1) -> Iterator[Header]:
+    noise = np.random.default_rng(seed)
+    parent = MODEL
+    for n in range(n_entries):
+        parent = parent if n % CHAIN_LENGTH else MODEL
+        tokens = token_bytes(noise.integers(0, 50_000, 256).tolist())
+        header = Header(
+            key=entry_key(parent, Kind.BLOCK, tokens),
+            parent=parent,
+            fingerprint=MODEL,
+            kind=Kind.BLOCK,
+            start=n % CHAIN_LENGTH * 256,
+            tokens=tokens,
+            payload_bytes=payload_bytes,
+            compute_seconds=1.0,
+            reason=Reason.PREFILL,
+            created_at=time.time(),
+        )
+        parent = header.key
+        yield header
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

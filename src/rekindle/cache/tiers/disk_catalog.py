@@ -1,0 +1,244 @@
+"""The index of a cache directory: one row per stored entry.
+
+A row holds the entry's header, token ids included, so that a start reads no file.
+Every method raises TierFailed when SQLite cannot do its work.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rekindle.cache.block import KEY_BYTES, Header, Key, Kind, Reason, entry_key
+from rekindle.cache.tiers.disk_database import Database, column
+from rekindle.cache.tiers.entry_file import size_on_disk
+from rekindle.errors import TierFailed
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 1000
+_MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
+
+_HEADER_COLUMNS = """key, parent, fingerprint, kind, start, tokens, payload_bytes,
+    compute_seconds, reason, created_at"""
+_ROW_COLUMNS = f"{_HEADER_COLUMNS}, last_used_at, hits"
+_INSERT = f"""
+INSERT OR IGNORE INTO entries
+    ({_HEADER_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
+SELECT :key, :parent, :fingerprint, :kind, :start, :tokens, :payload_bytes,
+    :compute_seconds, :reason, :created_at, :disk_bytes, :last_used_at, 1,
+    priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
+    (SELECT count(*) FROM entries WHERE parent = :key)
+"""
+_TOUCH = """
+UPDATE entries SET
+    last_used_at = ?,
+    hits = hits + 1,
+    priority = priority((SELECT clock FROM eviction), compute_seconds, disk_bytes, hits + 1)
+WHERE key = ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRow:
+    header: Header
+    last_used_at: float
+    hits: int  # 1 when it was written
+
+    @property
+    def file_bytes(self) -> int:
+        return self.header.file_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    n_entries: int = 0
+    n_tokens: int = 0  # of blocks: a checkpoint follows tokens that are counted there
+    n_bytes: int = 0  # on disk
+
+
+class Catalog(Database):
+    """What a directory holds. `open_catalog` of disk_reconcile.py makes sure that it is true."""
+
+    def rows(self, *, fingerprint: Key | None = None) -> Iterator[CatalogRow]:
+        """Most recently used first; of every model unless one is named."""
+        for batch in self.batches(fingerprint=fingerprint):
+            yield from batch
+
+    def batches(self, *, fingerprint: Key | None = None) -> Iterator[list[CatalogRow]]:
+        with self.reading() as connection:
+            ids = column(
+                connection,
+                "SELECT id FROM entries WHERE ?1 IS NULL OR fingerprint = ?1"
+                " ORDER BY last_used_at DESC, id DESC",
+                (fingerprint,),
+            )
+        yield from self._batches_of(ids)
+
+    def find(self, hex_prefix: str) -> list[CatalogRow]:
+        """Those whose key starts so; none when that is not hex."""
+        try:
+            low, high = (bytes.fromhex(hex_prefix.ljust(2 * KEY_BYTES, digit)) for digit in "0f")
+        except ValueError:
+            return []
+        with self.reading() as connection:
+            ids = column(
+                connection, "SELECT id FROM entries WHERE key BETWEEN ? AND ?", (low, high)
+            )
+        return [row for batch in self._batches_of(ids) for row in batch]
+
+    def totals(self) -> dict[Key, Totals]:
+        """By fingerprint."""
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT fingerprint, n_entries, n_tokens, n_bytes FROM totals"
+            )
+            return {fingerprint: Totals(*numbers) for fingerprint, *numbers in rows}
+
+    def all_keys(self) -> list[Key]:
+        with self.reading() as connection:
+            return column(connection, "SELECT key FROM entries")
+
+    def has(self, key: Key) -> bool:
+        with self.reading() as connection:
+            return bool(column(connection, "SELECT 1 FROM entries WHERE key = ?", (key,)))
+
+    def add(self, headers: Sequence[Header], *, used_at: float | None = None) -> None:
+        """Those that are known stay as they are. None: last used when they were made."""
+        with self.transaction() as connection:
+            connection.executemany(_INSERT, (_parameters(header, used_at) for header in headers))
+
+    def touch(self, keys: Sequence[Key], *, used_at: float) -> None:
+        with self.transaction() as connection:
+            connection.executemany(_TOUCH, ((used_at, key) for key in keys))
+
+    def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
+        """Only the rows. `unless` is asked while nobody else can add or remove any."""
+        for first in range(0, len(keys), _BATCH_ROWS):
+            with self.transaction() as connection:
+                batch = keys[first : first + _BATCH_ROWS]
+                doomed = [(key,) for key in batch if unless is None or not unless(key)]
+                connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
+                _shrink(connection)
+
+    def evict(
+        self, *, limit_bytes: int, target_bytes: int, is_spared: Callable[[Key], bool]
+    ) -> list[Key]:
+        """One batch of leaves, lowest priority first, when more than the limit is stored.
+
+        It goes on to the target as far as a batch reaches. The caller deletes the files, and asks
+        again until there is nothing to evict.
+        """
+        with self.reading() as connection:
+            if _stored_bytes(connection) <= limit_bytes:
+                return []
+        evicted: list[Key] = []
+        with self.transaction() as connection:
+            n_bytes = _stored_bytes(connection)
+            while n_bytes > target_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
+                leaf = _lowest_leaf(connection, is_spared)
+                if leaf is None:
+                    break
+                connection.execute("DELETE FROM entries WHERE id = ?", (leaf.id,))
+                connection.execute("UPDATE eviction SET clock = max(clock, ?)", (leaf.priority,))
+                n_bytes -= leaf.disk_bytes
+                evicted.append(leaf.key)
+            if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
+                raise TierFailed("there is no room: everything that could go is in use")
+            _shrink(connection)
+        return evicted
+
+    def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
+        for first in range(0, len(ids), _BATCH_ROWS):
+            # Not one query for all: an open one would keep the log from being cut.
+            with self.reading() as connection:
+                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
+            yield rows
+
+
+class _Leaf(NamedTuple):
+    id: int
+    key: Key
+    disk_bytes: int
+    priority: float
+
+
+def _stored_bytes(connection: sqlite3.Connection) -> int:
+    (n_bytes,) = column(connection, "SELECT coalesce(sum(n_bytes), 0) FROM totals")
+    return int(n_bytes)
+
+
+def _lowest_leaf(connection: sqlite3.Connection, is_spared: Callable[[Key], bool]) -> _Leaf | None:
+    leaves = connection.execute(
+        "SELECT id, key, disk_bytes, priority FROM entries WHERE n_children = 0 ORDER BY priority"
+    )
+    return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
+
+
+def _shrink(connection: sqlite3.Connection) -> None:
+    """Gives pages back when many are unused, a few at a time: each one is moved."""
+    (n_pages,) = column(connection, "PRAGMA page_count")
+    (n_free,) = column(connection, "PRAGMA freelist_count")
+    if n_free > n_pages // 4:
+        column(connection, "PRAGMA incremental_vacuum(64)")
+
+
+def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
+    query = f"SELECT id, {_ROW_COLUMNS} FROM entries WHERE id IN ({','.join(map(str, ids))})"
+    rows = {row[0]: _row(*row[1:]) for row in connection.execute(query)}
+    return [row for id in ids if (row := rows.get(id)) is not None]
+
+
+def _row(
+    key: Key,
+    parent: Key,
+    fingerprint: Key,
+    kind: int,
+    start: int,
+    tokens: bytes,
+    payload_bytes: int,
+    compute_seconds: float,
+    reason: int,
+    created_at: float,
+    last_used_at: float,
+    hits: int,
+) -> CatalogRow | None:
+    # Nothing else notices a flipped bit here, and wrong token ids would match a wrong prompt.
+    try:
+        header = Header(
+            key=key,
+            parent=parent,
+            fingerprint=fingerprint,
+            kind=Kind(kind),
+            start=start,
+            tokens=tokens,
+            payload_bytes=payload_bytes,
+            compute_seconds=compute_seconds,
+            reason=Reason(reason),
+            created_at=created_at,
+        )
+        is_sound = entry_key(parent, header.kind, tokens) == key
+    except (ValueError, TypeError):
+        is_sound = False
+    if not is_sound:
+        _log.warning("a row of the catalogue is damaged; its entry will not be found")
+        return None
+    return CatalogRow(header, last_used_at, hits)
+
+
+def _parameters(header: Header, used_at: float | None) -> dict[str, bytes | int | float]:
+    return {
+        "key": header.key,
+        "parent": header.parent,
+        "fingerprint": header.fingerprint,
+        "kind": header.kind,
+        "start": header.start,
+        "tokens": header.tokens,
+        "payload_bytes": header.payload_bytes,
+        "compute_seconds": header.compute_seconds,
+        "reason": header.reason,
+        "created_at": header.created_at,
+        "disk_bytes": size_on_disk(header),
+        "last_used_at": header.created_at if used_at is None else used_at,
+    }

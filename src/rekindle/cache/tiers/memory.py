@@ -1,0 +1,72 @@
+"""The RAM tier: payloads in a dictionary, and the bytes that are spoken for.
+
+Whoever puts something in has made room before; which entry goes is not decided here.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rekindle.cache.block import Entry, Header, Key
+from rekindle.errors import EntryMissing
+from rekindle.generation import CacheSource
+
+# What an entry costs beyond its payload: its header, its token ids, its place in the index.
+ENTRY_OVERHEAD_BYTES = 4096  # picked, well above what was measured
+
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use, or "max"
+
+
+def machine_memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(_CGROUP_LIMIT.read_text("ascii")))
+    except (OSError, ValueError):
+        return total
+
+
+class MemoryTier:
+    name = CacheSource.MEMORY
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.n_bytes = 0  # held and reserved
+        self._entries: dict[Key, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def get(self, key: Key) -> Entry:
+        try:
+            return self._entries[key]
+        except KeyError:
+            raise EntryMissing(f"{key.hex()} is not in memory") from None
+
+    def put(self, entry: Entry) -> list[Key]:
+        assert entry.header.key not in self._entries
+        self._entries[entry.header.key] = entry
+        self.n_bytes += size_in_memory(entry.header.payload_bytes)
+        return []
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if entry := self._entries.pop(key, None):
+                self.n_bytes -= size_in_memory(entry.header.payload_bytes)
+
+    def headers(self) -> Iterator[list[Header]]:
+        yield [entry.header for entry in self._entries.values()]
+
+    def reserve(self, payload_bytes: int) -> None:
+        """Counts bytes that are on their way in; every reservation is given back."""
+        self.n_bytes += size_in_memory(payload_bytes)
+
+    def give_back(self, payload_bytes: int) -> None:
+        self.n_bytes -= size_in_memory(payload_bytes)
+
+
+def size_in_memory(payload_bytes: int) -> int:
+    return payload_bytes + ENTRY_OVERHEAD_BYTES

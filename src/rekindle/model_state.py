@@ -1,0 +1,22 @@
+"""What of a model's state can be stored: decided by `llama`, used by `engine` and `cache`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+Payload = bytes | memoryview  # rows or a checkpoint, as the backend wrote them
+
+
+class ModelClass(StrEnum):
+    DENSE = "dense"  # rows only: any prefix of a slot can be kept
+    SLIDING_WINDOW = "sliding_window"  # rows, and a window that only exists at the end
+    HYBRID = "hybrid"  # rows, and a recurrent state
+    RECURRENT = "recurrent"  # a state and no rows
+    OPAQUE = "opaque"  # a state that can only be taken whole
+
+
+@dataclass(frozen=True, slots=True)
+class StateTraits:
+    model_class: ModelClass
+    has_rows: bool
+    has_checkpoints: bool
+    off_because: str | None = None  # why nothing may be stored; None: it may
