@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rekindle import __version__
+from rekindle.cli import cache
 from rekindle.cli.chat import chat
 from rekindle.cli.serve import serve
 from rekindle.errors import StartupError
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(chat)
+app.add_typer(cache.app, name="cache")
 
 
 def main() -> None:

@@ -69,6 +69,10 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
     given = {name: value for name, value in flags.items() if value is not None}
     for setting in all_settings():
         if setting.about.off_flag and given.pop(_off_name(setting), False):
+            if setting.name in given:
+                raise StartupError(
+                    f"{setting.flag} and {setting.about.off_flag} contradict each other."
+                )
             given[setting.name] = "0"
     resolved = resolve(given, os.environ, file)
     api_keys(resolved.settings.server)  # an unreadable key file is found before the model loads
@@ -92,7 +96,11 @@ def load_model(settings: Settings) -> "Assembly":
             progress.update(task, completed=fraction)
             return not interrupted.is_set()
 
-        return assemble(settings, model.path, model.name, on_progress)
+        def on_digest(done: int, total: int) -> None:
+            progress.update(task, description="Reading the weights (once)")
+            progress.update(task, completed=done, total=total)
+
+        return assemble(settings, model, on_progress, on_digest)
 
 
 @contextmanager

@@ -1,0 +1,200 @@
+"""Which stored bytes mean the same: the identity of a setup, and its fingerprint.
+
+The fingerprint is the parent of every first block, so a key from another model, KV type or
+llama.cpp never matches. Digests of weights are remembered in a file while the weights' own
+files stay as they are: reading them again would take longer than loading them.
+"""
+
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b, sha256
+from pathlib import Path
+
+import platformdirs
+
+from rekindle.cache.block import FORMAT_VERSION, KEY_BYTES, Key
+from rekindle.errors import StartupError
+
+_log = logging.getLogger(__name__)
+
+DIGESTS_NAME = "weights.json"
+MAX_DIGESTS = 64
+_CHUNK_BYTES = 4 * 2**20
+# A change this soon after another may leave the same time stamp: FAT counts in 2 seconds.
+_STAMP_SECONDS = 2.0
+
+
+def default_cache_dir() -> Path:
+    return platformdirs.user_cache_path("rekindle") / "prefixes"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    digest: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """All that changes what stored bytes mean. None: llama.cpp's or the model's own choice."""
+
+    weights: str  # see `weights_digest`
+    model_class: str
+    type_k: str
+    type_v: str
+    flash_attn: str
+    v_transposed: bool | None = None
+    # Whether the sliding window's layers are rows like the others, or part of a checkpoint.
+    swa_full: bool = False
+    rope_scaling: str | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    # Models with long and short RoPE factors choose by the size of the context.
+    rope_n_ctx: int | None = None
+    # LLAMA_ATTN_ROT_DISABLE: llama.cpp rotates quantised rows unless its environment forbids it.
+    attn_rot_disable: str | None = None
+    state_version: str
+    adapters: tuple[Adapter, ...] = ()
+    namespace: str = ""
+    format_version: int = FORMAT_VERSION
+
+
+def fingerprint(identity: Identity) -> Key:
+    # JSON with sorted names: strings are quoted and floats exact, so no two identities share it.
+    text = json.dumps(asdict(identity), sort_keys=True)
+    return blake2b(text.encode("ascii"), digest_size=KEY_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What a file looks like from outside; equal states are taken for equal content."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    # Catches what keeps its mtime: copies with `-p`, images whose files all have one time.
+    ctime_ns: int
+    inode: int
+    device: int
+
+
+class DigestFile:
+    """SHA-256 of files by their state, in JSON. Anything odd in it is the same as nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> dict[FileState, str]:
+        """Least recently used first."""
+        try:
+            rows = json.loads(self._path.read_bytes())
+            return {FileState(**row["file"]): _checked(row["sha256"]) for row in rows}
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            return {}
+
+    def save(self, digests: Mapping[FileState, str]) -> None:
+        kept = list(digests.items())[-MAX_DIGESTS:]
+        rows = [{"file": asdict(state), "sha256": digest} for state, digest in kept]
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(self._path, json.dumps(rows, indent=1).encode("ascii"))
+        except OSError as error:
+            _log.warning("%s cannot be written (%s)", self._path, error.strerror)
+
+
+def weights_digest(
+    paths: Sequence[Path],
+    *,
+    known: DigestFile | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """One digest for the files' content, in order. Raises StartupError.
+
+    `on_progress` gets the bytes done and the bytes in all.
+    """
+    digests = known.load() if known else {}
+    order = list(digests)
+    states = [_state(path) for path in paths]
+    n_total = sum(state.size for state in states)
+    n_done = 0
+
+    def report(n_bytes: int) -> None:
+        nonlocal n_done
+        n_done += n_bytes
+        if on_progress:
+            on_progress(n_done, n_total)
+
+    whole = sha256()
+    for path, state in zip(paths, states, strict=True):
+        digest = digests.pop(state, None)
+        if digest is None:
+            digest = _read_digest(path, state, report)
+        else:
+            report(state.size)
+        if _is_settled(state):
+            digests[state] = digest
+        whole.update(bytes.fromhex(digest))
+    if known and list(digests) != order:
+        known.save(digests)
+    return whole.hexdigest()
+
+
+def _state(path: Path) -> FileState:
+    try:
+        real = path.resolve()
+        stat = real.stat()
+    except OSError as error:
+        raise StartupError(f"The file {path} cannot be read: {error.strerror}.") from error
+    return FileState(
+        path=str(real),
+        size=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+        ctime_ns=stat.st_ctime_ns,
+        inode=stat.st_ino,
+        device=stat.st_dev,
+    )
+
+
+def _read_digest(path: Path, state: FileState, report: Callable[[int], None]) -> str:
+    digest = sha256()
+    buffer = bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while n_read := file.readinto(buffer):
+                digest.update(view[:n_read])
+                report(n_read)
+    except OSError as error:
+        raise StartupError(f"The file {path} cannot be read: {error.strerror}.") from error
+    if _state(path) != state:
+        raise StartupError(f"The file {path} was changed while it was read; start again.")
+    return digest.hexdigest()
+
+
+def _is_settled(state: FileState) -> bool:
+    """A change to the file from now on would change its state."""
+    return time.time() - state.mtime_ns / 1e9 > _STAMP_SECONDS
+
+
+def _checked(digest: object) -> str:
+    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError(digest)
+    return digest
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The old content or the new one, for whoever reads; for the owner's eyes only."""
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
