@@ -1,156 +1,138 @@
-"""The llama.cpp backend on tiny random models, one for each class of memory it has."""
-
-from collections.abc import Iterator
+"""Decoding, forking and cutting slots, on one tiny random model per class of memory."""
 
 import pytest
 
-from rekindle.errors import ContextFull, EngineError
-from rekindle.generation import Sampling, TokenSampled
-from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.errors import ContextFull, DecodeFailed
+from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import Model
-from tests.conftest import TinyModels
-from tests.support.tiny_models import TinyArchitecture
+from rekindle.model_state import ModelClass
+from tests.llama.driver import (
+    continue_greedily,
+    continue_together,
+    make_backend,
+    prefill,
+    prompt,
+    restore,
+    save,
+)
+from tests.support.tiny_models import SLIDING_WINDOW, TinyArchitecture
 
-ALL = list(TinyArchitecture)
 N_PROMPT = 320  # beyond every tiny model's window, and not a multiple of 64 blocks alone
 
-
-@pytest.fixture(params=ALL, scope="module")
-def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Model]:
-    model = Model(tiny_models(request.param), gpu_layers=0)
-    yield model
-    model.close()
-
-
-@pytest.fixture
-def backend(model: Model) -> Iterator[LlamaBackend]:
-    backend = make_backend(model)
-    yield backend
-    backend.close()
+only_dense = pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True)
+only_sliding = pytest.mark.parametrize("model", [TinyArchitecture.GEMMA3], indirect=True)
+all_with_a_window = pytest.mark.parametrize(
+    "model", [TinyArchitecture.GEMMA3, TinyArchitecture.LFM2_SWA], indirect=True
+)
 
 
-def make_backend(model: Model, *, n_cells: int = 2048) -> LlamaBackend:
-    return LlamaBackend(
-        model,
-        ContextParams(
-            n_cells=n_cells,
-            n_slots=4,
-            n_batch=512,
-            n_ubatch=256,
-            n_threads=1,
-            flash_attn="auto",
-            type_k="f16",
-            type_v="f16",
-            swa_full=False,
-        ),
-    )
-
-
-def prompt(n_tokens: int, seed: int = 1) -> list[int]:
-    return [3 + (seed * 7919 + index * 104729) % 500 for index in range(n_tokens)]
-
-
-def prefill(backend: LlamaBackend, slot: int, tokens: list[int], start: int = 0) -> None:
-    for begin in range(start, len(tokens), 64):
-        chunk = tokens[begin : begin + 64]
-        positions = list(range(begin, begin + len(chunk)))
-        backend.decode(chunk, positions, [slot] * len(chunk), [len(chunk) - 1])
-
-
-def continue_greedily(
-    backend: LlamaBackend, slot: int, tokens: list[int], n_tokens: int = 12
-) -> list[int]:
-    """`tokens` is all the slot holds but the last, which is decoded first."""
-    sampler = backend.new_sampler(Sampling(temperature=0), (), None)
-    reply: list[int] = []
-    token, position = tokens[-1], len(tokens) - 1
-    for _ in range(n_tokens):
-        backend.decode([token], [position], [slot], [0])
-        [sampled] = backend.sample([sampler], [0])
-        assert isinstance(sampled, TokenSampled)
-        token, position = sampled.token, position + 1
-        reply.append(token)
-    sampler.close()
-    return reply
-
-
-def save(backend: LlamaBackend, slot: int, n_tokens: int) -> tuple[list[bytes], bytes]:
-    """What a slot holds, as blocks of 128 rows and a checkpoint."""
-    blocks = [
-        backend.export_rows(slot, start, min(start + 128, n_tokens))
-        for start in range(0, n_tokens, 128)
-    ]
-    return blocks, backend.export_checkpoint(slot)
-
-
-def restore(
-    backend: LlamaBackend, slot: int, n_tokens: int, saved: tuple[list[bytes], bytes]
-) -> None:
-    blocks, checkpoint = saved
-    for index, rows in enumerate(blocks):
-        backend.import_rows(slot, 128 * index, min(128 * (index + 1), n_tokens), rows)
-    backend.import_checkpoint(slot, checkpoint)
-
-
-def test_a_restored_slot_is_byte_equal_and_continues_as_the_original(
-    model: Model, backend: LlamaBackend
-) -> None:
-    tokens = prompt(N_PROMPT)
-    prefill(backend, 0, tokens[:-1])
-    saved = save(backend, 0, N_PROMPT - 1)
-    expected = continue_greedily(backend, 0, tokens)
-    backend.clear_slot(0)
-
-    restore(backend, 1, N_PROMPT - 1, saved)
-    assert backend.n_positions(1) == N_PROMPT - 1
-    assert save(backend, 1, N_PROMPT - 1) == saved
-    assert continue_greedily(backend, 1, tokens) == expected
-
-    # In a context that never saw the prompt, too.
-    other = make_backend(model)
-    restore(other, 2, N_PROMPT - 1, saved)
-    assert continue_greedily(other, 2, tokens) == expected
-    other.close()
-
-
-def test_a_copied_slot_goes_on_without_disturbing_its_source(backend: LlamaBackend) -> None:
+def test_a_copy_goes_on_without_disturbing_its_source(backend: LlamaBackend) -> None:
     tokens = prompt(N_PROMPT)
     prefill(backend, 0, tokens[:-1])
     before = save(backend, 0, N_PROMPT - 1)
+    for target in (1, 2):
+        backend.copy_slot(0, target)
+        assert backend.n_positions(target) == N_PROMPT - 1
+        assert save(backend, target, N_PROMPT - 1) == before
+    first = continue_greedily(backend, 1, tokens)
+    assert save(backend, 0, N_PROMPT - 1) == before
+    backend.copy_slot(0, 3)
+    # The source decodes in the same batch as its copies, and then leaves before them.
+    together = continue_together(backend, [0, 2, 3], tokens)
+    assert together[0] == together[1] == together[2]
+    assert continue_greedily(backend, 1, [*tokens, *first], n_tokens=4)
+    backend.clear_slot(0)
+    more = [*tokens, *together[1]]
+    assert len({tuple(r) for r in continue_together(backend, [2, 3], more, n_tokens=4)}) == 1
+
+
+@all_with_a_window
+@pytest.mark.parametrize("swa_full", [False, True])
+def test_copies_of_a_long_slot_do_not_use_up_the_window_ring(
+    model: Model, *, swa_full: bool
+) -> None:
+    backend = make_backend(model, swa_full=swa_full)
+    tokens = prompt(1500)
+    prefill(backend, 0, tokens[:-1])
     for target in (1, 2, 3):
         backend.copy_slot(0, target)
-    replies = [continue_greedily(backend, slot, tokens) for slot in (1, 2, 3)]
-    assert replies[0] == replies[1] == replies[2]
-    assert save(backend, 0, N_PROMPT - 1) == before
-    assert continue_greedily(backend, 0, tokens) == replies[0]
+    if backend.traits.model_class is ModelClass.SLIDING_WINDOW:
+        assert backend.can_trim(1, 64) == swa_full  # a ring as large as the context is shared
+    replies = continue_together(backend, [0, 1, 2, 3], tokens, n_tokens=130)
+    assert replies[1] == replies[2] == replies[3]
+    for target in (1, 2, 3):
+        backend.clear_slot(target)
+        backend.copy_slot(0, target)
+    prefill(backend, 1, prompt(1499 + 130 + 64), start=1499 + 130)
+    backend.close()
 
 
-def test_trim_keeps_exactly_the_prefix_or_says_it_cannot(backend: LlamaBackend) -> None:
+def test_trim_keeps_exactly_the_prefix(backend: LlamaBackend) -> None:
     tokens = prompt(N_PROMPT)
     prefill(backend, 0, tokens[:192])  # whole chunks: shorter ones give other rounding
     expected = continue_greedily(backend, 0, tokens[:193])
     backend.clear_slot(0)
-
     prefill(backend, 0, tokens)
-    whole = save(backend, 0, N_PROMPT)
-    if backend.trim_slot(0, 192):
+    if backend.can_trim(0, 192):
+        backend.trim_slot(0, 192)
         assert backend.n_positions(0) == 192
         assert continue_greedily(backend, 0, tokens[:193]) == expected
     else:
-        assert save(backend, 0, N_PROMPT) == whole
+        with pytest.raises(AssertionError):
+            backend.trim_slot(0, 192)
+        assert backend.n_positions(0) == N_PROMPT
 
 
-@pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True)
-def test_a_dense_model_can_always_be_trimmed(backend: LlamaBackend) -> None:
+def test_what_can_be_trimmed_depends_on_the_class(backend: LlamaBackend) -> None:
     prefill(backend, 0, prompt(N_PROMPT))
-    assert backend.trim_slot(0, 5)
+    whole = save(backend, 0, N_PROMPT)
+    # As long as its ring is not full, a window of the past is still there.
+    is_free = backend.traits.model_class in (ModelClass.DENSE, ModelClass.SLIDING_WINDOW)
+    trims = {n_keep: backend.can_trim(0, n_keep) for n_keep in (0, 1, 192, 319, N_PROMPT)}
+    assert trims == {0: True, 1: is_free, 192: is_free, 319: is_free, N_PROMPT: True}
+    backend.trim_slot(0, N_PROMPT)
+    assert save(backend, 0, N_PROMPT) == whole
+    backend.trim_slot(0, 0)
+    assert backend.n_positions(0) == 0
+    assert backend.can_trim(0, 0)
 
 
-@pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True)
+@only_sliding
+@pytest.mark.parametrize("swa_full", [False, True])
+def test_a_restored_window_lets_go_of_one_position(model: Model, *, swa_full: bool) -> None:
+    backend = make_backend(model, swa_full=swa_full)
+    tokens = prompt(N_PROMPT)
+    prefill(backend, 0, tokens)
+    restore(backend, 1, N_PROMPT, save(backend, 0, N_PROMPT))
+    assert [backend.can_trim(1, n_keep) for n_keep in (320, 319, 318, 1)] == [1, 1, 0, 0]
+    backend.trim_slot(1, 319)
+    backend.trim_slot(0, 319)
+    assert save(backend, 1, 319).blocks == save(backend, 0, 319).blocks
+    assert continue_greedily(backend, 1, tokens) == continue_greedily(backend, 0, tokens)
+    backend.close()
+
+
+@only_sliding
+def test_a_full_ring_bounds_what_can_be_trimmed(model: Model, backend: LlamaBackend) -> None:
+    tokens = prompt(1600)
+    prefill(backend, 0, tokens)
+    n_keep = next(n for n in range(1, 1600) if backend.can_trim(0, n))
+    assert SLIDING_WINDOW < n_keep < 1600 - SLIDING_WINDOW
+    assert all(backend.can_trim(0, n) for n in range(n_keep, 1601))
+    n_keep = -(-n_keep // 64) * 64
+    backend.trim_slot(0, n_keep)
+    other = make_backend(model, swa_full=True)
+    prefill(other, 0, tokens[:n_keep])
+    assert continue_greedily(backend, 0, tokens[: n_keep + 1], 4) == continue_greedily(
+        other, 0, tokens[: n_keep + 1], 4
+    )
+    other.close()
+
+
+@only_dense
 def test_more_tokens_than_cells_is_context_full_and_changes_nothing(model: Model) -> None:
     backend = make_backend(model, n_cells=256)
-    tokens = prompt(250)
-    prefill(backend, 0, tokens[:-1])
+    prefill(backend, 0, prompt(249))
     before = save(backend, 0, 249)
     with pytest.raises(ContextFull):
         backend.decode(prompt(64, seed=2), list(range(64)), [1] * 64, [63])
@@ -160,32 +142,40 @@ def test_more_tokens_than_cells_is_context_full_and_changes_nothing(model: Model
     backend.close()
 
 
-def test_bytes_that_llama_refuses_leave_an_empty_slot(backend: LlamaBackend) -> None:
-    prefill(backend, 0, prompt(128))
-    rows, checkpoint = backend.export_rows(0, 0, 128), backend.export_checkpoint(0)
-    if rows:
-        with pytest.raises(EngineError):
-            backend.import_rows(1, 0, 128, rows[:-40])
-        assert backend.n_positions(1) == 0
-    if checkpoint:
-        with pytest.raises(EngineError):
-            backend.import_checkpoint(1, checkpoint[:-4])
-        assert backend.n_positions(1) == 0
-    # The one that was there before is unharmed.
-    assert backend.n_positions(0) == 128
+def test_a_batch_that_is_refused_leaves_the_rows_intact(backend: LlamaBackend) -> None:
+    tokens = prompt(128)
+    prefill(backend, 0, tokens)
+    before = save(backend, 0, 128)
+    with pytest.raises(DecodeFailed) as failure:
+        backend.decode([2**30], [128], [0], [0])
+    assert failure.value.rows_intact
+    assert save(backend, 0, 128) == before
+    backend.decode([5], [128], [0], [0])
+
+
+@only_dense
+def test_clear_all_frees_cells_that_no_slot_owns(model: Model) -> None:
+    backend = make_backend(model, n_cells=256)
+    prefill(backend, 0, prompt(64))
+    rows = bytearray(backend.export_rows(0, 0, 64))
+    first_position = 16  # behind the header, the number of streams and of cells
+    assert int.from_bytes(rows[first_position : first_position + 4], "little") == 0
+    rows[first_position : first_position + 4] = (-5).to_bytes(4, "little", signed=True)
+    backend.import_rows(1, 0, 64, bytes(rows))
+    for slot in (0, 1):
+        backend.clear_slot(slot)
+    with pytest.raises(ContextFull):
+        prefill(backend, 0, prompt(256))
+    backend.clear_all()
+    assert backend.n_positions(0) == 0
+    prefill(backend, 0, prompt(256))
+    backend.close()
 
 
 def test_two_slots_in_one_batch_do_not_see_each_other(backend: LlamaBackend) -> None:
     first, second = prompt(64, seed=1), prompt(64, seed=2)
-    alone = []
-    for slot, tokens in ((0, first), (1, second)):
-        prefill(backend, slot, tokens)
-        alone.append(save(backend, slot, 64))
-        backend.clear_slot(slot)
     positions = list(range(64))
     backend.decode(first + second, positions * 2, [0] * 64 + [1] * 64, [63, 127])
-    together = [save(backend, slot, 64) for slot in (0, 1)]
-    assert [len(rows) for rows, _ in together] == [len(rows) for rows, _ in alone]
     for slot, tokens in ((0, first), (1, second)):
         mixed = continue_greedily(backend, slot, [*tokens, 9], n_tokens=4)
         backend.clear_slot(slot)

@@ -11,7 +11,7 @@ from rekindle.generation import Grammar, GrammarKind, Sampling, TokenSampled
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import Model
 from tests.conftest import TinyModels
-from tests.llama.test_context import make_backend, prefill, prompt
+from tests.llama.driver import make_backend, prefill, prompt
 from tests.support.tiny_models import TinyArchitecture
 
 

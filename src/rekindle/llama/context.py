@@ -16,10 +16,15 @@ from rekindle.generation import Grammar, Sampling, TokenSampled
 from rekindle.llama.grammar import GrammarCompiler
 from rekindle.llama.library import lib, logits_address, recent_errors
 from rekindle.llama.model import Model
+from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampler import Sampler, greedy_tokens
-from rekindle.llama.state import StateAccess
+from rekindle.llama.state import SlotMemory, StateAccess
+from rekindle.model_state import ModelClass, Payload, StateTraits
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+# Enough to be saved in two pieces, and together they cost little more than a single one.
+PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +48,18 @@ class LlamaBackend:
         self._vocabulary = model.vocabulary
         self._grammars = GrammarCompiler(model.vocabulary)
         self._context = _make_context(model, params)
-        self._memory = lib.llama_get_memory(self._context)
+        self._memory = SlotMemory(self._context, scratch=params.n_slots)
+        self._state = StateAccess(self._memory, ModelClass.OPAQUE)
+        self.traits: StateTraits = NOT_PROBED
         self._batch = _Batch(params.n_batch)
         self._is_asynchronous: bool = lib.llama_supports_gpu_offload()
         self._output_indices: list[int] = []
         self._logits_place = (0, 0)
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
         facts = model.facts
-        self._has_window = facts.n_swa > 0 and not facts.is_recurrent
-        self._state = StateAccess(
-            self._context,
-            scratch=params.n_slots,
-            has_rows=not facts.is_recurrent,
-            has_partial=facts.is_recurrent or facts.is_hybrid or facts.n_swa > 0,
-        )
+        # Shared cells outside a window are never recycled, so each slot needs its own, unless
+        # there is room for all that ever was in it.
+        self._has_private_window = facts.n_swa > 0 and not params.swa_full
         self.n_slots = params.n_slots
         self.n_cells: int = lib.llama_n_ctx(self._context)
         self.n_ctx = min(self.n_cells, facts.n_ctx_train)
@@ -78,7 +81,9 @@ class LlamaBackend:
         if status == 1:
             raise ContextFull(f"No room for {len(tokens)} more positions in the context.")
         if status != 0:
-            raise DecodeFailed(f"llama.cpp could not decode a batch (code {status}).")
+            raise DecodeFailed(
+                f"llama.cpp could not decode a batch (code {status}).", rows_intact=status == -1
+            )
         # Off the CPU decode returns early; waiting here lets go of the GIL, reading logits not.
         if self._is_asynchronous:
             lib.llama_synchronize(self._context)
@@ -134,40 +139,52 @@ class LlamaBackend:
         self._grammars.check(grammar)
 
     def clear_slot(self, slot: int) -> None:
-        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._memory.clear(slot)
 
-    def trim_slot(self, slot: int, n_keep: int) -> bool:
-        """Drops every position from `n_keep` on. False: this model cannot, the slot is whole."""
-        if self._has_window:
-            # llama.cpp says yes even when the window before the cut is gone.
-            first: int = lib.llama_memory_seq_pos_min(self._memory, slot)
-            if first > max(0, n_keep - self._model.facts.n_swa + 1):
-                return False
-        return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
+    def clear_all(self) -> None:
+        self._memory.clear_all()
+
+    def can_trim(self, slot: int, n_keep: int) -> bool:
+        n_held = self.n_positions(slot)
+        assert 0 <= n_keep <= n_held
+        if n_keep in (0, n_held) or self.traits.model_class is ModelClass.DENSE:
+            return True
+        if self.traits.model_class is not ModelClass.SLIDING_WINDOW:
+            return False
+        # llama.cpp would say yes even when the window before the cut is gone.
+        window_start = n_keep - self._model.facts.n_swa + 1
+        return self._memory.first_position(slot) <= max(0, window_start)
+
+    def trim_slot(self, slot: int, n_keep: int) -> None:
+        assert self.can_trim(slot, n_keep)
+        is_done = self._memory.trim(slot, n_keep)
+        assert is_done
 
     def copy_slot(self, source: int, target: int) -> None:
-        """Makes the empty `target` equal to `source`; the rows are shared, not duplicated."""
-        # Shared cells outside the window are never recycled, so the copy gets its own window.
-        window = self._state.export_checkpoint(source) if self._has_window else b""
-        lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        if window:
+        """Makes the empty `target` equal to `source`. Only an opaque model's rows are doubled."""
+        if self.traits.model_class is ModelClass.OPAQUE:
+            self._state.import_checkpoint(target, self._state.export_checkpoint(source))
+            return
+        has_window = self._has_private_window and self._state.has_checkpoints
+        window = self._state.export_checkpoint(source) if has_window else None
+        self._memory.copy(source, target)
+        if window is not None:
             self._state.import_checkpoint(target, window)
 
-    def export_rows(self, slot: int, start: int, stop: int) -> bytes:
+    def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
         return self._state.export_rows(slot, start, stop)
 
-    def import_rows(self, slot: int, start: int, stop: int, rows: bytes) -> None:
+    def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
         self._state.import_rows(slot, start, stop, rows)
 
-    def export_checkpoint(self, slot: int) -> bytes:
+    def export_checkpoint(self, slot: int) -> memoryview:
         return self._state.export_checkpoint(slot)
 
-    def import_checkpoint(self, slot: int, checkpoint: bytes) -> None:
+    def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
         self._state.import_checkpoint(slot, checkpoint)
 
     def n_positions(self, slot: int) -> int:
-        last: int = lib.llama_memory_seq_pos_max(self._memory, slot)
-        return last + 1
+        return self._memory.n_positions(slot)
 
     def warm_up(self) -> None:
         """Touches every weight once, so that the first request does not pay for reading them.
@@ -176,8 +193,12 @@ class LlamaBackend:
         thread that ever did, and with more of them than cores all of them stop spinning, which
         makes every decode a third slower.
         """
-        self.decode([0], [0], [0], [0])
-        self.clear_slot(0)
+        n_tokens = min(PROBE_TOKENS, self.n_batch, self.n_ctx)
+        tokens = [index % self._vocabulary.n_vocab for index in range(n_tokens)]
+        self._state, self.traits = probe(self._memory, self._model.facts, tokens, self._fill)
+
+    def _fill(self, tokens: list[int]) -> None:
+        self.decode(tokens, list(range(len(tokens))), [0] * len(tokens), [len(tokens) - 1])
 
     def close(self) -> None:
         lib.llama_free(self._context)

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from typing import Any
 
 # Read by the OpenMP runtime when llama.cpp loads it. Its own default spins for milliseconds at
@@ -23,13 +24,23 @@ with suppress(OSError):
 
 from llama_cpp import llama_cpp as lib
 
-__all__ = ["lib", "listen_to_log", "logits_address", "recent_errors", "sample_holding_gil"]
+__all__ = [
+    "STATE_VERSION",
+    "lib",
+    "listen_to_log",
+    "logits_address",
+    "recent_errors",
+    "sample_holding_gil",
+]
 
 _log = logging.getLogger("rekindle.llama")
 
 # llama.cpp talks to developers: its errors reach our users as sentences of our own, its
 # warnings are advice on flags we set on purpose. So all of it is debug output here.
 _ERROR, _CONTINUE = 4, 5  # enum ggml_log_level
+
+# Stored states are read by the build that wrote them: their layout is not promised to anyone.
+STATE_VERSION = f"{version('llama_cpp_python')}, state {lib.LLAMA_STATE_SEQ_VERSION}"
 
 recent_errors: deque[str] = deque(maxlen=16)
 _listeners: list[Callable[[str], None]] = []

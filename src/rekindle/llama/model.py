@@ -24,6 +24,7 @@ class ModelFacts:
     n_swa: int
     is_recurrent: bool
     is_hybrid: bool
+    rope_depends_on_n_ctx: bool  # it has factors for short contexts and for long ones
     chat_template: str | None
     default_sampling: Sampling
 
@@ -75,8 +76,9 @@ def _load_failure(path: Path) -> str:
 
 def _read_facts(handle: Any) -> ModelFacts:
     template = lib.llama_model_chat_template(handle, None)
+    architecture = _metadata(handle, "general.architecture") or "unknown"
     return ModelFacts(
-        architecture=_metadata(handle, "general.architecture") or "unknown",
+        architecture=architecture,
         quantization=_quantization(handle),
         n_params=lib.llama_model_n_params(handle),
         size_bytes=lib.llama_model_size(handle),
@@ -84,6 +86,10 @@ def _read_facts(handle: Any) -> ModelFacts:
         n_swa=lib.llama_model_n_swa(handle),
         is_recurrent=lib.llama_model_is_recurrent(handle),
         is_hybrid=lib.llama_model_is_hybrid(handle),
+        rope_depends_on_n_ctx=_metadata(
+            handle, f"{architecture}.rope.scaling.original_context_length"
+        )
+        is not None,
         chat_template=template.decode("utf-8", "replace") if template else None,
         default_sampling=_default_sampling(handle),
     )

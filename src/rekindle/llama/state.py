@@ -9,89 +9,156 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rekindle.errors import EngineError
-from rekindle.llama.library import lib
+from rekindle.errors import ContextFull, EngineError
+from rekindle.llama.library import lib, recent_errors
+from rekindle.model_state import ModelClass, Payload
 
-_HEADER_BYTES = 8  # magic and sequence id
-_WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_*
+HEADER_BYTES = 8  # magic and sequence id
+WHOLE, PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_*
+
+_SPLIT = frozenset({ModelClass.SLIDING_WINDOW, ModelClass.HYBRID})
+
+
+class SlotMemory:
+    """The sequences of one context. Owned by the thread that owns the context.
+
+    `scratch` is a sequence that no request uses; whoever fills it empties it.
+    """
+
+    def __init__(self, context: Any, *, scratch: int) -> None:
+        self._context = context
+        self._memory = lib.llama_get_memory(context)
+        self.scratch = scratch
+
+    def n_positions(self, slot: int) -> int:
+        last: int = lib.llama_memory_seq_pos_max(self._memory, slot)
+        return last + 1
+
+    def first_position(self, slot: int) -> int:
+        """Where the window starts, for models that have one; -1 for an empty slot."""
+        first: int = lib.llama_memory_seq_pos_min(self._memory, slot)
+        return first
+
+    def clear(self, slot: int) -> None:
+        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def clear_all(self) -> None:
+        # Also frees cells whose position is out of range, which removing sequences does not.
+        # The data goes, too: a failed decode may have left a NaN, and attention without flash
+        # multiplies masked cells by zero instead of skipping them.
+        with_data = True
+        lib.llama_memory_clear(self._memory, with_data)
+
+    def trim(self, slot: int, n_keep: int) -> bool:
+        return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
+
+    def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
+        """The target shares the cells of the source. A range is for attention alone."""
+        lib.llama_memory_seq_cp(self._memory, source, target, start, stop)
+
+    def read(self, slot: int, flags: int, n_bytes: int | None = None) -> NDArray[np.uint8]:
+        """`n_bytes`: what the blob is known to have; finding out costs a walk over all cells."""
+        if n_bytes is None:
+            n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
+        buffer = np.empty(n_bytes, dtype=np.uint8)
+        written = lib.llama_state_seq_get_data_ext(
+            self._context, _pointer(buffer), n_bytes, slot, flags
+        )
+        if written != n_bytes:
+            raise EngineError(f"llama.cpp exported {written} of {n_bytes} bytes of a slot.")
+        return buffer
+
+    def write(self, slot: int, blob: Payload, flags: int) -> None:
+        """Replaces what the slot holds. When it raises, the slot must be cleared."""
+        source = np.frombuffer(blob, dtype=np.uint8)
+        recent_errors.clear()
+        consumed = lib.llama_state_seq_set_data_ext(
+            self._context, _pointer(source), source.nbytes, slot, flags
+        )
+        if 0 < consumed == source.nbytes:
+            return
+        if any("cells in kv cache" in line for line in recent_errors):
+            raise ContextFull("No room in the context for what was stored of a slot.")
+        raise EngineError(f"llama.cpp took {consumed} of {source.nbytes} bytes of a stored slot.")
 
 
 class StateAccess:
-    """Reads and writes slots of one context. Owned by the thread that owns the context."""
+    """Rows and checkpoints of slots, for a model of a known class.
 
-    def __init__(self, context: Any, *, scratch: int, has_rows: bool, has_partial: bool) -> None:
-        self._context = context
-        self._memory = lib.llama_get_memory(context)
-        self._scratch = scratch
-        self._has_rows = has_rows
-        self._has_partial = has_partial
-        self._remove(scratch)
-        self._header = self._get(scratch, _WHOLE)[:_HEADER_BYTES]
-        self._empty_partial = (
-            self._get(scratch, _PARTIAL)[_HEADER_BYTES:] if has_rows and has_partial else b""
-        )
+    `blank` is the smallest partial blob that displaces any other, where there are such parts.
+    """
 
-    def export_rows(self, slot: int, start: int, stop: int) -> bytes:
-        """The attention rows of positions [start, stop); empty for a recurrent model."""
-        if not self._has_rows:
-            return b""
-        lib.llama_memory_seq_cp(self._memory, slot, self._scratch, start, stop)
-        whole = self._get(self._scratch, _WHOLE)
-        n_partial = self._size(self._scratch, _PARTIAL) - _HEADER_BYTES if self._has_partial else 0
-        self._remove(self._scratch)
-        return whole[_HEADER_BYTES : len(whole) - n_partial]
+    def __init__(self, memory: SlotMemory, model_class: ModelClass, blank: bytes = b"") -> None:
+        assert bool(blank) == (model_class in _SPLIT)
+        self._memory = memory
+        self._model_class = model_class
+        self.has_rows = model_class is ModelClass.DENSE or model_class in _SPLIT
+        self.has_checkpoints = model_class is not ModelClass.DENSE
+        self._blank = blank
+        self._blank_tail_bytes = len(blank[HEADER_BYTES:])
+        self._empty_tail = memory.read(memory.scratch, PARTIAL)[HEADER_BYTES:] if blank else None
+        self._bytes_of_rows: dict[int, int] = {}  # by how many there are; llama.cpp's blobs
 
-    def import_rows(self, slot: int, start: int, stop: int, rows: bytes) -> None:
+    def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
+        """A blob that holds the attention rows of [start, stop) and an empty partial part."""
+        assert self.has_rows
+        memory = self._memory
+        n_bytes = self._bytes_of_rows.get(stop - start)
+        memory.copy(slot, memory.scratch, start, stop)
+        try:
+            if self._blank:
+                # Else the window or the recurrent state would be written out with each block,
+                # and it may be ten times as large.
+                memory.write(memory.scratch, self._blank, PARTIAL)
+            blob = memory.read(memory.scratch, WHOLE, n_bytes)
+        finally:
+            memory.clear(memory.scratch)
+        self._bytes_of_rows[stop - start] = len(blob)
+        if self._empty_tail is not None:
+            end = len(blob) - self._blank_tail_bytes
+            blob = blob[: end + len(self._empty_tail)]
+            blob[end:] = self._empty_tail
+        return blob.data.toreadonly()
+
+    def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
         """Adds rows behind those the slot holds. Ranges must come in position order."""
-        if not self._has_rows:
-            return
-        self._put(self._scratch, self._header + rows + self._empty_partial, _WHOLE, slot)
-        lib.llama_memory_seq_cp(self._memory, self._scratch, slot, start, stop)
-        self._remove(self._scratch)
+        assert self.has_rows
+        memory = self._memory
+        try:
+            memory.write(memory.scratch, rows, WHOLE)
+            memory.copy(memory.scratch, slot, start, stop)
+        except EngineError:
+            memory.clear(slot)
+            raise
+        finally:
+            memory.clear(memory.scratch)
 
-    def export_checkpoint(self, slot: int) -> bytes:
-        """What only exists at the slot's last position; empty for a dense model."""
-        if not self._has_partial:
-            return b""
+    def export_checkpoint(self, slot: int) -> memoryview:
+        """What only exists at the slot's last position."""
+        assert self.has_checkpoints
+        memory = self._memory
+        if self._model_class is ModelClass.OPAQUE:
+            # Some of these carry out copies at the next decode only, so not through scratch.
+            return memory.read(slot, WHOLE).data.toreadonly()
         # Blobs name their sequence: through the scratch slot equal states give equal bytes.
-        lib.llama_memory_seq_cp(self._memory, slot, self._scratch, -1, -1)
-        checkpoint = self._get(self._scratch, _PARTIAL)
-        self._remove(self._scratch)
-        return checkpoint
+        memory.copy(slot, memory.scratch)
+        try:
+            return memory.read(memory.scratch, PARTIAL).data.toreadonly()
+        finally:
+            memory.clear(memory.scratch)
 
-    def import_checkpoint(self, slot: int, checkpoint: bytes) -> None:
+    def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
         """The last step of a restore: copying rows from the scratch slot resets this part."""
-        if self._has_partial:
-            self._put(slot, checkpoint, _PARTIAL, slot)
-
-    def _size(self, slot: int, flags: int) -> int:
-        size: int = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
-        return size
-
-    def _get(self, slot: int, flags: int) -> bytes:
-        buffer = np.empty(self._size(slot, flags), dtype=np.uint8)
-        written = lib.llama_state_seq_get_data_ext(
-            self._context, _pointer(buffer.ctypes.data), buffer.nbytes, slot, flags
-        )
-        if written != buffer.nbytes:
-            raise EngineError(f"llama.cpp exported {written} of {buffer.nbytes} bytes of a slot.")
-        return buffer.tobytes()
-
-    def _put(self, target: int, blob: bytes, flags: int, slot: int) -> None:
-        source = np.frombuffer(blob, dtype=np.uint8)
-        consumed = lib.llama_state_seq_set_data_ext(
-            self._context, _pointer(source.ctypes.data), len(blob), target, flags
-        )
-        # A failed put leaves undefined rows behind, so both sequences go.
-        if consumed != len(blob):
-            self._remove(self._scratch)
-            self._remove(slot)
-            raise EngineError(f"llama.cpp took {consumed} of {len(blob)} bytes of a stored slot.")
-
-    def _remove(self, slot: int) -> None:
-        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        assert self.has_checkpoints
+        flags = WHOLE if self._model_class is ModelClass.OPAQUE else PARTIAL
+        try:
+            self._memory.write(slot, checkpoint, flags)
+        except EngineError:
+            self._memory.clear(slot)
+            raise
 
 
-def _pointer(address: int) -> Any:
-    return ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+def _pointer(array: NDArray[np.uint8]) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,25 @@
+"""Every tiny model in turn, and a backend on it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rekindle.llama.context import LlamaBackend
+from rekindle.llama.model import Model
+from tests.conftest import TinyModels
+from tests.llama.driver import make_backend
+from tests.support.tiny_models import TinyArchitecture
+
+
+@pytest.fixture(params=list(TinyArchitecture), scope="module")
+def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Model]:
+    model = Model(tiny_models(request.param), gpu_layers=0)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def backend(model: Model) -> Iterator[LlamaBackend]:
+    backend = make_backend(model)
+    yield backend
+    backend.close()
