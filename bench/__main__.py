@@ -53,7 +53,8 @@ def main(
             threads=threads or os.cpu_count() or 1,
         )
         with tempfile.TemporaryDirectory() as scratch:
-            ours, peer = this_server(flags), find_peer(llama_server, flags, Path(scratch))
+            ours = this_server(flags, Path(scratch))
+            peer = find_peer(llama_server, flags, Path(scratch))
             console.print(f"{machine_label()}, {flags.model.name}, {flags.threads} threads")
             console.print(f"{ours.name} {ours.version} against {peer.name} {peer.version}")
             samples = _compare(ours, peer, plan, console)

@@ -53,7 +53,7 @@ class Contender:
     name: str
     version: str
     command: tuple[str, ...]
-    keeps_idle_slots: bool  # holds the rows of finished requests until it is told to erase them
+    can_erase_slots: bool  # gives up the rows of finished requests when it is told to
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,21 @@ class RunningServer:
     n_slots: int
 
     def forget(self) -> None:
-        """With a unified KV cache, rows that idle slots keep would slow the next burst."""
-        if self.contender.keeps_idle_slots:
+        """With a unified KV cache, rows that idle slots keep would slow the next burst.
+
+        This server has to find that out by itself.
+        """
+        if self.contender.can_erase_slots:
             for slot in range(self.n_slots):
                 url = f"http://127.0.0.1:{self.port}/slots/{slot}?action=erase"
                 urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=30).close()
 
 
-def this_server(flags: Flags) -> Contender:
+def this_server(flags: Flags, scratch: Path) -> Contender:
     program = Path(sys.executable).with_name("rekindle")
     command = (str(program), "serve", str(flags.model), *flags.arguments())
-    return Contender("rekindle", rekindle.__version__, command, keeps_idle_slots=False)
+    cache = ("--cache-dir", str(scratch / "cache"))
+    return Contender("rekindle", rekindle.__version__, (*command, *cache), can_erase_slots=False)
 
 
 def find_peer(llama_server: Path | None, flags: Flags, scratch: Path) -> Contender:
@@ -92,7 +96,7 @@ def find_peer(llama_server: Path | None, flags: Flags, scratch: Path) -> Contend
     equal = (*flags.arguments(), "--kv-unified")
     # The directory is not written to; without it llama-server refuses to erase a slot.
     alone = ("--model", str(flags.model), "--cache-ram", "0", "--slot-save-path", str(scratch))
-    return Contender(name, version, (*command, *equal, *alone), keeps_idle_slots=True)
+    return Contender(name, version, (*command, *equal, *alone), can_erase_slots=True)
 
 
 @contextmanager

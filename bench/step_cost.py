@@ -23,6 +23,7 @@ from unittest.mock import patch
 from rich.console import Console
 
 from bench.report import Measure, Sample, step_table
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.handle import EngineHandle
 from rekindle.generation import GenerationRequest, Sampling, TokenSampled
@@ -31,6 +32,7 @@ from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
 from rekindle.model_source import resolve_model
+from rekindle.model_state import StateTraits
 from rekindle.server import run_event_loop
 
 PROMPT_TOKENS = 16
@@ -111,7 +113,7 @@ async def _measure_backend(
     backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
 ) -> list[Sample]:
     backend.eog_tokens = frozenset()  # every sequence goes on to its last step
-    handle = EngineHandle(backend, queue_size=0)
+    handle = EngineHandle(backend, _no_cache, queue_size=0)
     handle.start()
     samples: list[Sample] = []
     for name, sampling in samplings.items():
@@ -125,6 +127,10 @@ async def _measure_backend(
             samples += _summary(visits.done, name, n_sequences)
     handle.close()
     return samples
+
+
+def _no_cache(_traits: StateTraits, _notify: Callable[[], None]) -> PrefixCache:
+    return PrefixCache.switched_off("A step is measured.")
 
 
 async def _read_stream(handle: EngineHandle, request: GenerationRequest) -> None:

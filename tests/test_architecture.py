@@ -4,10 +4,11 @@ import ast
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
-LEAVES = {"errors", "config", "generation", "telemetry"}
+LEAVES = {"errors", "config", "generation", "model_state", "telemetry"}
 MAY_IMPORT = {
     "errors": set(),
     "generation": set(),
+    "model_state": set(),
     "telemetry": {"generation"},
     "config": {"errors"},
     "llama": LEAVES,
@@ -16,7 +17,7 @@ MAY_IMPORT = {
     "engine": LEAVES | {"cache"},
     "api": LEAVES | {"chat"},
     "model_source": LEAVES | {"llama"},
-    "server": LEAVES | {"llama", "cache", "chat", "engine", "api"},
+    "server": LEAVES | {"llama", "cache", "chat", "engine", "api", "model_source"},
     "cli": LEAVES | {"cache", "model_source", "server"},
     "__main__": {"cli"},
 }

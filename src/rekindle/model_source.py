@@ -80,6 +80,10 @@ class ModelFile:
     path: Path  # the first shard where there are several; llama.cpp finds the others beside it
     name: str
 
+    @property
+    def files(self) -> list[Path]:
+        return [self.path.with_name(name) for name in _shards(self.path.name)]
+
 
 def resolve_model(model: str | None) -> ModelFile:
     if model is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,16 +19,32 @@ from fastapi import FastAPI
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.model_card import ModelCard
+from rekindle.cache.fingerprint import (
+    DIGESTS_NAME,
+    DigestFile,
+    Identity,
+    default_cache_dir,
+    fingerprint,
+    weights_digest,
+)
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.tiers.memory import machine_memory_bytes
+from rekindle.cache.transfers import Transfers
 from rekindle.chat.guard import Guard
 from rekindle.chat.prompt import PromptBuilder
 from rekindle.chat.responder import Responder
 from rekindle.chat.template import CHATML, ChatTemplate
-from rekindle.config import EngineSettings, Settings, api_keys
+from rekindle.config import CacheSettings, EngineSettings, Settings, api_keys
 from rekindle.engine.handle import EngineHandle
+from rekindle.engine.loop import OpenCache
 from rekindle.errors import StartupError
 from rekindle.llama.context import ContextParams, LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.library import STATE_VERSION
+from rekindle.llama.model import Model, ModelFacts
 from rekindle.llama.threads import physical_cores
+from rekindle.model_source import ModelFile
+from rekindle.model_state import StateTraits
 from rekindle.telemetry import Telemetry
 
 if sys.platform == "win32":
@@ -57,13 +74,16 @@ class Assembly:
 
 def assemble(
     settings: Settings,
-    path: Path,
-    name: str,
+    file: ModelFile,
     on_load_progress: Callable[[float], bool] | None = None,
+    on_digest_progress: Callable[[int, int], None] | None = None,
 ) -> Assembly:
-    model = Model(path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
-    backend = LlamaBackend(model, _context_params(settings.engine, model))
-    engine = EngineHandle(backend, queue_size=settings.engine.queue_size)
+    weights = _weights_digest(settings.cache, file, on_digest_progress)
+    model = Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
+    params = _context_params(settings.engine, model)
+    backend = LlamaBackend(model, params)
+    open_cache = _cache_opener(settings.cache, weights, model.facts, params)
+    engine = EngineHandle(backend, open_cache, queue_size=settings.engine.queue_size)
     vocabulary = model.vocabulary
     template_source = _template_source(settings.model.chat_template, model)
     template = ChatTemplate(
@@ -73,11 +93,15 @@ def assemble(
         guard=Guard(vocabulary.special_strings),
     )
     responder = Responder(
-        engine, vocabulary, PromptBuilder(template, vocabulary), model.facts.default_sampling
+        engine,
+        vocabulary,
+        PromptBuilder(template, vocabulary),
+        model.facts.default_sampling,
+        default_cache_prompt=settings.cache.cache_prompt,
     )
     card = ModelCard(
-        id=settings.model.alias or name,
-        path=str(path),
+        id=settings.model.alias or file.name,
+        path=str(file.path),
         created=int(time.time()),
         n_ctx=backend.n_ctx,
         n_ctx_train=model.facts.n_ctx_train,
@@ -212,6 +236,62 @@ def _context_params(settings: EngineSettings, model: Model) -> ContextParams:
         type_v=settings.cache_type_v.value,
         swa_full=settings.swa_full,
     )
+
+
+def _weights_digest(
+    settings: CacheSettings, file: ModelFile, on_progress: Callable[[int, int], None] | None
+) -> str:
+    if not settings.cache_disk:
+        return ""  # nothing outlives the process, and the process has one model
+    known = DigestFile(_cache_directory(settings) / DIGESTS_NAME)
+    return weights_digest(file.files, known=known, on_progress=on_progress)
+
+
+def _cache_directory(settings: CacheSettings) -> Path:
+    return settings.cache_dir or default_cache_dir()
+
+
+def _cache_opener(
+    settings: CacheSettings, weights: str, facts: ModelFacts, params: ContextParams
+) -> OpenCache:
+    """Opens the cache once the engine knows what the model's state is like."""
+    policy = CachePolicy(
+        memory_bytes=machine_memory_bytes() // 4
+        if settings.cache_ram is None
+        else settings.cache_ram,
+        disk_bytes=settings.cache_disk,
+        write_bytes_per_hour=settings.cache_write_budget,
+        write_policy=settings.cache_write_policy,
+        min_tokens=settings.cache_min_tokens,
+        may_recompute=settings.cache_recompute,
+    )
+
+    def open_cache(traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:
+        identity = Identity(
+            weights=weights,
+            model_class=traits.model_class,
+            type_k=params.type_k,
+            type_v=params.type_v,
+            flash_attn=params.flash_attn,
+            swa_full=params.swa_full,
+            rope_n_ctx=params.n_cells if facts.rope_depends_on_n_ctx else None,
+            attn_rot_disable=os.environ.get("LLAMA_ATTN_ROT_DISABLE"),
+            state_version=STATE_VERSION,
+        )
+        root = fingerprint(identity)
+        transfers = None
+        if settings.cache_disk and traits.off_because is None:
+            tier = DiskTier(
+                _cache_directory(settings),
+                fingerprint=root,
+                budget_bytes=settings.cache_disk,
+                is_leased=lambda key: cache.is_leased(key),
+            )
+            transfers = Transfers(tier, notify)
+        cache = PrefixCache(root, traits, policy, transfers)
+        return cache
+
+    return open_cache
 
 
 def _template_source(setting: str | None, model: Model) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.batch_planner import (
     STALL_SECONDS,
     BatchLimits,
@@ -29,7 +30,14 @@ def make(name: str, n_prompt: int) -> Sequence:
     request = GenerationRequest(
         id=name, prompt=(7,) * n_prompt, boundaries=(), sampling=Sampling(), max_tokens=None
     )
-    return Sequence(request=request, arrived_at=0.0, max_length=100_000)
+    tokens = list(request.prompt)
+    return Sequence(
+        request=request,
+        arrived_at=0.0,
+        max_length=100_000,
+        tokens=tokens,
+        keys=PrefixKeys(b"", tokens),
+    )
 
 
 def planned(
@@ -43,8 +51,39 @@ def test_the_batch_has_prefills_first_and_decodes_behind() -> None:
     assert planned([prefilling("old", 100), decoding("young")]) == [("old", 100), ("young", 1)]
 
 
-def test_a_long_prompt_is_cut_to_whole_grains_beside_a_stream() -> None:
-    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 448), ("d", 1)]
+def test_a_long_prompt_is_cut_at_a_blocks_end_beside_a_stream() -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 256), ("d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("n_done", "room", "n_tokens"),
+    [
+        (0, 512, 512),
+        (300, 512, 468),  # to 768
+        (500, 512, 268),  # to 768
+        (500, 64, 64),  # 12 tokens to 512 would be less than a grain
+        (720, 100, 64),
+        (700, 128, 68),  # to 768
+    ],
+)
+def test_a_chunk_ends_with_a_block_unless_it_would_be_less_than_a_grain(
+    n_done: int, room: int, n_tokens: int
+) -> None:
+    sequence = prefilling("p", 6000)
+    sequence.n_computed = n_done
+    assert planned([sequence], max_tokens=room) == [("p", n_tokens)]
+
+
+def test_a_chunk_ends_where_a_checkpoint_is_due() -> None:
+    sequence = prefilling("p", 6000)
+    sequence.stops = [900, 130]
+    assert planned([sequence]) == [("p", 130)]
+
+
+def test_a_sequence_that_is_being_restored_computes_nothing() -> None:
+    sequence = prefilling("p", 6000)
+    sequence.phase = Phase.RESTORING
+    assert planned([sequence, decoding("d")]) == [("d", 1)]
 
 
 def test_a_prefill_beside_a_stream_is_no_longer_than_allowed() -> None:

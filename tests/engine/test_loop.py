@@ -2,63 +2,17 @@
 
 import pytest
 
-from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, Submit
+from rekindle.engine.loop import Cancel, FailAll
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
 from rekindle.generation import (
     Finished,
-    GenerationRequest,
     PrefillProgress,
     PromptEvaluated,
-    Sampling,
     StopCause,
     TokenSampled,
 )
 from tests.support.fake_backend import END, FakeBackend, expected_reply
-
-
-class Bench:
-    """An engine loop whose steps the test takes, and all it has said."""
-
-    def __init__(self, backend: FakeBackend) -> None:
-        self.backend = backend
-        self.said: list[Delivery] = []
-        self.loop = EngineLoop(backend, self.said.extend, queue_size=8)
-
-    def submit(self, name: str, prompt: list[int], max_tokens: int | None = 8) -> None:
-        request = GenerationRequest(
-            id=name,
-            prompt=tuple(prompt),
-            boundaries=(),
-            sampling=Sampling(),
-            max_tokens=max_tokens,
-        )
-        self.loop.inbox.put(Submit(request))
-
-    def step(self) -> None:
-        self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
-        self.loop.receive()
-        self.loop.step()
-        self.loop.flush()
-
-    def run(self, n_steps: int = 500) -> None:
-        for _ in range(n_steps):
-            self.step()
-            status = self.loop.status()
-            if status.n_running == status.n_waiting == 0:
-                return
-        raise AssertionError("still running")
-
-    def tokens(self, name: str) -> list[int]:
-        return [event.token for event in self.events(name) if isinstance(event, TokenSampled)]
-
-    def events(self, name: str) -> list[object]:
-        return [event for request_id, event in self.said if request_id == name]
-
-    def assert_nothing_is_left(self) -> None:
-        assert self.backend.slots == {}
-        assert all(sampler.closed for sampler in self.backend.samplers)
-        status = self.loop.status()
-        assert (status.n_running, status.n_waiting, status.n_cells_used) == (0, 0, 0)
+from tests.support.loop_driver import Bench
 
 
 def prompt(start: int, length: int) -> list[int]:
@@ -129,10 +83,10 @@ def test_progress_is_told_chunk_by_chunk_and_then_the_prompt_is_evaluated_once()
     bench.submit("a", prompt(1, 300), max_tokens=3)
     bench.run()
     kinds = [type(event) for event in bench.events("a")]
-    assert kinds[:4] == [PrefillProgress, PrefillProgress, PromptEvaluated, TokenSampled]
+    assert kinds[:5] == [PrefillProgress] * 3 + [PromptEvaluated, TokenSampled]
     assert kinds.count(PromptEvaluated) == 1
     done = [event.n_done for event in bench.events("a") if isinstance(event, PrefillProgress)]
-    assert done == [128, 256]
+    assert done == [128, 256, 299]  # the last token is computed alone
 
 
 @pytest.mark.parametrize("n_steps_before", [0, 1, 3, 9])
@@ -147,7 +101,7 @@ def test_cancel_takes_effect_before_the_next_batch(n_steps_before: int) -> None:
     bench.run()
     assert len(bench.events("gone")) == said
     assert bench.tokens("waits") == expected_reply(prompt(500, 20), 4)
-    assert len(bench.backend.batches) == n_batches + 4
+    assert len(bench.backend.batches) == n_batches + 5  # 19, 1, and three of the reply
     bench.assert_nothing_is_left()
 
 

@@ -80,12 +80,13 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterato
     command = [sys.executable, "-m", "rekindle", "serve", *arguments, "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
+        ours = {"REKINDLE_CACHE_DIR": str(Path(folder) / "cache")}  # never the user's own
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **ours, **(environment or {})},
             )
         server = ServerProcess(process, port, log)
         try:

@@ -4,29 +4,10 @@ A slot is one of the backend's sequence ids. All slots share `n_cells` positions
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 from rekindle.generation import Grammar, Sampling, TokenSampled
-
-Payload = bytes | memoryview  # rows or a checkpoint, as the backend wrote them
-
-
-class ModelClass(StrEnum):
-    DENSE = "dense"  # rows only: any prefix of a slot can be kept
-    SLIDING_WINDOW = "sliding_window"  # rows, and a window that only exists at the end
-    HYBRID = "hybrid"  # rows, and a recurrent state
-    RECURRENT = "recurrent"  # a state and no rows
-    OPAQUE = "opaque"  # a state that can only be taken whole
-
-
-@dataclass(frozen=True, slots=True)
-class StateTraits:
-    model_class: ModelClass
-    has_rows: bool
-    has_checkpoints: bool
-    off_because: str | None = None  # the round trip at load failed: nothing may be stored
+from rekindle.model_state import Payload, StateTraits
 
 
 class Sampler(Protocol):

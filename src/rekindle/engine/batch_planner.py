@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from rekindle.cache.block import BLOCK_TOKENS
 from rekindle.engine.sequence import Phase, Sequence
 
-_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
+# Looking up a member of an Enum is slow.
+_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
 # Chunks of this many tokens and more give bit-equal rows on a CPU, smaller ones do not.
 PREFILL_GRAIN = 64
@@ -36,7 +38,7 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
     for sequence in sequences:
         if sequence.phase is _DECODING:
             decoding.append(BatchItem(sequence, 1))
-        else:
+        elif sequence.phase is _PREFILLING:
             prefilling.append(sequence)
     room = min(limits.max_tokens, limits.n_free_cells)
     decoding = decoding[:room]
@@ -47,8 +49,8 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
         room = min(room, limits.max_prefill)
     plan = []
     for sequence in prefilling:
-        n_tokens = _chunk(sequence.n_pending, room)
-        if n_tokens == 0:
+        n_tokens = _chunk(sequence, room)
+        if n_tokens <= 0:
             break
         plan.append(BatchItem(sequence, n_tokens))
         room -= n_tokens
@@ -63,8 +65,16 @@ def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
     return max(min(PREFILL_GRAIN, n_ubatch), min(affordable, n_ubatch))
 
 
-def _chunk(n_pending: int, room: int) -> int:
-    """All that is pending, else whole grains, else (a batch smaller than a grain) what fits."""
-    if n_pending <= room:
-        return n_pending
+def _chunk(sequence: Sequence, room: int) -> int:
+    """All that is pending up to the next stop, else up to a block's end, else whole grains.
+
+    A batch smaller than a grain takes what fits.
+    """
+    n_done = sequence.n_computed
+    stop = sequence.stops[-1] if sequence.stops else len(sequence.tokens)
+    if stop - n_done <= room:
+        return stop - n_done
+    to_block_end = (n_done + room) // BLOCK_TOKENS * BLOCK_TOKENS - n_done
+    if to_block_end >= PREFILL_GRAIN:
+        return to_block_end
     return room // PREFILL_GRAIN * PREFILL_GRAIN or (room if room < PREFILL_GRAIN else 0)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from rekindle.engine.backend import Backend
-from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, Stop, Submit
+from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, OpenCache, Stop, Submit
 from rekindle.errors import Overloaded, PromptTooLong, RekindleError, ShuttingDown
 from rekindle.generation import EngineStatus, Finished, GenerationRequest, Grammar, TokenEvent
 
@@ -44,10 +44,12 @@ class _Stream:
 
 
 class EngineHandle:
-    def __init__(self, backend: Backend, *, queue_size: int) -> None:
+    def __init__(self, backend: Backend, open_cache: OpenCache, *, queue_size: int) -> None:
         self._backend = backend
         self._queue_size = queue_size
-        self._engine = EngineLoop(backend, self._deliver_from_engine, queue_size=queue_size)
+        self._engine = EngineLoop(
+            backend, self._deliver_from_engine, open_cache, queue_size=queue_size
+        )
         self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None

@@ -1,4 +1,4 @@
-"""The hot loop: one thread owns the backend and every Sequence.
+"""The hot loop: one thread owns the backend, every Sequence and the PrefixCache.
 
 Nothing here knows text, JSON or asyncio. Requests arrive and token events leave
 through `handle.py`.
@@ -9,12 +9,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 
+from rekindle.cache.block import Reason
+from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.backend import Backend
 from rekindle.engine.batch_planner import BatchItem, BatchLimits, plan_batch, prefill_allowance
 from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
+from rekindle.engine.warm_start import WarmStart
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, RekindleError, ShuttingDown
 from rekindle.generation import (
     EngineStatus,
@@ -26,6 +32,7 @@ from rekindle.generation import (
     TokenEvent,
     TokenSampled,
 )
+from rekindle.model_state import ModelClass, StateTraits
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +40,8 @@ _log = logging.getLogger(__name__)
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
 SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
+STALL_CHECK_SECONDS = 1.0  # a restore that waits is looked after this often, besides every wake
+CLOSE_SECONDS = 10.0  # for writes to reach the disk at the end; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +59,16 @@ class FailAll:
     error: RekindleError
 
 
+class Wake:
+    """Something to poll: bytes have arrived, or room has."""
+
+
 class Stop:
     pass
 
 
-Order = Submit | Cancel | FailAll | Stop
+Order = Submit | Cancel | FailAll | Wake | Stop
+OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
 Delivery = tuple[str, TokenEvent | RekindleError]  # request id, what happened to it
 
 
@@ -62,26 +76,51 @@ class EngineLoop:
     """`deliver` gets everything one step has to say, in one call, on the engine thread."""
 
     def __init__(
-        self, backend: Backend, deliver: Callable[[list[Delivery]], None], *, queue_size: int
+        self,
+        backend: Backend,
+        deliver: Callable[[list[Delivery]], None],
+        open_cache: OpenCache,
+        *,
+        queue_size: int,
     ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
         self._backend = backend
         self._deliver = deliver
+        self._open_cache = open_cache
         self._queue_size = queue_size
         self._slots = Slots(backend.n_slots, backend.n_cells)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival
         self._outbox: list[Delivery] = []
         self._prefill_seconds_per_token = 0.0
+        self._is_stalled = False  # the last step could do nothing
+        self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
-        self._guarded(self._backend.warm_up)
+        self._guarded(self.start)
         while self.receive():
             self._guarded(self.step)
-            self.flush()
-        self._fail_all(ShuttingDown("The engine has stopped."))
+            self.flush()  # what a failed step left
+        self._guarded(self.stop)
         self.flush()
         self._backend.close()
+
+    def start(self) -> None:
+        self._backend.warm_up()
+        self._slots.rows_take_cells = self._backend.traits.model_class is not ModelClass.RECURRENT
+        self._use_cache(self._open_cache(self._backend.traits, lambda: self.inbox.put(Wake())))
+        self._cache.start()
+
+    def _use_cache(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._saver = SlotSaver(self._backend, self._slots, cache)
+        self._warm_start = WarmStart(self._backend, self._slots, cache, self._saver)
+
+    def stop(self) -> None:
+        self._fail_all(ShuttingDown("The engine has stopped."))
+        for slot in self._slots.all:
+            self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False)
+        self._cache.close(CLOSE_SECONDS)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Whatever goes wrong ends requests, never the thread: nobody could restart it."""
@@ -90,38 +129,52 @@ class EngineLoop:
         except Exception as error:
             _log.exception("the engine failed; every request ends")
             self._fail_all(EngineError(f"The engine failed: {error}"))
+            self._forget_rows()
 
     def step(self) -> None:
-        self._admit_waiting()
+        self._cache.poll()
+        n_decoding = sum(sequence.phase is _DECODING for sequence in self._running)
+        did_something = self._admit_waiting(n_decoding)
+        did_something |= self._advance_restores(n_decoding)
         plan = self._plan()
         if plan and self._decode(plan):
             self._settle(plan)
+            did_something = True
+        self.flush()  # nobody's token waits for an export
+        others_decode = any(sequence.phase is _DECODING for sequence in self._running)
+        did_something |= self._saver.save_some(others_decode=others_decode)
+        self._is_stalled = not did_something
 
     def status(self) -> EngineStatus:
         """A glance from another thread: each number is right, the set may be one step apart."""
-        running = list(self._running)
         return EngineStatus(
             n_slots=self._backend.n_slots,
-            n_running=len(running),
+            n_running=len(self._running),
             n_waiting=len(self._waiting),
             max_waiting=self._queue_size,
             n_ctx=self._backend.n_ctx,
             n_cells=self._backend.n_cells,
-            n_cells_used=sum(sequence.n_computed for sequence in running),
+            n_cells_used=self._slots.n_cells_used,
+            cache=self._cache.status(),
         )
 
     def receive(self) -> bool:
         """Takes all orders there are; blocks only when there is nothing to do."""
-        is_idle = not self._running and not self._waiting
-        while is_idle or not self.inbox.empty():
-            order = self.inbox.get()
+        if self._running or self._waiting:
+            timeout = STALL_CHECK_SECONDS if self._is_stalled else 0.0
+        else:
+            timeout = None
+        while True:
+            try:
+                order = self.inbox.get(block=timeout != 0.0, timeout=timeout)
+            except Empty:
+                return True
             if isinstance(order, Stop):
                 return False
-            self._obey(order)
-            is_idle = False
-        return True
+            self._guarded(partial(self._obey, order))
+            timeout = 0.0
 
-    def _obey(self, order: Submit | Cancel | FailAll) -> None:
+    def _obey(self, order: Submit | Cancel | FailAll | Wake) -> None:
         match order:
             case Submit(request):
                 self._accept(request)
@@ -129,13 +182,22 @@ class EngineLoop:
                 self._cancel(request_id)
             case FailAll(error):
                 self._fail_all(error)
+            case Wake():
+                pass  # the next step polls
 
     def _accept(self, request: GenerationRequest) -> None:
         max_length = self._backend.n_ctx
         if request.max_tokens is not None:
             max_length = min(max_length, len(request.prompt) + request.max_tokens)
+        tokens = list(request.prompt)
         self._waiting.append(
-            Sequence(request=request, arrived_at=time.monotonic(), max_length=max_length)
+            Sequence(
+                request=request,
+                arrived_at=time.monotonic(),
+                max_length=max_length,
+                tokens=tokens,
+                keys=PrefixKeys(self._cache.root, tokens),
+            )
         )
 
     def _cancel(self, request_id: str) -> None:
@@ -147,13 +209,26 @@ class EngineLoop:
         for sequence in [*self._running, *self._waiting]:
             self._fail(sequence, error)
 
-    def _admit_waiting(self) -> None:
-        while self._waiting and self._slots.can_admit(self._waiting[0], self._running):
-            sequence = self._waiting.popleft()
-            sequence.slot = self._slots.take()
-            sequence.phase = Phase.PREFILLING
-            sequence.admitted_at = sequence.admitted_at or time.monotonic()
+    def _admit_waiting(self, n_decoding: int) -> bool:
+        """In order of arrival, but nobody behind waits for one that follows another's prefill."""
+        n_admitted = 0
+        for sequence in list(self._waiting):
+            if len(self._running) == self._backend.n_slots:
+                break
+            if self._warm_start.is_following(sequence):
+                continue
+            start = self._warm_start.find(sequence)
+            self._warm_start.find_leader(sequence, start, self._running)
+            if sequence.leader is not None:
+                continue
+            if not self._warm_start.place(
+                sequence, start, self._running, others_decode=n_decoding > 0
+            ):
+                break
+            self._waiting.remove(sequence)
             self._running.append(sequence)
+            sequence.admitted_at = sequence.admitted_at or time.monotonic()
+            n_admitted += 1
             try:
                 self._prepare(sequence)
             except RekindleError as error:
@@ -161,6 +236,15 @@ class EngineLoop:
             except Exception as error:  # one request's sampler must not end the others
                 _log.exception("request=%s cannot be sampled", sequence.request.id)
                 self._fail(sequence, EngineError(f"The request cannot be sampled: {error}"))
+        return n_admitted > 0
+
+    def _advance_restores(self, n_decoding: int) -> bool:
+        """While others decode, one piece in a step: each holds them up."""
+        did_put = False
+        for sequence in self._running:
+            if sequence.phase is Phase.RESTORING and not (did_put and n_decoding):
+                did_put |= self._warm_start.advance_restore(sequence, others_decode=n_decoding > 0)
+        return did_put
 
     def _prepare(self, sequence: Sequence) -> None:
         if sequence.sampler is None:
@@ -172,13 +256,12 @@ class EngineLoop:
     def _plan(self) -> list[BatchItem]:
         """The next batch; makes room when not even the streams that run have a cell left."""
         while self._running:
-            n_free_cells, n_decoding = self._slots.n_cells, 0
-            for sequence in self._running:
-                n_free_cells -= sequence.n_computed
-                n_decoding += sequence.phase is _DECODING
+            n_free_cells = self._slots.n_cells_free
+            n_decoding = sum(sequence.phase is _DECODING for sequence in self._running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
                 return plan_batch(self._running, self._limits(n_decoding, n_free_cells))
-            self._preempt_youngest()
+            if not self._saver.reclaim_one(must=True):
+                self._preempt_youngest()
         return []
 
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
@@ -210,7 +293,7 @@ class EngineLoop:
                 outputs.append(len(tokens) - 1)
         started = time.perf_counter()
         try:
-            self._backend.decode(tokens, positions, slots, outputs)
+            self._decode_making_room(tokens, positions, slots, outputs)
         except ContextFull:
             # Our count of cells said yes: llama.cpp's word is final.
             if len(self._running) > 1:
@@ -221,25 +304,54 @@ class EngineLoop:
         except DecodeFailed as error:
             for sequence, _ in plan:
                 self._fail(sequence, error)
+            if not error.rows_intact:
+                self._forget_rows()
             return False
         elapsed = time.perf_counter() - started
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
+        elif not n_prefill:
+            self._saver.observe_step(len(tokens), elapsed)
         return True
+
+    def _decode_making_room(
+        self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
+    ) -> None:
+        while True:
+            try:
+                self._backend.decode(tokens, positions, slots, outputs)
+                return
+            except ContextFull:
+                if not self._saver.reclaim_one(must=True):
+                    raise
+
+    def _forget_rows(self) -> None:
+        """After a failure nobody's rows can be trusted: what runs goes on from what is stored."""
+        while self._running:
+            self._wait_again(self._running[-1])
+        self._backend.clear_all()
+        for slot in self._slots.all:
+            self._slots.forget(slot)
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:
         past = self._prefill_seconds_per_token or seconds_per_token
         self._prefill_seconds_per_token = (
             SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
         )
+        self._saver.prefill_seconds_per_token = self._prefill_seconds_per_token
 
     def _settle(self, plan: list[BatchItem]) -> None:
         """What the batch computed becomes part of its sequences; complete ones get a token."""
         complete: list[Sequence] = []
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
-            if sequence.phase is _PREFILLING and not sequence.has_replied:
-                self._report_prefill(sequence)
+            if sequence.phase is _PREFILLING:
+                self._cache.count("prefilled_tokens", n_tokens)
+                if sequence.stops and sequence.stops[-1] == sequence.n_computed:
+                    sequence.stops.pop()
+                    self._saver.take_checkpoint(sequence)
+                if not sequence.has_replied:
+                    self._report_prefill(sequence)
             if sequence.n_computed == len(sequence.tokens):
                 complete.append(sequence)
         if not complete:
@@ -271,19 +383,32 @@ class EngineLoop:
         n_prompt = len(sequence.request.prompt)
         event: TokenEvent
         if sequence.n_computed < n_prompt:
-            event = PrefillProgress(sequence.n_computed, n_prompt, 0, elapsed)
+            event = PrefillProgress(sequence.n_computed, n_prompt, sequence.n_cached, elapsed)
         else:
-            waited = sequence.admitted_at - sequence.arrived_at
-            event = PromptEvaluated(n_prompt, 0, waited, elapsed)
+            for span in sequence.spans:
+                self._cache.count(f"{span.source}_tokens", span.stop - span.start)
+            event = PromptEvaluated(
+                n_prompt=n_prompt,
+                n_cached=sequence.n_cached,
+                queue_seconds=sequence.admitted_at - sequence.arrived_at,
+                prefill_seconds=elapsed - sequence.restore_seconds,
+                restore_seconds=sequence.restore_seconds,
+                spans=sequence.spans,
+            )
         self._outbox.append((sequence.request.id, event))
 
     def _preempt_youngest(self) -> None:
-        """Its tokens are kept: it computes them again when there is room, and goes on."""
-        sequence = self._running.pop()
+        """Its tokens are kept, and what is stored of its rows: it goes on when there is room."""
+        sequence = self._running[-1]
         _log.info("request=%s waits again: the context is full", sequence.request.id)
-        self._backend.clear_slot(sequence.slot)
-        self._slots.give_back(sequence.slot)
-        sequence.slot, sequence.n_computed = -1, 0
+        slot = self._slots.all[sequence.slot]
+        self._wait_again(sequence)
+        self._saver.save_all(slot, Reason.RECLAIM, others_decode=False)
+        self._saver.clear(slot)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        self._leave_slot(sequence)
+        sequence.is_resumed = True
         sequence.phase = Phase.WAITING
         self._waiting.appendleft(sequence)
 
@@ -299,12 +424,28 @@ class EngineLoop:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         else:
-            self._running.remove(sequence)
-            self._backend.clear_slot(sequence.slot)
-            self._slots.give_back(sequence.slot)
+            self._leave_slot(sequence)
         if sequence.sampler is not None:
             sequence.sampler.close()
         sequence.phase = Phase.DONE
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        """The slot is idle from now on, and keeps the rows whose computation is complete."""
+        self._running.remove(sequence)
+        slot = self._slots.all[sequence.slot]
+        is_half_restored = (
+            sequence.phase is Phase.RESTORING and self._backend.traits.has_checkpoints
+        )
+        if sequence.restore is not None:
+            sequence.restore.give_up()
+            sequence.restore = None
+        slot.sequence, slot.n_kept_rows = None, sequence.n_computed
+        slot.last_used_at = time.monotonic()
+        slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
+        sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
+        if is_half_restored or not sequence.request.cache_prompt:
+            self._backend.clear_slot(slot.id)
+            self._slots.forget(slot)
 
     def flush(self) -> None:
         if self._outbox:

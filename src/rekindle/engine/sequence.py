@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Optional
 
+from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.restore import Restore
 from rekindle.engine.backend import Sampler
-from rekindle.generation import GenerationRequest
+from rekindle.generation import CachedSpan, GenerationRequest
 
 
 class Phase(Enum):
     WAITING = auto()  # no slot yet, or it had to give it back
+    RESTORING = auto()  # stored rows are on their way into its slot
     PREFILLING = auto()
     DECODING = auto()  # one new token per step
     DONE = auto()
@@ -23,15 +27,21 @@ class Sequence:
     request: GenerationRequest
     arrived_at: float
     max_length: int  # prompt and reply together
-    tokens: list[int] = field(init=False)
+    tokens: list[int]
+    keys: PrefixKeys  # of `tokens`
     phase: Phase = Phase.WAITING
     slot: int = -1
     n_computed: int = 0
     sampler: Sampler | None = None
     admitted_at: float | None = None  # kept when it has to wait again
-
-    def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+    is_resumed: bool = False  # it had to: what it finds now is its own work
+    restore: Restore | None = None
+    restore_began_at: float | None = None
+    restore_seconds: float = 0.0
+    spans: tuple[CachedSpan, ...] = ()  # what its prompt did not have to compute
+    stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
+    leader: Optional["Sequence"] = None  # computes what this one waits for
+    n_awaited: int = 0  # positions of the leader that this one waits for
 
     @property
     def n_pending(self) -> int:
@@ -40,3 +50,7 @@ class Sequence:
     @property
     def has_replied(self) -> bool:
         return len(self.tokens) > len(self.request.prompt)
+
+    @property
+    def n_cached(self) -> int:
+        return self.spans[-1].stop if self.spans else 0

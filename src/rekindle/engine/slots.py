@@ -1,5 +1,15 @@
-"""Which slots are free, and how many cells the running sequences take or are about to take."""
+"""Slots, what each of them holds, and how many cells that takes.
 
+A slot outlives the sequence that filled it: idle slots keep their rows until someone needs the
+room. Slots that were forked from each other share cells, which count once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.sequence import Sequence
 
 # Room that a newcomer must find beyond its prompt, for each sequence that will be running:
@@ -7,27 +17,117 @@ from rekindle.engine.sequence import Sequence
 GROWTH_CELLS = 64
 
 
-class Slots:
-    def __init__(self, n_slots: int, n_cells: int) -> None:
-        self.n_cells = n_cells
-        self._free = list(range(n_slots))[::-1]
+# tokens   |--- n_saved ---|--- to be exported ---|
+#          0                                    n_rows
+@dataclass(slots=True, eq=False)
+class Slot:
+    id: int
+    sequence: Sequence | None = None  # None: idle
+    keys: PrefixKeys | None = None  # of the tokens whose rows it holds; None: it is empty
+    n_kept_rows: int = 0  # while idle
+    n_saved: int = 0  # leading rows that need no export any more
+    n_checkpoint: int = 0  # position of the last checkpoint that was taken of it
+    was_reused: bool = False  # what it holds began with rows that were there before
+    last_used_at: float = 0.0
+    tax_seconds: float = 0.0  # what its rows cost the others since then
+    seconds_to_bring_back: float | None = None  # once its rows are stored
 
     @property
-    def n_free(self) -> int:
-        return len(self._free)
+    def n_rows(self) -> int:
+        return self.n_kept_rows if self.sequence is None else self.sequence.n_computed
 
-    def take(self) -> int:
-        return self._free.pop()
+    @property
+    def is_idle(self) -> bool:
+        return self.sequence is None and self.n_kept_rows > 0
 
-    def give_back(self, slot: int) -> None:
-        assert slot not in self._free
-        self._free.append(slot)
+    @property
+    def is_empty(self) -> bool:
+        return self.sequence is None and self.n_kept_rows == 0
 
-    def can_admit(self, newcomer: Sequence, running: list[Sequence]) -> bool:
-        if not self._free:
-            return False
-        if not running:
-            return True
-        promised = sum(len(sequence.tokens) for sequence in running)
-        growth = GROWTH_CELLS * (len(running) + 1)
-        return promised + len(newcomer.tokens) + growth <= self.n_cells
+
+@dataclass(slots=True)
+class Slots:
+    n_slots: int
+    n_cells: int
+    rows_take_cells: bool = True  # not those of a recurrent model: its state is all there is
+    all: list[Slot] = field(init=False)
+    _cells: "_SharedCells" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all = [Slot(number) for number in range(self.n_slots)]
+        self._cells = _SharedCells(self.n_slots)
+
+    @property
+    def n_cells_used(self) -> int:
+        if not self.rows_take_cells:
+            return 0
+        return sum(slot.n_rows for slot in self.all) - self._cells.n_shared
+
+    @property
+    def n_cells_free(self) -> int:
+        return self.n_cells - self.n_cells_used
+
+    def cells_of(self, slots: Iterable[Slot]) -> int:
+        """How many cells these slots hold between them."""
+        if not self.rows_take_cells:
+            return 0
+        slots = list(slots)
+        shared = self._cells.shared_among([slot.id for slot in slots])
+        return sum(slot.n_rows for slot in slots) - shared
+
+    def idle(self) -> list[Slot]:
+        """Least recently used first."""
+        return sorted(
+            (slot for slot in self.all if slot.is_idle), key=lambda slot: slot.last_used_at
+        )
+
+    def empty(self) -> Slot | None:
+        return next((slot for slot in self.all if slot.is_empty), None)
+
+    def fork(self, source: Slot, target: Slot, n_tokens: int) -> None:
+        self._cells.fork(source.id, target.id, n_tokens)
+
+    def cut(self, slot: Slot, n_keep: int) -> None:
+        self._cells.cut(slot.id, n_keep)
+
+    def forget(self, slot: Slot) -> None:
+        """The slot is empty from now on."""
+        self._cells.cut(slot.id, 0)
+        slot.keys = None
+        slot.n_kept_rows = slot.n_saved = slot.n_checkpoint = 0
+        slot.tax_seconds = 0.0
+        slot.was_reused = False
+
+
+class _SharedCells:
+    """How many leading cells each two slots have in common.
+
+    Prefixes that were forked form a tree, so what a slot shares with all earlier ones together
+    is what it shares with one of them.
+    """
+
+    def __init__(self, n_slots: int) -> None:
+        self._common = np.zeros((n_slots, n_slots), dtype=np.int64)
+        self.n_shared = 0
+
+    def fork(self, source: int, target: int, n_cells: int) -> None:
+        common = np.minimum(self._common[source], n_cells)
+        common[source] = n_cells
+        common[target] = 0
+        self._common[target, :] = common
+        self._common[:, target] = common
+        self._count()
+
+    def cut(self, slot: int, n_keep: int) -> None:
+        common = np.minimum(self._common[slot], n_keep)
+        self._common[slot, :] = common
+        self._common[:, slot] = common
+        self._count()
+
+    def shared_among(self, slots: list[int]) -> int:
+        if len(slots) < 2:
+            return 0
+        return int(np.tril(self._common[np.ix_(slots, slots)], -1).max(axis=1).sum())
+
+    def _count(self) -> None:
+        self.n_shared = int(np.tril(self._common, -1).max(axis=1).sum())

@@ -1,0 +1,108 @@
+"""A stored prefix on its way into a slot: which piece is next, and which are being read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rekindle.cache.block import Kind
+from rekindle.cache.prefix_index import Node, Where
+from rekindle.generation import CacheSource
+from rekindle.model_state import Payload
+
+READ_AHEAD = 4  # entries that are read while earlier ones are put; picked
+
+
+class Shelf(Protocol):
+    """What a restore needs of the cache."""
+
+    def lease(self, node: Node) -> None: ...
+
+    def release(self, node: Node) -> None: ...
+
+    def payload(self, node: Node) -> Payload | None: ...
+
+    def fetch(self, node: Node, *, must: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    node: Node
+    start: int  # positions to take from it
+    stop: int
+    payload: Payload
+    source: CacheSource
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.node.kind is Kind.CHECKPOINT
+
+
+class Restore:
+    """Holds a lease on every entry until its piece is done, or all are given up.
+
+    n_live rows are in place. Pieces come in position order, the checkpoint last.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        blocks: Sequence[Node],
+        checkpoint: Node | None,
+        *,
+        n_live: int,
+        n_tokens: int,
+    ) -> None:
+        self._shelf = shelf
+        self._nodes = [*blocks, *([checkpoint] if checkpoint else [])]
+        self._n_done = 0
+        self._n_live = n_live
+        self.n_tokens = n_tokens
+        self._sources = [
+            CacheSource.MEMORY if Where.MEMORY in node.where else CacheSource.DISK
+            for node in self._nodes
+        ]
+        for node in self._nodes:
+            shelf.lease(node)
+        self._read_ahead()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._n_done == len(self._nodes)
+
+    @property
+    def has_failed(self) -> bool:
+        """An entry turned out to be bad or gone: the prefix has to be looked up again."""
+        return any(not node.where for node in self._nodes[self._n_done :])
+
+    def next_piece(self) -> Piece | None:
+        """None: it is still being read."""
+        node = self._nodes[self._n_done]
+        payload = self._shelf.payload(node)
+        if payload is None:
+            self._read_ahead()
+            return None
+        return Piece(
+            node,
+            max(node.start, self._n_live),
+            min(node.stop, self.n_tokens),
+            payload,
+            self._sources[self._n_done],
+        )
+
+    def piece_done(self) -> None:
+        node = self._nodes[self._n_done]
+        self._n_done += 1
+        self._shelf.release(node)
+        self._read_ahead()
+
+    def give_up(self) -> None:
+        """Releases what is left; harmless when nothing is."""
+        for node in self._nodes[self._n_done :]:
+            self._shelf.release(node)
+        self._n_done = len(self._nodes)
+
+    def _read_ahead(self) -> None:
+        for offset, node in enumerate(self._nodes[self._n_done : self._n_done + READ_AHEAD]):
+            if not node.where:
+                return
+            self._shelf.fetch(node, must=offset == 0)

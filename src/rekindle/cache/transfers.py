@@ -1,0 +1,210 @@
+"""Threads that move bytes to and from the disk tier, and nothing else.
+
+The engine loop hands over jobs and polls for what became of them; it never waits here. One
+thread writes, in order, so that room is made before it is used; a few read.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from rekindle.cache.block import Entry, Header, Key
+from rekindle.cache.tiers.base import Tier
+from rekindle.errors import CacheError, EntryCorrupt, TierFailed
+
+_log = logging.getLogger(__name__)
+
+N_READERS = 2  # one reads while the other checks sums; picked
+RETRY_SECONDS = 5.0  # between attempts to write to a disk that refused; picked
+
+
+class WritableTier(Tier, Protocol):
+    """What a tier behind threads has beyond the four verbs."""
+
+    def open(self) -> None: ...
+
+    def touch(self, keys: Sequence[Key]) -> None: ...
+
+    def quarantine(self, key: Key, why: str) -> None: ...
+
+    def usage_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Entries that were there at the start."""
+
+    headers: list[Header]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """All of them have been found."""
+
+    trouble: str | None
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    key: Key
+    evicted: list[Key]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    key: Key
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An entry that was asked for."""
+
+    entry: Entry
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    key: Key
+    error: CacheError
+
+
+Event = Found | Opened | Written | WriteFailed | Arrived | ReadFailed
+Job = Callable[[], None]
+
+
+class Transfers:
+    """`notify` is called from these threads whenever there is something to poll."""
+
+    def __init__(self, tier: WritableTier, notify: Callable[[], None]) -> None:
+        self._tier = tier
+        self._notify = notify
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._writes: SimpleQueue[Job | None] = SimpleQueue()
+        self._reads: SimpleQueue[Job | None] = SimpleQueue()
+        self._retry_at = 0.0
+        self._trouble: str | None = None
+        self._abandoned = threading.Event()
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
+            for name, jobs in [
+                ("cache-writer", self._writes),
+                *((f"cache-reader-{n}", self._reads) for n in range(N_READERS)),
+            ]
+        ]
+
+    def start(self) -> None:
+        self._writes.put(self._open)
+        for thread in self._threads:
+            thread.start()
+
+    def write(self, entry: Entry) -> None:
+        self._writes.put(lambda: self._write(entry))
+
+    def read(self, key: Key) -> None:
+        self._reads.put(lambda: self._read(key))
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        self._writes.put(lambda: self._quietly(lambda: self._tier.touch(keys)))
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        self._writes.put(lambda: self._quietly(lambda: self._tier.drop(keys)))
+
+    def quarantine(self, key: Key, why: str) -> None:
+        self._writes.put(lambda: self._quietly(lambda: self._tier.quarantine(key, why)))
+
+    def poll(self) -> list[Event]:
+        events = []
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
+
+    def wait(self, timeout_seconds: float) -> Event | None:
+        """The next event, for callers that have nothing else to do: the start and the end."""
+        try:
+            return self._events.get(timeout=timeout_seconds)
+        except Empty:
+            return None
+
+    def close(self, grace_seconds: float) -> None:
+        """Finishes what is queued, for a while, then gives up on the rest."""
+        for _ in range(N_READERS):
+            self._reads.put(None)
+        self._writes.put(None)
+        deadline = time.monotonic() + grace_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._abandoned.set()
+        for thread in self._threads:
+            thread.join()
+        self._quietly(self._tier.close)
+
+    def _emit(self, event: Event) -> None:
+        self._events.put(event)
+        self._notify()
+
+    def _open(self) -> None:
+        n_bytes = 0
+        try:
+            self._tier.open()
+            for headers in self._tier.headers():
+                self._emit(Found(headers))
+            n_bytes = self._tier.usage_bytes()
+        except TierFailed as error:
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._trouble = error.message
+        self._emit(Opened(self._trouble, n_bytes))
+
+    def _write(self, entry: Entry) -> None:
+        key = entry.header.key
+        # A disk that refused is not asked again at once: each attempt costs a copy of the bytes.
+        if self._abandoned.is_set() or time.monotonic() < self._retry_at:
+            self._emit(WriteFailed(key, self._trouble or "the server is stopping"))
+            return
+        try:
+            evicted = self._tier.put(entry)
+        except TierFailed as error:
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._trouble = error.message
+            self._emit(WriteFailed(key, error.message))
+        except Exception as error:  # the loop waits for a word about every job
+            _log.exception("a cache entry could not be written")
+            self._emit(WriteFailed(key, f"it failed: {error}"))
+        else:
+            self._retry_at, self._trouble = 0.0, None
+            self._emit(Written(key, evicted, self._tier.usage_bytes()))
+
+    def _read(self, key: Key) -> None:
+        started = time.perf_counter()
+        try:
+            entry = self._tier.get(key)
+        except CacheError as error:
+            if isinstance(error, EntryCorrupt):
+                _log.warning("cache entry %s is set aside: %s", key.hex(), error.message)
+            self._emit(ReadFailed(key, error))
+        except Exception as error:
+            _log.exception("cache entry %s could not be read", key.hex())
+            self._emit(ReadFailed(key, TierFailed(f"it failed: {error}")))
+        else:
+            self._emit(Arrived(entry, time.perf_counter() - started))
+
+    def _quietly(self, action: Callable[[], None]) -> None:
+        """What may fail without harm: the next write will say what is wrong with the disk."""
+        try:
+            action()
+        except TierFailed as error:
+            _log.debug("the cache directory: %s", error.message)
+
+
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()

@@ -1,0 +1,167 @@
+"""What a slot leaves behind: its rows go to the cache in blocks before anyone takes it over.
+
+Exports run on the engine thread and hold up whoever decodes, so there is at most one in a step
+that others wait for.
+"""
+
+from rekindle.cache.block import BLOCK_TOKENS, Reason
+from rekindle.cache.policy import CellTax, should_park
+from rekindle.cache.prefix_cache import PrefixCache, Saved
+from rekindle.engine.backend import Backend
+from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.slots import Slot, Slots
+from rekindle.model_state import Payload
+
+# What a token costs to compute before anything was measured; picked.
+UNKNOWN_SECONDS_PER_TOKEN = 1e-3
+
+
+class SlotSaver:
+    def __init__(self, backend: Backend, slots: Slots, cache: PrefixCache) -> None:
+        self._backend = backend
+        self._slots = slots
+        self._cache = cache
+        self._tax = CellTax()
+        self.prefill_seconds_per_token: float | None = None
+
+    def save_some(self, *, others_decode: bool) -> bool:
+        """Whole blocks of running sequences, everything of idle slots. True: something was done."""
+        did_save = False
+        for slot in self._slots.all:
+            while self._save_next(slot, is_last=slot.sequence is None, reason=None) is Saved.STORED:
+                did_save = True
+                if others_decode:
+                    return True
+        return did_save
+
+    def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
+        """Whether everything worth it is stored; with others decoding that may take some steps."""
+        while True:
+            saved = self._save_next(slot, is_last=True, reason=reason)
+            if saved is None:
+                return True
+            if saved is Saved.LATER:
+                return False
+            if saved is Saved.STORED and others_decode:
+                return self._is_saved(slot)
+
+    def clear(self, slot: Slot) -> None:
+        if not slot.is_empty:
+            self._backend.clear_slot(slot.id)
+            self._slots.forget(slot)
+
+    def reclaim_one(self, *, keep: Slot | None = None, must: bool) -> bool:
+        """Empties an idle slot, least recently used first, once all of it is stored.
+
+        It `must` when streams would stop without its cells: then it goes in any case.
+        """
+        for slot in self._slots.idle():
+            if slot is keep:
+                continue
+            if self.save_all(slot, Reason.RECLAIM, others_decode=False) or must:
+                self.clear(slot)
+                return True
+        return False
+
+    def take_checkpoint(self, sequence: Sequence) -> None:
+        """The state at the position that was computed last; a moment later it is gone."""
+        if self._backend.traits.has_checkpoints:
+            self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
+
+    def observe_step(self, n_sequences: int, seconds: float) -> None:
+        """Idle rows slow down every token of the others: they leave when that costs too much."""
+        self._tax.observe(n_sequences, self._slots.n_cells_used, seconds)
+        seconds_per_cell = self._tax.seconds_per_cell(n_sequences)
+        if not seconds_per_cell:
+            return
+        for slot in self._slots.all:
+            if not slot.is_idle:
+                continue
+            slot.tax_seconds += seconds_per_cell * slot.n_rows
+            if self._is_saved(slot) and should_park(
+                slot.tax_seconds, self._seconds_to_bring_back(slot)
+            ):
+                self._cache.count("parked", 1)
+                self.clear(slot)
+
+    def _is_saved(self, slot: Slot) -> bool:
+        return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)
+
+    def _seconds_to_bring_back(self, slot: Slot) -> float:
+        if slot.seconds_to_bring_back is None:
+            assert slot.keys is not None
+            match = self._cache.match(slot.keys, slot.n_rows)
+            n_lost = slot.n_rows - match.n_tokens
+            per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
+            slot.seconds_to_bring_back = (
+                self._cache.load_seconds(match) or 0.0
+            ) + n_lost * per_token
+        return slot.seconds_to_bring_back
+
+    def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
+        """One export; None: there is nothing left to do for this slot."""
+        if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
+            return None
+        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
+            return self._save_rows(slot, stop, reason or _reason(slot, stop))
+        if is_last and self._owes_checkpoint(slot):
+            return self._save_checkpoint(slot, reason or Reason.TURN_END)
+        return None
+
+    def _next_rows(self, slot: Slot, *, is_last: bool) -> int | None:
+        """Where the next export of rows ends: at a block's end, or at the slot's."""
+        block_end = (slot.n_saved // BLOCK_TOKENS + 1) * BLOCK_TOKENS
+        if block_end <= slot.n_rows:
+            return block_end
+        return slot.n_rows if is_last and slot.n_rows > slot.n_saved else None
+
+    def _owes_checkpoint(self, slot: Slot) -> bool:
+        return self._backend.traits.has_checkpoints and slot.n_checkpoint != slot.n_rows
+
+    def _save_rows(self, slot: Slot, stop: int, reason: Reason) -> Saved:
+        assert slot.keys is not None
+        start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
+        saved = self._cache.save_rows(
+            slot.keys,
+            start,
+            stop,
+            reason=reason,
+            was_reused=slot.was_reused,
+            compute_seconds=self._compute_seconds(stop - start),
+            export=lambda: self._export_rows(slot, start, stop),
+        )
+        if saved is not Saved.LATER:
+            slot.n_saved = stop
+        return saved
+
+    def _export_rows(self, slot: Slot, start: int, stop: int) -> Payload:
+        """Without rows a block holds nothing, but it leads to the checkpoints behind it."""
+        if not self._backend.traits.has_rows:
+            return b""
+        return self._backend.export_rows(slot.id, start, stop)
+
+    def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
+        assert slot.keys is not None
+        saved = self._cache.save_checkpoint(
+            slot.keys,
+            slot.n_rows,
+            reason=reason,
+            was_reused=slot.was_reused,
+            compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
+            export=lambda: self._backend.export_checkpoint(slot.id),
+        )
+        if saved is not Saved.LATER:
+            slot.n_checkpoint = slot.n_rows
+        return saved
+
+    def _compute_seconds(self, n_tokens: int) -> float:
+        return n_tokens * (self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN)
+
+
+def _reason(slot: Slot, stop: int) -> Reason:
+    sequence = slot.sequence
+    if sequence is None:
+        return Reason.TURN_END
+    if sequence.phase is Phase.PREFILLING or stop <= len(sequence.request.prompt):
+        return Reason.PREFILL
+    return Reason.DECODE

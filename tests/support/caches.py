@@ -1,0 +1,52 @@
+"""Prefix caches for engine tests: in memory, and with a disk tier in a folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.transfers import Transfers
+from rekindle.config import MIB, WritePolicy
+from rekindle.engine.loop import OpenCache
+from rekindle.model_state import StateTraits
+
+ROOT = b"r" * 16
+
+
+def cache_opener(
+    directory: Path | None = None,
+    *,
+    memory_bytes: int = 64 * MIB,
+    disk_bytes: int = 64 * MIB,
+    write_bytes_per_hour: int = 0,
+    write_policy: WritePolicy = WritePolicy.ALL,
+    min_tokens: int = 0,
+    may_recompute: bool = False,
+    opened: list[PrefixCache] | None = None,
+) -> OpenCache:
+    """`opened` gets the cache, for tests that look inside."""
+    policy = CachePolicy(
+        memory_bytes=memory_bytes,
+        disk_bytes=disk_bytes if directory else 0,
+        write_bytes_per_hour=write_bytes_per_hour,
+        write_policy=write_policy,
+        min_tokens=min_tokens,
+        may_recompute=may_recompute,
+    )
+
+    def open_cache(traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:
+        transfers = None
+        if directory is not None:
+            tier = DiskTier(
+                directory,
+                fingerprint=ROOT,
+                budget_bytes=disk_bytes,
+                is_leased=lambda key: cache.is_leased(key),
+            )
+            transfers = Transfers(tier, notify)
+        cache = PrefixCache(ROOT, traits, policy, transfers)
+        if opened is not None:
+            opened.append(cache)
+        return cache
+
+    return open_cache

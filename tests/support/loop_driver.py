@@ -1,0 +1,85 @@
+"""The engine loop on the test's own thread: each step is the test's to take."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rekindle.engine.loop import Cancel, Delivery, EngineLoop, OpenCache, Submit
+from rekindle.generation import GenerationRequest, PromptEvaluated, Sampling, TokenSampled
+from tests.support.caches import cache_opener
+from tests.support.fake_backend import FakeBackend
+
+
+class Asked(NamedTuple):
+    evaluated: PromptEvaluated
+    tokens: list[int]
+    n_computed: int
+
+
+class Bench:
+    """An engine loop whose steps the test takes, and all it has said."""
+
+    def __init__(self, backend: FakeBackend, open_cache: OpenCache | None = None) -> None:
+        self.backend = backend
+        self.said: list[Delivery] = []
+        self.loop = EngineLoop(
+            backend, self.said.extend, open_cache or cache_opener(), queue_size=8
+        )
+        self.loop.start()
+
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int | None = 8,
+        *,
+        boundaries: tuple[int, ...] = (),
+        cache_prompt: bool = True,
+    ) -> None:
+        request = GenerationRequest(
+            id=name,
+            prompt=tuple(prompt),
+            boundaries=boundaries,
+            sampling=Sampling(temperature=0),
+            max_tokens=max_tokens,
+            cache_prompt=cache_prompt,
+        )
+        self.loop.inbox.put(Submit(request))
+
+    def step(self) -> None:
+        self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
+        self.loop.receive()
+        self.loop.step()
+        self.loop.flush()
+
+    def run(self, n_steps: int = 500) -> None:
+        for _ in range(n_steps):
+            self.step()
+            status = self.loop.status()
+            if status.n_running == status.n_waiting == 0:
+                return
+        raise AssertionError("still running")
+
+    def tokens(self, name: str) -> list[int]:
+        return [event.token for event in self.events(name) if isinstance(event, TokenSampled)]
+
+    def events(self, name: str) -> list[object]:
+        return [event for request_id, event in self.said if request_id == name]
+
+    def ask(self, name: str, prompt: Sequence[int], max_tokens: int = 8, **options: Any) -> Asked:
+        """One request from start to end; what it cost, and what it got."""
+        before = self.backend.n_computed
+        self.submit(name, prompt, max_tokens, **options)
+        self.run()
+        [evaluated] = [each for each in self.events(name) if isinstance(each, PromptEvaluated)]
+        return Asked(evaluated, self.tokens(name), self.backend.n_computed - before)
+
+    def assert_nothing_is_left(self) -> None:
+        """Rows stay in idle slots; everything that belonged to a request is gone."""
+        assert all(sampler.closed for sampler in self.backend.samplers)
+        status = self.loop.status()
+        assert (status.n_running, status.n_waiting) == (0, 0)
+        assert status.n_cells_used == self.backend.n_cells_used
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.loop.flush()
