@@ -8,12 +8,14 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: help serve test check bench install clean prerequisites
+.PHONY: help serve test check fidelity crash bench install clean prerequisites
 
 help:
 	@echo "make serve    install, then serve the embedded model on http://127.0.0.1:8080"
 	@echo "make test     run every test"
 	@echo "make check    format, lint, types, import rule"
+	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
+	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 25)"
 	@echo "make bench    measure"
 	@echo "make install  install into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches"
@@ -29,6 +31,12 @@ check: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict
 	$(VENV)/bin/python -m pytest tests/test_architecture.py
+
+fidelity: $(TOOLS)
+	$(VENV)/bin/python -m tests.campaigns.fidelity $(ARGS)
+
+crash: $(TOOLS)
+	$(VENV)/bin/python -m tests.campaigns.crash $(ARGS)
 
 # Without a llama-server of the machine's own, the one packaged as a wheel is measured against.
 bench: $(TOOLS)

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -107,6 +108,20 @@ def test_llama_cpp_spellings_of_flags_are_understood() -> None:
     )
     for value in ("3", "5", "700", "me"):
         assert f"| {value} " in done.stdout
+
+
+@pytest.mark.parametrize("flags", [("--no-cache-disk",), ("--cache-disk", "0")])
+def test_both_spellings_turn_the_disk_off(flags: tuple[str, ...]) -> None:
+    done = rekindle("serve", *flags, "--print-config", REKINDLE_CACHE_DISK="1TiB")
+    assert re.search(r"\| cache\.cache_disk +\| 0 +\| --cache-disk +\|", done.stdout)
+
+
+def test_a_disk_that_is_both_sized_and_off_is_a_contradiction() -> None:
+    done = rekindle("serve", "--cache-disk", "1GiB", "--no-cache-disk", "--print-config")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "rekindle: --cache-disk and --no-cache-disk contradict each other.\n",
+    )
 
 
 def test_a_busy_port_is_found_before_the_model_is_looked_for() -> None:

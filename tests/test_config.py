@@ -3,12 +3,14 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import (
+    SECTIONS,
     Bytes,
     FlashAttn,
     KvType,
     LogLevel,
     Settings,
     SourceKind,
+    WritePolicy,
     all_settings,
     api_keys,
     read_file,
@@ -61,6 +63,13 @@ def test_nothing_given_is_the_documented_defaults() -> None:
         ("body_limit", "32MiB", Bytes(32 * 1024**2)),
         ("body_limit", "4 MB", Bytes(4_000_000)),
         ("body_limit", "1gib", Bytes(1024**3)),
+        ("cache_disk", "2TB", Bytes(2 * 10**12)),
+        ("cache_disk", "1 TiB", Bytes(1024**4)),
+        ("cache_disk", "0", Bytes(0)),
+        ("cache_ram", "8GiB", Bytes(8 * 1024**3)),
+        ("cache_dir", "/var/cache/kv", Path("/var/cache/kv")),
+        ("cache_prompt", "off", False),
+        ("cache_write_policy", "Reused", WritePolicy.REUSED),
     ],
 )
 def test_text_becomes_the_type_of_the_field(name: str, text: str, value: object) -> None:
@@ -68,6 +77,11 @@ def test_text_becomes_the_type_of_the_field(name: str, text: str, value: object)
     section = next(each.section for each in all_settings() if each.name == name)
     found = getattr(getattr(settings, section), name)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_without_a_size_the_memory_tier_is_left_to_the_machine() -> None:
+    assert resolve({}, {}, {}).settings.cache.cache_ram is None
+    assert resolve({"cache_ram": "0"}, {}, {}).settings.cache.cache_ram == 0
 
 
 def test_a_flag_that_holds_a_comma_is_one_key() -> None:
@@ -130,6 +144,19 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             " from 1024 to 1099511627776 bytes, but --body-limit is 'many'.",
         ),
         (
+            {},
+            {},
+            {"cache": {"cache_disk": "2PB"}},
+            "cache_disk must be a size such as 1048576, 4MB or 1GiB, from 0 to 1125899906842624"
+            " bytes, but cache.cache_disk in the configuration file is '2PB'.",
+        ),
+        (
+            {"cache_write_policy": "none"},
+            {},
+            {},
+            "cache_write_policy must be one of all, reused, but --cache-write-policy is 'none'.",
+        ),
+        (
             {"model": ""},
             {},
             {},
@@ -172,7 +199,8 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {},
             {},
             {"zzz": {}},
-            "The configuration file has an unknown section [zzz]; it can be model, engine, server.",
+            "The configuration file has an unknown section [zzz]; it can be model, engine, cache,"
+            " server.",
         ),
         (
             {},
@@ -229,7 +257,7 @@ def test_an_unreadable_configuration_file_is_named(tmp_path: Path, content: byte
 
 
 def test_every_default_is_allowed_and_survives_being_written_in_the_file() -> None:
-    file: dict[str, dict[str, object]] = {"model": {}, "engine": {}, "server": {}}
+    file: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
     for setting in all_settings():
         value = getattr(setting.default, "value", setting.default)
         if value is not None:

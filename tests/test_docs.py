@@ -12,8 +12,15 @@ from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyOptions
 from rekindle.chat.responder import ReplyStream
 from rekindle.cli import app
-from rekindle.config import CONFIG_VARIABLE, Setting, all_settings, resolve
-from rekindle.generation import EngineStatus, Sampling
+from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings, resolve
+from rekindle.generation import (
+    CacheCounters,
+    CacheSource,
+    CacheStatus,
+    EngineStatus,
+    Sampling,
+    TierStatus,
+)
 from rekindle.telemetry import Telemetry
 from tests.chat.test_responder import ByteTokenizer, script
 from tests.test_architecture import LEAVES, MAY_IMPORT
@@ -53,7 +60,7 @@ def default_of(setting: Setting, cell: str) -> object:
     return value
 
 
-@pytest.mark.parametrize("section", ["model", "engine", "server"])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_documented_with_flag_variable_and_default(section: str) -> None:
     settings = [setting for setting in all_settings() if setting.section == section]
     documented = {row[0]: row[1:] for row in rows(OPERATIONS, f"### `[{section}]`")}
@@ -64,6 +71,7 @@ def test_every_setting_is_documented_with_flag_variable_and_default(section: str
         assert quoted(variable) == [setting.variable]
         assert default_of(setting, *quoted(default)) == setting.default, setting.name
         assert meaning
+        assert setting.about.off_flag in (None, *quoted(meaning))
 
 
 def test_no_section_of_settings_is_left_out() -> None:
@@ -72,7 +80,9 @@ def test_no_section_of_settings_is_left_out() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()  # of a group
     parameters = [parameter for command in commands for parameter in command.params]
     known = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", OPERATIONS))
@@ -86,7 +96,11 @@ def test_every_variable_that_is_named_exists() -> None:
 
 def test_every_metric_is_documented_with_type_and_labels() -> None:
     telemetry = Telemetry()
-    telemetry.watch(lambda: EngineStatus(1, 0, 0, 1, 1, 1, 0))
+    tier = TierStatus(name=CacheSource.DISK, n_entries=0, n_bytes=0, budget_bytes=1)
+    cache = CacheStatus(
+        model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
+    )
+    telemetry.watch(lambda: EngineStatus(1, 0, 0, 1, 1, 1, 0, cache))
     # Metrics with labels have no sample, and so show no label, until something is counted.
     telemetry.request_began()
     telemetry.request_ended(route="/health", status=200)

@@ -1,14 +1,17 @@
 """The server's own counters, in a Prometheus registry that belongs to one server.
 
-Written from the event loop only. Every label has a bounded set of values.
+Written from the event loop only; what the engine counts is read when someone looks. Every label
+has a bounded set of values.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from rekindle.generation import EngineStatus
+from rekindle.generation import CacheCounters, CacheSource, EngineStatus, TierStatus
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
 OTHER = "other"
@@ -34,11 +37,6 @@ class Telemetry:
             "Prompt tokens of all complete replies.",
             registry=self._registry,
         )
-        self._cached_tokens = Counter(
-            "rekindle_cached_tokens",
-            "Prompt tokens that were taken from the cache.",
-            registry=self._registry,
-        )
         self._generated_tokens = Counter(
             "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
         )
@@ -51,16 +49,8 @@ class Telemetry:
         self._field_names: set[str] = set()
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
-        """Gauges that are read from the engine whenever someone looks."""
-
-        def gauge(name: str, about: str, read: Callable[[], float]) -> None:
-            Gauge(name, about, registry=self._registry).set_function(read)
-
-        gauge("rekindle_slots", "Requests that can run at once.", lambda: status().n_slots)
-        gauge("rekindle_slots_busy", "Requests that run now.", lambda: status().n_running)
-        gauge("rekindle_requests_waiting", "Requests without a slot.", lambda: status().n_waiting)
-        gauge("rekindle_cells", "Positions that the context holds.", lambda: status().n_cells)
-        gauge("rekindle_cells_used", "Of these, taken now.", lambda: status().n_cells_used)
+        """Shows the engine's numbers, too."""
+        self._registry.register(_EngineCollector(status))
 
     def request_began(self) -> None:
         self._in_flight.inc()
@@ -69,9 +59,8 @@ class Telemetry:
         self._in_flight.dec()
         self._requests.labels(route=route, status=str(status)).inc()
 
-    def count_reply(self, *, n_prompt: int, n_cached: int, n_generated: int) -> None:
+    def count_reply(self, *, n_prompt: int, n_generated: int) -> None:
         self._prompt_tokens.inc(n_prompt)
-        self._cached_tokens.inc(n_cached)
         self._generated_tokens.inc(n_generated)
 
     def count_ignored_field(self, name: str) -> None:
@@ -88,3 +77,64 @@ class Telemetry:
             return OTHER
         self._field_names.add(name)
         return name
+
+
+class _EngineCollector(Collector):
+    """Asks the engine once per look, so that its numbers belong together."""
+
+    def __init__(self, status: Callable[[], EngineStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        gauge = GaugeMetricFamily
+        yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
+        yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
+        yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
+        yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
+        yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
+        if status.cache is not None:
+            yield from _tier_metrics(status.cache.tiers)
+            yield from _cache_counters(status.cache.counters)
+
+
+def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
+    entries = GaugeMetricFamily("rekindle_cache_entries", "Entries of this model.", labels=["tier"])
+    used = GaugeMetricFamily("rekindle_cache_bytes", "Bytes taken.", labels=["tier"])
+    budget = GaugeMetricFamily(
+        "rekindle_cache_budget_bytes", "Most bytes that may be taken.", labels=["tier"]
+    )
+    for tier in tiers:
+        entries.add_metric([tier.name], tier.n_entries)
+        used.add_metric([tier.name], tier.n_bytes)
+        budget.add_metric([tier.name], tier.budget_bytes)
+    yield from (entries, used, budget)
+
+
+def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
+    reused = CounterMetricFamily(
+        "rekindle_prompt_tokens_reused",
+        "Prompt tokens taken from the cache, by where they were.",
+        labels=["source"],
+    )
+    reused.add_metric([CacheSource.LIVE], counted.live_tokens)
+    reused.add_metric([CacheSource.MEMORY], counted.memory_tokens)
+    reused.add_metric([CacheSource.DISK], counted.disk_tokens)
+    evictions = CounterMetricFamily(
+        "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
+    )
+    evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
+    evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
+    yield from (reused, evictions)
+    for name, about, value in (
+        ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
+        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
+        ("rekindle_cache_vanished", "Entries missed on disk.", counted.vanished),
+        ("rekindle_cache_writes", "Entries written to disk.", counted.writes),
+        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.written_bytes),
+        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.read_bytes),
+        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", counted.writes_refused),
+        ("rekindle_cache_writes_failed", "Writes that failed.", counted.writes_failed),
+        ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
+    ):
+        yield CounterMetricFamily(name, about, value)

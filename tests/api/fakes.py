@@ -17,7 +17,7 @@ from rekindle.chat.reply import (
     ReplyText,
 )
 from rekindle.errors import InvalidRequest, RekindleError
-from rekindle.generation import EngineStatus, Sampling
+from rekindle.generation import CachedSpan, CacheSource, CacheStatus, EngineStatus, Sampling
 
 N_BYTES = 256
 BOS, END_OF_TURN = 256, 257
@@ -80,12 +80,16 @@ def done(
     finish: FinishReason = FinishReason.STOP,
     n_prompt: int = 10,
     n_cached: int = 4,
+    spans: tuple[CachedSpan, ...] | None = None,
 ) -> ReplyDone:
+    live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
         n_prompt=n_prompt,
         n_cached=n_cached,
         n_generated=n_generated,
+        spans=live if spans is None else spans,
         queue_seconds=0.0,
+        restore_seconds=0.0012,
         prefill_seconds=0.5,
         decode_seconds=0.25,
     )
@@ -128,6 +132,8 @@ class FakeResponder:
     def __init__(self, script: Script | Callable[[int], Script] = HELLO) -> None:
         self.tokenizer = ByteTokenizer()
         self.default_sampling = Sampling(top_k=20)
+        self.default_cache_prompt = True
+        self.cache: CacheStatus | None = None
         self.conversations: list[Conversation] = []
         self.started: list[Started] = []
         self.asked = threading.Event()
@@ -166,6 +172,7 @@ class FakeResponder:
             n_ctx=512,
             n_cells=2048,
             n_cells_used=0,
+            cache=self.cache,
         )
 
     def _prompt(self, text: str) -> Prompt:

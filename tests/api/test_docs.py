@@ -8,7 +8,13 @@ from typing import get_args, get_origin
 from starlette.routing import Route
 
 from rekindle.api.body import Ignored, Refused, Wire
-from rekindle.api.native_schema import DetokenizeRequest, TokenizeRequest
+from rekindle.api.native_schema import (
+    CacheProps,
+    DetokenizeRequest,
+    TierProps,
+    TokenizeRequest,
+)
+from rekindle.api.openai.bodies import CacheStories, Span
 from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
 from tests.api.fakes import FakeResponder
 from tests.api.http import app_of
@@ -18,8 +24,16 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)
 
 
 def documented(heading: str) -> dict[str, str]:
+    return dict(ROW.findall(section(heading)))
+
+
+def keys(heading: str) -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)` \|", section(heading), re.MULTILINE))
+
+
+def section(heading: str) -> str:
     _, _, after = DOCUMENT.partition(f"\n### {heading}\n")
-    return dict(ROW.findall(re.split(r"^##", after, maxsplit=1, flags=re.MULTILINE)[0]))
+    return re.split(r"^##", after, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def fields_of(model: type[Wire], path: str = "") -> Iterator[tuple[str, str]]:
@@ -50,9 +64,16 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 
 
+def test_every_key_about_the_cache_is_documented() -> None:
+    spans = {f"spans[].{key}" for key in Span.__annotations__}
+    tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}
+    assert keys("Where the prompt came from") == CacheStories.__annotations__.keys() | spans
+    assert keys("Props") == CacheProps.__annotations__.keys() | tiers
+
+
 def test_every_endpoint_is_documented() -> None:
-    _, _, section = DOCUMENT.partition("\n## Endpoints\n")
-    cells = re.findall(r"^\| (`.+?`) \|", section.split("\n## ")[0], re.MULTILINE)
+    _, _, after = DOCUMENT.partition("\n## Endpoints\n")
+    cells = re.findall(r"^\| (`.+?`) \|", after.split("\n## ")[0], re.MULTILINE)
     listed = {path for cell in cells for path in re.findall(r"/[\w./{}-]+", cell)}
     served = {
         route.path.replace(":path", "")

@@ -6,13 +6,14 @@ import httpx
 import pytest
 
 from rekindle import __version__
+from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
 from tests.api.fakes import FakeResponder
 from tests.api.http import client_of, post
 
 
-def get(path: str, method: str = "GET") -> httpx.Response:
+def get(path: str, method: str = "GET", responder: FakeResponder | None = None) -> httpx.Response:
     async def run() -> httpx.Response:
-        async with client_of(FakeResponder()) as client:
+        async with client_of(responder or FakeResponder()) as client:
             return await client.request(method, path)
 
     return asyncio.run(run())
@@ -40,7 +41,29 @@ def test_props_tell_what_llama_servers_clients_look_for() -> None:
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
         "build_info": f"rekindle-{__version__}",
-        "rekindle": {"version": __version__},
+        "rekindle": {"version": __version__, "cache": None},
+    }
+
+
+def test_props_tell_what_the_cache_holds_and_what_keeps_it_from_more() -> None:
+    responder = FakeResponder()
+    responder.cache = CacheStatus(
+        model_class="dense",
+        off_because=None,
+        tiers=(
+            TierStatus(name=CacheSource.MEMORY, n_entries=3, n_bytes=70, budget_bytes=100),
+            TierStatus(
+                name=CacheSource.DISK, n_entries=5, n_bytes=90, budget_bytes=90, trouble="full"
+            ),
+        ),
+        counters=CacheCounters(),
+    )
+    memory = {"name": "memory", "entries": 3, "bytes": 70, "budget_bytes": 100, "trouble": None}
+    disk = {"name": "disk", "entries": 5, "bytes": 90, "budget_bytes": 90, "trouble": "full"}
+    assert get("/props", responder=responder).json()["rekindle"]["cache"] == {
+        "model_class": "dense",
+        "off_because": None,
+        "tiers": [memory, disk],
     }
 
 

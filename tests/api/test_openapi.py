@@ -60,6 +60,7 @@ def test_replies_fit_the_types_that_describe_them() -> None:
     whole, text = TypeAdapter(ChatCompletion), TypeAdapter(Completion)
     chunk = TypeAdapter(ChatCompletionChunk)
     whole.validate_python(chat().json(), extra="forbid")
+    whole.validate_python(chat(n=2).json(), extra="forbid")
     text.validate_python(complete().json(), extra="forbid")
     for seen in chunks(chat(stream=True, stream_options={"include_usage": True}).text):
         chunk.validate_python(seen, extra="forbid")

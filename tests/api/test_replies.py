@@ -1,6 +1,7 @@
 """Whole replies: their shapes, and how several add up."""
 
 from rekindle.chat.reply import Candidate, FinishReason, ReplyText, ScoredToken
+from rekindle.generation import CachedSpan, CacheSource
 from tests.api.fakes import FakeResponder, Script, done
 from tests.api.http import chat, complete
 
@@ -20,6 +21,12 @@ TIMINGS = {
     "predicted_ms": 250.0,
     "predicted_per_token_ms": 250.0,
     "predicted_per_second": 4.0,
+}
+REKINDLE = {
+    "cached_tokens": 4,
+    "prefilled_tokens": 6,
+    "restore_ms": 1.2,
+    "spans": [{"source": "live", "match": "tokens", "start": 0, "stop": 4}],
 }
 SCORED: Script = (
     ReplyText("Hi", (ScoredToken(Candidate(1, "Hi", b"Hi", -0.5), (), 0),)),
@@ -55,6 +62,7 @@ def test_chat_completion_has_openais_shape() -> None:
         ],
         "usage": USAGE,
         "timings": TIMINGS,
+        "rekindle": REKINDLE,
     }
 
 
@@ -68,6 +76,7 @@ def test_completion_has_openais_shape() -> None:
         "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
         "usage": USAGE,
         "timings": TIMINGS,
+        "rekindle": REKINDLE,
     }
 
 
@@ -85,6 +94,36 @@ def test_several_replies_count_their_prompt_once() -> None:
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+def test_each_cached_span_is_told_with_its_source() -> None:
+    """D1."""
+    spans = (
+        CachedSpan(CacheSource.LIVE, 0, 256),
+        CachedSpan(CacheSource.MEMORY, 256, 512),
+        CachedSpan(CacheSource.DISK, 512, 600),
+    )
+    script = (ReplyText("a"), done(n_prompt=610, n_cached=600, spans=spans))
+    assert chat(FakeResponder(script)).json()["rekindle"] == {
+        "cached_tokens": 600,
+        "prefilled_tokens": 10,
+        "restore_ms": 1.2,
+        "spans": [
+            {"source": "live", "match": "tokens", "start": 0, "stop": 256},
+            {"source": "memory", "match": "tokens", "start": 256, "stop": 512},
+            {"source": "disk", "match": "tokens", "start": 512, "stop": 600},
+        ],
+    }
+
+
+def test_of_several_replies_each_tells_its_own_story() -> None:
+    scripts = {i: (ReplyText("a"), done(n_cached=n)) for i, n in enumerate((0, 9, 4, 4))}
+    reply = complete(FakeResponder(lambda i: scripts[i]), prompt=["a", "b"], n=2).json()
+    replies = reply["rekindle"].pop("replies")
+    assert [story["cached_tokens"] for story in replies] == [0, 9, 4, 4]
+    assert [story["prefilled_tokens"] for story in replies] == [10, 1, 6, 6]
+    assert [len(story["spans"]) for story in replies] == [0, 1, 1, 1]
+    assert reply["rekindle"] == replies[0]
 
 
 def test_chat_logprobs_list_each_token_with_its_rivals() -> None:

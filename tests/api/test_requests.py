@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from rekindle.chat.reply import ReplyOptions
@@ -124,6 +126,30 @@ def test_response_format_becomes_a_grammar(response_format: object, schema: obje
 )
 def test_chat_logprobs(fields: dict[str, Any], expected: int | None) -> None:
     assert options_of(**fields).n_top_logprobs == expected
+
+
+@pytest.mark.parametrize("post_to", [chat, complete])
+@pytest.mark.parametrize(
+    ("said", "default", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"cache_prompt": None}, False, False),
+        ({"cache_prompt": True}, False, True),
+        ({"cache_prompt": False}, True, False),
+    ],
+)
+def test_cache_prompt_wins_over_the_servers_default(
+    post_to: Callable[..., httpx.Response],
+    said: dict[str, bool | None],
+    default: bool,  # noqa: FBT001
+    expected: bool,  # noqa: FBT001
+) -> None:
+    """A7, A8."""
+    responder = FakeResponder()
+    responder.default_cache_prompt = default
+    assert post_to(responder, n=2, seed=1, **said).status_code == 200
+    assert [each.options.cache_prompt for each in responder.started] == [expected] * 2
 
 
 @pytest.mark.parametrize(

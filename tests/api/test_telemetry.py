@@ -4,6 +4,7 @@ import re
 import httpx
 
 from rekindle.api.app import ApiSettings, create_app
+from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
 from rekindle.telemetry import MAX_FIELD_NAMES, Telemetry
 from tests.api.fakes import CARD, FakeResponder
 from tests.api.http import USER, client_of
@@ -70,6 +71,32 @@ def test_requests_and_tokens_are_counted() -> None:
         '{route="unmatched",status="404"}': 1,
     }
     assert samples(telemetry, "rekindle_prompt_tokens_total") == {"": 20}
-    assert samples(telemetry, "rekindle_cached_tokens_total") == {"": 8}
     assert samples(telemetry, "rekindle_generated_tokens_total") == {"": 4}
     assert samples(telemetry, "rekindle_http_requests_in_flight") == {"": 0}
+
+
+def test_the_cache_is_read_when_someone_looks_and_is_absent_before_it_exists() -> None:
+    telemetry = Telemetry()
+    responder = FakeResponder()
+    telemetry.watch(responder.status)
+    assert samples(telemetry, "rekindle_slots") == {"": 4}
+    assert "rekindle_cache" not in telemetry.render().decode()
+
+    responder.cache = CacheStatus(
+        model_class="dense",
+        off_because=None,
+        tiers=(TierStatus(name=CacheSource.DISK, n_entries=5, n_bytes=90, budget_bytes=100),),
+        counters=CacheCounters(live_tokens=1, disk_tokens=3, disk_evictions=7, written_bytes=90),
+    )
+    assert samples(telemetry, "rekindle_prompt_tokens_reused_total") == {
+        '{source="live"}': 1,
+        '{source="memory"}': 0,
+        '{source="disk"}': 3,
+    }
+    assert samples(telemetry, "rekindle_cache_evictions_total") == {
+        '{tier="memory"}': 0,
+        '{tier="disk"}': 7,
+    }
+    assert samples(telemetry, "rekindle_cache_written_bytes_total") == {"": 90}
+    for name, value in (("entries", 5), ("bytes", 90), ("budget_bytes", 100)):
+        assert samples(telemetry, f"rekindle_cache_{name}") == {'{tier="disk"}': value}

@@ -6,12 +6,19 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rekindle.chat.prompt import Prompt
+from rekindle.chat.guard import Guard
+from rekindle.chat.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
-from rekindle.chat.responder import ReplyStream
+from rekindle.chat.responder import ReplyStream, Responder
+from rekindle.chat.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError
 from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
+    EngineStatus,
     Finished,
+    GenerationRequest,
+    Grammar,
     PromptEvaluated,
     Sampling,
     StopCause,
@@ -19,6 +26,13 @@ from rekindle.generation import (
     TokenLogprobs,
     TokenSampled,
 )
+
+SPANS = (
+    CachedSpan(CacheSource.LIVE, 0, 1),
+    CachedSpan(CacheSource.DISK, 1, 3),
+    CachedSpan(CacheSource.LIVE, 3, 4),
+)
+EVALUATED = PromptEvaluated(10, 4, 0.5, 1.0, restore_seconds=0.0125, spans=SPANS)
 
 
 class ByteTokenizer:
@@ -58,12 +72,26 @@ class ScriptedStream:
         self.cancelled = True
 
 
+class RecordingEngine:
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+
+    def submit(self, request: GenerationRequest) -> ScriptedStream:
+        self.requests.append(request)
+        return ScriptedStream([])
+
+    def check_grammar(self, grammar: Grammar) -> None: ...
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(1, 0, 0, 1, 512, 512, 0)
+
+
 def script(
     text: str, cause: StopCause = StopCause.END_OF_TURN, *, scored: bool = False
 ) -> ScriptedStream:
     logprobs = TokenLogprobs(-0.5, ((65, -0.5), (66, -1.0))) if scored else None
     tokens = [TokenSampled(byte, logprobs) for byte in text.encode()]
-    return ScriptedStream([PromptEvaluated(10, 4, 0.5, 1.0), *tokens, Finished(cause)])
+    return ScriptedStream([EVALUATED, *tokens, Finished(cause)])
 
 
 def run(stream: ScriptedStream, stop: tuple[str, ...] = ()) -> list[ReplyEvent]:
@@ -129,7 +157,19 @@ def test_every_token_has_its_score_when_text_was_held_back() -> None:
 def test_counts_come_from_the_engine() -> None:
     stats = done(run(script("abc"))).stats
     assert (stats.n_prompt, stats.n_cached, stats.n_prefilled) == (10, 4, 6)
-    assert (stats.queue_seconds, stats.prefill_seconds) == (0.5, 1.0)
+    assert (stats.queue_seconds, stats.restore_seconds, stats.prefill_seconds) == (0.5, 0.0125, 1)
+    assert stats.spans == SPANS
+
+
+@pytest.mark.parametrize("cache_prompt", [True, False])
+def test_the_engine_is_told_whether_to_use_the_cache(cache_prompt: bool) -> None:  # noqa: FBT001
+    """A8"""
+    engine, tokenizer = RecordingEngine(), ByteTokenizer()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = Responder(engine, tokenizer, PromptBuilder(template, tokenizer), Sampling())
+    options = ReplyOptions(sampling=Sampling(), cache_prompt=cache_prompt)
+    asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
+    assert [request.cache_prompt for request in engine.requests] == [cache_prompt]
 
 
 def test_an_engine_error_reaches_the_reader() -> None:
@@ -149,8 +189,17 @@ def test_one_log_line_explains_the_request(caplog: pytest.LogCaptureFixture) -> 
         "request=id",
         "prompt=10",
         "cached=4",
+        "from=live:2,disk:2",
         "prefilled=6",
+        "restore_ms=12.5",
         "generated=3",
         "finish=stop",
     ):
-        assert fact in line
+        assert f" {fact} " in f" {line} "
+
+
+def test_a_request_that_found_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    cold = ScriptedStream([PromptEvaluated(10, 0, 0.0, 1.0), Finished(StopCause.LENGTH)])
+    with caplog.at_level("INFO", logger="rekindle.request"):
+        run(cold)
+    assert " cached=0 from=- prefilled=10 " in caplog.messages[-1]

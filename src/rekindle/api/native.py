@@ -10,6 +10,7 @@ from rekindle import __version__
 from rekindle.api.body import read_body
 from rekindle.api.model_card import ModelCard
 from rekindle.api.native_schema import (
+    CacheProps,
     DetokenizeReply,
     DetokenizeRequest,
     GenerationProps,
@@ -19,6 +20,7 @@ from rekindle.api.native_schema import (
     RekindleProps,
     SamplingProps,
     TemplateReply,
+    TierProps,
     TokenizeReply,
     TokenizeRequest,
     TokenPiece,
@@ -28,7 +30,7 @@ from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import ERRORS, request_body
 from rekindle.api.responder import Responder
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Sampling, Tokenizer
+from rekindle.generation import CacheStatus, Sampling, Tokenizer
 from rekindle.telemetry import Telemetry
 
 WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)
@@ -91,7 +93,9 @@ class NativeApi:
             bos_token=self._card.bos_text,
             eos_token=self._card.eos_text,
             build_info=f"rekindle-{__version__}",
-            rekindle=RekindleProps(version=__version__),
+            rekindle=RekindleProps(
+                version=__version__, cache=_cache_props(status.cache) if status.cache else None
+            ),
         )
 
     async def metrics(self) -> Response:
@@ -152,4 +156,21 @@ def _sampling_props(sampling: Sampling) -> SamplingProps:
         seed=-1 if sampling.seed is None else sampling.seed,
         max_tokens=-1,
         n_predict=-1,
+    )
+
+
+def _cache_props(cache: CacheStatus) -> CacheProps:
+    return CacheProps(
+        model_class=cache.model_class,
+        off_because=cache.off_because,
+        tiers=[
+            TierProps(
+                name=tier.name,
+                entries=tier.n_entries,
+                bytes=tier.n_bytes,
+                budget_bytes=tier.budget_bytes,
+                trouble=tier.trouble,
+            )
+            for tier in cache.tiers
+        ],
     )

@@ -66,8 +66,23 @@ class Modalities(TypedDict):
     audio: bool
 
 
+class TierProps(TypedDict):
+    name: str
+    entries: int
+    bytes: int
+    budget_bytes: int
+    trouble: str | None
+
+
+class CacheProps(TypedDict):
+    model_class: str
+    off_because: str | None
+    tiers: list[TierProps]
+
+
 class RekindleProps(TypedDict):
     version: str
+    cache: CacheProps | None  # null while the engine starts
 
 
 class Props(TypedDict):

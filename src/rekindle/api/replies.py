@@ -78,9 +78,7 @@ class Replies:
             await sink(index, event)
             if isinstance(event, ReplyDone):
                 self._telemetry.count_reply(
-                    n_prompt=event.stats.n_prompt,
-                    n_cached=event.stats.n_cached,
-                    n_generated=event.stats.n_generated,
+                    n_prompt=event.stats.n_prompt, n_generated=event.stats.n_generated
                 )
 
 

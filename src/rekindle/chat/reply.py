@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.generation import Sampling
+from rekindle.generation import CachedSpan, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +12,7 @@ class ReplyOptions:
     max_tokens: int | None = None  # None: until the context ends
     stop: tuple[str, ...] = ()
     n_top_logprobs: int | None = None  # None: no log probabilities
+    cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class ReplyStats:
     n_prompt: int
     n_cached: int
     n_generated: int
+    spans: tuple[CachedSpan, ...]  # where the cached tokens came from
     queue_seconds: float
+    restore_seconds: float
     prefill_seconds: float
     decode_seconds: float
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from rekindle.chat.conversation import Conversation
@@ -21,6 +22,8 @@ from rekindle.chat.reply import (
 )
 from rekindle.errors import PromptTooLong, RekindleError
 from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
     Engine,
     EngineStatus,
     Finished,
@@ -44,9 +47,12 @@ class Responder:
         tokenizer: Tokenizer,
         prompts: PromptBuilder,
         default_sampling: Sampling,
+        *,
+        default_cache_prompt: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
+        self.default_cache_prompt = default_cache_prompt
         self._engine = engine
         self._prompts = prompts
 
@@ -76,6 +82,7 @@ class Responder:
                 sampling=options.sampling,
                 max_tokens=options.max_tokens,
                 n_top_logprobs=options.n_top_logprobs,
+                cache_prompt=options.cache_prompt,
             )
         )
         return ReplyStream(request_id, prompt, tokens, options, self.tokenizer)
@@ -194,7 +201,9 @@ class ReplyStream:
             n_prompt=self._n_prompt,
             n_cached=evaluated.n_cached if evaluated else 0,
             n_generated=self._n_generated,
+            spans=evaluated.spans if evaluated else (),
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
+            restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
             prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,
             decode_seconds=self._last_token_at - self._first_token_at,
         )
@@ -204,13 +213,15 @@ class ReplyStream:
         stats = self._stats()
         first_token_ms = (self._first_token_at - self._submitted_at) * 1e3
         _log.info(
-            "request=%s prompt=%d cached=%d prefilled=%d queue_ms=%.0f first_token_ms=%s"
-            " generated=%d tokens_per_s=%s finish=%s",
+            "request=%s prompt=%d cached=%d from=%s prefilled=%d queue_ms=%.0f restore_ms=%.1f"
+            " first_token_ms=%s generated=%d tokens_per_s=%s finish=%s",
             self._request_id,
             stats.n_prompt,
             stats.n_cached,
+            _by_source(stats.spans),
             stats.n_prefilled if self._evaluated else 0,
             stats.queue_seconds * 1e3,
+            stats.restore_seconds * 1e3,
             f"{first_token_ms:.0f}" if self._n_generated else "-",
             stats.n_generated,
             f"{(stats.n_generated - 1) / stats.decode_seconds:.1f}"
@@ -218,3 +229,12 @@ class ReplyStream:
             else "-",
             outcome,
         )
+
+
+def _by_source(spans: Sequence[CachedSpan]) -> str:
+    """`live:512,disk:1024`; a source may have several spans."""
+    counts: Counter[CacheSource] = Counter()
+    for span in spans:
+        counts[span.source] += span.stop - span.start
+    parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
+    return ",".join(parts) or "-"

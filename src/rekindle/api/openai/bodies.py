@@ -32,6 +32,31 @@ class Timings(TypedDict):
     predicted_per_second: float
 
 
+class Span(TypedDict):
+    """Positions [start, stop) of the prompt."""
+
+    source: Literal["live", "memory", "disk"]
+    match: Literal["tokens"]
+    start: int
+    stop: int
+
+
+class CacheStory(TypedDict):
+    cached_tokens: int
+    prefilled_tokens: int
+    restore_ms: float
+    spans: list[Span]
+
+
+class CacheStories(CacheStory):
+    """Of several replies: each, and the first also where a lone one would be."""
+
+    replies: list[CacheStory]
+
+
+Rekindle = CacheStory | CacheStories
+
+
 class PromptProgress(TypedDict):
     total: int
     cache: int
@@ -79,6 +104,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    rekindle: Rekindle
 
 
 class Delta(TypedDict):
@@ -102,6 +128,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
     timings: NotRequired[Timings]
+    rekindle: NotRequired[Rekindle]
     prompt_progress: NotRequired[PromptProgress]
 
 
@@ -130,6 +157,7 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     timings: NotRequired[Timings]
+    rekindle: NotRequired[Rekindle]
     prompt_progress: NotRequired[PromptProgress]
 
 

@@ -21,7 +21,9 @@ ANY_OBJECT = {"type": "object"}
 T = TypeVar("T")
 
 
-def chat_options(body: ChatCompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
+def chat_options(
+    body: ChatCompletionRequest, defaults: Sampling, n_vocab: int, *, default_cache_prompt: bool
+) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
         raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:
@@ -36,10 +38,13 @@ def chat_options(body: ChatCompletionRequest, defaults: Sampling, n_vocab: int) 
         max_tokens=_max_tokens(limits),
         stop=_stop(body),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
     )
 
 
-def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
+def completion_options(
+    body: CompletionRequest, defaults: Sampling, n_vocab: int, *, default_cache_prompt: bool
+) -> ReplyOptions:
     if body.best_of not in (None, 1):
         raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
     if body.echo and body.logprobs is not None:
@@ -49,6 +54,7 @@ def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int
         max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
         stop=_stop(body),
         n_top_logprobs=body.logprobs,
+        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
     )
 
 

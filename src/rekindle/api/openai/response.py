@@ -9,6 +9,8 @@ from rekindle import __version__
 from rekindle.api.model_card import ModelCard
 from rekindle.api.openai.bodies import (
     AssistantMessage,
+    CacheStories,
+    CacheStory,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
@@ -19,6 +21,8 @@ from rekindle.api.openai.bodies import (
     Model,
     ModelMeta,
     PromptTokensDetails,
+    Rekindle,
+    Span,
     Timings,
     TokenLogprob,
     TopLogprob,
@@ -64,6 +68,7 @@ def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatComplet
         ],
         usage=usage_of(stats, envelope.n_per_prompt),
         timings=timings_of(stats),
+        rekindle=rekindle_of(stats),
     )
 
 
@@ -86,6 +91,7 @@ def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[st
         ],
         usage=usage_of(stats, envelope.n_per_prompt),
         timings=timings_of(stats),
+        rekindle=rekindle_of(stats),
     )
 
 
@@ -151,6 +157,12 @@ def timings_of(stats: Sequence[ReplyStats]) -> Timings:
     )
 
 
+def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
+    stories = [_story(each) for each in stats]
+    first = stories[0]
+    return first if len(stories) == 1 else CacheStories(**first, replies=stories)
+
+
 def model_of(card: ModelCard) -> Model:
     return Model(
         id=card.id,
@@ -164,6 +176,18 @@ def model_of(card: ModelCard) -> Model:
             n_params=card.n_params,
             size=card.size_bytes,
         ),
+    )
+
+
+def _story(stats: ReplyStats) -> CacheStory:
+    return CacheStory(
+        cached_tokens=stats.n_cached,
+        prefilled_tokens=stats.n_prefilled,
+        restore_ms=round(stats.restore_seconds * 1e3, 3),
+        spans=[
+            Span(source=span.source.value, match="tokens", start=span.start, stop=span.stop)
+            for span in stats.spans
+        ],
     )
 
 

@@ -87,8 +87,12 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest, self._telemetry)
-        n_vocab = self._responder.tokenizer.n_vocab
-        options = chat_options(body, self._responder.default_sampling, n_vocab)
+        options = chat_options(
+            body,
+            self._responder.default_sampling,
+            self._responder.tokenizer.n_vocab,
+            default_cache_prompt=self._responder.default_cache_prompt,
+        )
         prompt = await self._responder.prepare_chat(conversation_of(body))
         envelope = self._envelope(body)
         wanted = [WantedReply(prompt, each) for each in variants(options, envelope.n_per_prompt)]
@@ -102,8 +106,12 @@ class OpenAiApi:
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._telemetry)
-        n_vocab = self._responder.tokenizer.n_vocab
-        options = completion_options(body, self._responder.default_sampling, n_vocab)
+        options = completion_options(
+            body,
+            self._responder.default_sampling,
+            self._responder.tokenizer.n_vocab,
+            default_cache_prompt=self._responder.default_cache_prompt,
+        )
         prompts = await self._prompts(body)
         envelope = self._envelope(body)
         wanted = [

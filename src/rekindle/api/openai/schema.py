@@ -71,6 +71,7 @@ class GenerationFields(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
+    cache_prompt: bool | None = None
 
     user: Annotated[str | None, Ignored()] = None
     metadata: Annotated[dict[str, Any] | None, Ignored()] = None
@@ -80,7 +81,6 @@ class GenerationFields(Wire):
     prompt_cache_key: Annotated[str | None, Ignored()] = None
     prompt_cache_retention: Annotated[str | None, Ignored()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Ignored()] = None
-    cache_prompt: Annotated[bool | None, Ignored()] = None
     id_slot: Annotated[int | None, Ignored()] = None
 
     grammar: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None

@@ -16,6 +16,7 @@ from rekindle.api.openai.response import (
     Envelope,
     chat_logprobs,
     completion_logprobs,
+    rekindle_of,
     timings_of,
     usage_of,
 )
@@ -130,18 +131,8 @@ class Chunks:
     def end(self) -> bytes:
         if not self._options.include_usage:
             return DONE
-        stats = self._all_stats()
-        usage = to_json(usage_of(stats, self._n_per_prompt))
-        timings = to_json(timings_of(stats))
-        return (
-            self._envelope
-            + b',"choices":[],"usage":'
-            + usage
-            + b',"timings":'
-            + timings
-            + END
-            + DONE
-        )
+        usage = to_json(usage_of(self._all_stats(), self._n_per_prompt))
+        return self._envelope + b',"choices":[],"usage":' + usage + self._account() + END + DONE
 
     def _scored(self, index: int, text: bytes, scored: Sequence[ScoredToken]) -> bytes:
         return (
@@ -165,7 +156,7 @@ class Chunks:
         )
         # llama-server has its timings in the last chunk, whichever that is.
         if not self._options.include_usage and None not in self._stats:
-            chunk += b',"timings":' + to_json(timings_of(self._all_stats()))
+            chunk += self._account()
         return chunk + END
 
     def _progress(self, index: int, event: ReplyProgress) -> bytes:
@@ -183,6 +174,11 @@ class Chunks:
             + to_json(progress)
             + END
         )
+
+    def _account(self) -> bytes:
+        stats = self._all_stats()
+        timings, rekindle = to_json(timings_of(stats)), to_json(rekindle_of(stats))
+        return b',"timings":' + timings + b',"rekindle":' + rekindle
 
     def _all_stats(self) -> list[ReplyStats]:
         return [stats for stats in self._stats if stats is not None]
