@@ -307,3 +307,21 @@ def test_without_any_store_live_rows_are_still_reused() -> None:
     prompt = text(700)
     bench.ask("a", prompt, 1)
     assert bench.ask("b", prompt + text(10), 1).n_computed == 10
+
+
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+def test_a_model_that_cannot_be_stored_still_goes_on_from_an_idle_slot(
+    model_class: ModelClass,
+) -> None:
+    backend = FakeBackend(model_class=model_class, off_because="The round trip failed.")
+    bench = Bench(backend)
+    prompt = text(300)
+    reply = bench.ask("a", prompt).tokens
+    assert bench.ask("b", prompt + reply + text(10), 1).n_computed == 1 + 10
+    bench.ask("shares a part", prompt[:200] + text(50), 1)
+    assert not backend.exports + backend.imports
+    assert not backend.copies
+    assert not backend.trims
+    cache = bench.loop.status().cache
+    assert cache is not None
+    assert cache.off_because == "The round trip failed."

@@ -84,7 +84,9 @@ class PrefixCache:
         self._traits = traits
         self._policy = policy
         self._index = PrefixIndex(
-            root, has_rows=traits.has_rows, has_checkpoints=traits.has_checkpoints
+            root,
+            has_rows=traits.has_rows,
+            has_checkpoints=traits.has_checkpoints or not traits.has_rows,
         )
         self._memory = MemoryTier(policy.memory_bytes)
         self._put_speed = Speed()
@@ -128,6 +130,8 @@ class PrefixCache:
 
     def start(self) -> None:
         """Reads the index of what is on disk; a huge one goes on being read while we serve."""
+        if self._traits.off_because is not None:
+            _log.warning("cache: off for this model. %s", self._traits.off_because)
         if self._transfers is None:
             return
         began = time.monotonic()
@@ -449,17 +453,21 @@ class PrefixCache:
             n_bytes += node.payload_bytes
             n_tokens += node.n_tokens if node.kind is Kind.BLOCK else 0
         _log.info(
-            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; %.1f MB of %.1f MB on disk"
-            " taken, %.1f MB of memory%s",
+            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; memory holds %s, disk %s",
             self._holdings.n_on_disk,
             n_tokens,
             n_bytes / 1e6,
             seconds,
-            self._disk_bytes / 1e6,
-            self._policy.disk_bytes / 1e6,
-            self._memory.budget_bytes / 1e6,
-            "",
+            self._capacity(self._policy.memory_bytes),
+            self._capacity(self._policy.disk_bytes),
         )
+
+    def _capacity(self, n_bytes: int) -> str:
+        """In tokens too, where each has a size: a recurrent model's state is always the same."""
+        gigabytes = f"{n_bytes / 1e9:.1f} GB"
+        if not self._traits.row_bytes:
+            return gigabytes
+        return f"{gigabytes} (about {n_bytes // self._traits.row_bytes} tokens)"
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble == self._disk_trouble:

@@ -19,6 +19,7 @@ from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import GROWTH_CELLS, Slot, Slots
 from rekindle.errors import EngineError
 from rekindle.generation import CachedSpan, CacheSource
+from rekindle.model_state import ModelClass
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class WarmStart:
         self._slots = slots
         self._cache = cache
         self._saver = saver
-        self._has_states = backend.traits.has_checkpoints
+        # Of a model that cannot be stored nothing is sure but that a sequence can go on.
+        self._is_sure = backend.traits.off_because is None
+        self._has_states = backend.traits.model_class is not ModelClass.DENSE
 
     def find(self, sequence: Sequence) -> Start:
         if not sequence.request.cache_prompt:
@@ -140,6 +143,8 @@ class WarmStart:
             return 0
         n_rows = slot.n_rows
         n_common = common_prefix(tokens, slot.keys.tokens, min(n_limit, n_rows))
+        if not self._is_sure:
+            return n_common if slot.is_idle and n_common == n_rows else 0
         if n_common == n_rows or not self._has_states:
             return n_common
         # A fork has the state at the end of its source: only the slot itself can be cut back.

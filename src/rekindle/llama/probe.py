@@ -6,6 +6,7 @@ restores wrongly without a word. So nothing is stored that did not survive this.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,10 +41,11 @@ def probe(
         state = StateAccess(memory, model_class, blank)
         traits = StateTraits(model_class, state.has_rows, state.has_checkpoints)
         before = memory.read(_SLOT, WHOLE)
-        _round_trip(memory, state, tokens, decode)
+        sizes = _round_trip(memory, state, tokens, decode)
         if not np.array_equal(before, memory.read(_SLOT, WHOLE)):
             raise EngineError("what came back is not what was saved.")
         memory.clear(_SLOT)
+        traits = replace(traits, row_bytes=sizes.row, checkpoint_bytes=sizes.checkpoint)
     except EngineError as error:
         off_because = f"The state of this model cannot be saved and restored: {error.message}"
         traits = replace(traits, off_because=off_because)
@@ -87,7 +89,7 @@ def _round_trip(
     state: StateAccess,
     tokens: list[int],
     decode: Callable[[list[int]], None],
-) -> None:
+) -> "_Sizes":
     """Saves the slot, has its cells overwritten, and restores it: in the way the cache does."""
     half = len(tokens) // 2
     ranges = [(0, half), (half, len(tokens))] if state.has_rows else []
@@ -100,3 +102,12 @@ def _round_trip(
         state.import_rows(_SLOT, start, stop, payload)
     if checkpoint is not None:
         state.import_checkpoint(_SLOT, checkpoint)
+    return _Sizes(
+        row=sum(map(len, rows)) // len(tokens),
+        checkpoint=len(checkpoint) if checkpoint is not None else 0,
+    )
+
+
+class _Sizes(NamedTuple):
+    row: int
+    checkpoint: int
