@@ -44,13 +44,13 @@ def _measure(directory: Path, headers: list[Header]) -> None:
         _each("get", tier.get, keys, n_bytes)
         groups = [keys[n : n + TOUCHED_AT_ONCE] for n in range(0, len(keys), TOUCHED_AT_ONCE)]
         _each(f"touch of {TOUCHED_AT_ONCE}", tier.touch, groups)
-        overhead = tier.usage_bytes() / n_bytes - 1
-    CONSOLE.print(f"counted beyond the files' own bytes: {overhead:.2%}")
+        used_bytes = tier.usage_bytes()
+    CONSOLE.print(f"counted beyond the files' own bytes: {used_bytes / n_bytes - 1:.2%}")
     with closing(_tier(directory, 2 * n_bytes)) as tier:
         _each("open", lambda _: tier.open(), [None])
         _each("headers", lambda _: list(tier.headers()), [None])
     (directory / "catalog.sqlite3").unlink()
-    with closing(_tier(directory, n_bytes)) as tier:
+    with closing(_tier(directory, used_bytes)) as tier:
         _each("rebuild", lambda _: tier.open(), [None])
         others = list(_headers(len(headers) // 2, headers[0].payload_bytes, seed=2))
         put = "put that evicts"

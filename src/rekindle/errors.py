@@ -13,6 +13,7 @@ RekindleError
     EntryCorrupt           stored bytes are not what was written
     EntryMissing           the entry is no longer there
     TierFailed             the store itself cannot be read or written now
+      TierFull               it works, but has no room for this entry
   StartupError           the operator can fix it: one sentence on stderr, exit code 2
 """
 
@@ -84,6 +85,10 @@ class EntryMissing(CacheError):
 
 
 class TierFailed(CacheError):
+    pass
+
+
+class TierFull(TierFailed):
     pass
 
 

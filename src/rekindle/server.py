@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.model_card import ModelCard
+from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.fingerprint import (
     DIGESTS_NAME,
     DigestFile,
@@ -260,9 +261,11 @@ def _cache_opener(
         if settings.cache_ram is None
         else settings.cache_ram,
         disk_bytes=settings.cache_disk,
-        write_bytes_per_hour=settings.cache_write_budget,
-        write_policy=settings.cache_write_policy,
-        min_tokens=settings.cache_min_tokens,
+        writes=WriteRules(
+            bytes_per_hour=settings.cache_write_budget,
+            policy=settings.cache_write_policy,
+            min_tokens=settings.cache_min_tokens,
+        ),
         may_recompute=settings.cache_recompute,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.transfers import Transfers
@@ -28,9 +29,11 @@ def cache_opener(
     policy = CachePolicy(
         memory_bytes=memory_bytes,
         disk_bytes=disk_bytes if directory else 0,
-        write_bytes_per_hour=write_bytes_per_hour,
-        write_policy=write_policy,
-        min_tokens=min_tokens,
+        writes=WriteRules(
+            bytes_per_hour=write_bytes_per_hour,
+            policy=write_policy,
+            min_tokens=min_tokens,
+        ),
         may_recompute=may_recompute,
     )
 

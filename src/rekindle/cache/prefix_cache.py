@@ -1,10 +1,9 @@
 """The one object the engine loop talks to: which prefixes are stored, bring them, keep them.
 
-Owned by the engine thread. What is held is `holdings`' to know, bytes on disk move in
-`transfers`; here is decided what is worth loading, storing and writing.
+Owned by the engine thread. `holdings` knows what is held, `disk_store` what is written; here is
+decided what is worth loading and storing.
 """
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +20,11 @@ from rekindle.cache.block import (
     Reason,
     entry_key,
 )
+from rekindle.cache.disk_store import DiskStore, WriteRules
 from rekindle.cache.holdings import EVERYWHERE, Holdings
 from rekindle.cache.policy import (
     Span,
     Speed,
-    WriteBudget,
-    admits_to_disk,
     best_cut,
     surplus_checkpoints,
 )
@@ -34,24 +32,13 @@ from rekindle.cache.prefix_index import Match, Node, PrefixIndex, Where
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
 from rekindle.cache.tiers.memory import MemoryTier
-from rekindle.cache.transfers import (
-    Arrived,
-    Event,
-    Found,
-    Opened,
-    ReadFailed,
-    Transfers,
-    WriteFailed,
-    Written,
-)
+from rekindle.cache.transfers import Transfers
 from rekindle.config import WritePolicy
-from rekindle.errors import EntryCorrupt, EntryMissing
 from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
 from rekindle.model_state import ModelClass, Payload, StateTraits
 
 _log = logging.getLogger("rekindle.cache")
 
-START_SECONDS = 1.5  # how long the first request waits for the index of a huge store; picked
 MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
 
 
@@ -59,9 +46,7 @@ MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; pi
 class CachePolicy:
     memory_bytes: int
     disk_bytes: int
-    write_bytes_per_hour: int  # 0: no limit
-    write_policy: WritePolicy
-    min_tokens: int
+    writes: WriteRules
     may_recompute: bool
 
 
@@ -97,14 +82,13 @@ class PrefixCache:
             drop_from_disk=self._drop_from_disk,
             reload_seconds=self._read_speed.seconds,
         )
-        self._transfers = transfers
-        self._budget = WriteBudget(policy.write_bytes_per_hour)
         # All there from the start: another thread reads them.
         self._counters = {each.name: 0 for each in fields(CacheCounters)}
-        self._disk_bytes = 0
-        self._disk_trouble: str | None = None
-        self._writing: dict[Key, Node] = {}  # each leased until it is written
-        self._reading: dict[Key, int] = {}  # bytes reserved for each
+        self._disk: DiskStore | None = None
+        if transfers is not None:
+            self._disk = DiskStore(
+                transfers, self._holdings, policy.writes, self._counters, self._read_speed
+            )
         self._payload_sizes: dict[tuple[Kind, int], int] = {}
 
     @classmethod
@@ -115,9 +99,7 @@ class PrefixCache:
         policy = CachePolicy(
             memory_bytes=0,
             disk_bytes=0,
-            write_bytes_per_hour=0,
-            write_policy=WritePolicy.ALL,
-            min_tokens=0,
+            writes=WriteRules(bytes_per_hour=0, policy=WritePolicy.ALL, min_tokens=0),
             may_recompute=False,
         )
         return cls(bytes(KEY_BYTES), traits, policy, transfers=None)
@@ -125,61 +107,27 @@ class PrefixCache:
     @property
     def is_on(self) -> bool:
         return self._traits.off_because is None and (
-            self._policy.memory_bytes > 0 or self._transfers is not None
+            self._policy.memory_bytes > 0 or self._disk is not None
         )
 
     def start(self) -> None:
-        """Reads the index of what is on disk; a huge one goes on being read while we serve."""
         if self._traits.off_because is not None:
             _log.warning("cache: off for this model. %s", self._traits.off_because)
-        if self._transfers is None:
+        if self._disk is None:
             return
         began = time.monotonic()
-        self._transfers.start()
-        while (left := began + START_SECONDS - time.monotonic()) > 0:
-            if (event := self._transfers.wait(left)) is None:
-                break
-            self._on(event)
-            if isinstance(event, Opened):
-                self._log_found(time.monotonic() - began)
-                return
-        _log.info("cache: still reading the index, %d entries so far", len(self._index))
+        if self._disk.start():
+            self._log_found(time.monotonic() - began)
+        else:
+            _log.info("cache: still reading the index, %d entries so far", len(self._index))
 
     def close(self, grace_seconds: float) -> None:
-        if self._transfers is not None:
-            self._transfers.close(grace_seconds)
-            for event in self._transfers.poll():
-                self._on(event)
+        if self._disk is not None:
+            self._disk.close(grace_seconds)
 
-    def poll(self) -> None:
-        if self._transfers is not None:
-            for event in self._transfers.poll():
-                self._on(event)
-
-    def _on(self, event: Event) -> None:
-        match event:
-            case Found(headers):
-                for header in headers:
-                    self._holdings.add(header, Where.DISK)
-            case Opened(trouble, n_bytes):
-                self._disk_bytes = n_bytes
-                self._note_trouble(trouble)
-                # A full collection over a million nodes would stop the engine for half a second.
-                gc.freeze()
-            case Written(key, evicted, n_bytes):
-                self._on_written(key, evicted, n_bytes)
-            case WriteFailed(key, trouble):
-                self._counters["writes_failed"] += 1
-                self._note_trouble(trouble)
-                self._end_write(key)
-            case Arrived(entry, seconds):
-                self._on_arrived(entry, seconds)
-            case ReadFailed(key, error):
-                self._memory.give_back(self._reading.pop(key))
-                self._counters["quarantined"] += isinstance(error, EntryCorrupt)
-                self._counters["vanished"] += isinstance(error, EntryMissing)
-                if (node := self._index.get(key)) is not None:
-                    self._holdings.remove(node, Where.DISK)
+    def poll(self) -> bool:
+        """Takes in what the transfer threads have finished; True: there is more."""
+        return self._disk is not None and self._disk.poll()
 
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.between(0, n_limit))
@@ -189,11 +137,10 @@ class PrefixCache:
         nodes = _nodes_of(match)
         for node in nodes:
             self._holdings.note_use(node)
-            if Where.DISK not in node.where and node.key in self._memory:
-                self._offer_to_disk(node, was_reused=True)
-        on_disk = [node.key for node in nodes if Where.DISK in node.where]
-        if on_disk and self._transfers is not None:
-            self._transfers.touch(on_disk)
+            if self._disk is not None and node.where:
+                self._disk.offer(node, was_reused=True)
+        if self._disk is not None:
+            self._disk.touch(nodes)
 
     def n_worth_loading(
         self,
@@ -262,15 +209,9 @@ class PrefixCache:
         return self._holdings.payload(node)
 
     def fetch(self, node: Node, *, must: bool) -> None:
-        """Starts reading a leased node. Unless it `must`, only where there is room."""
-        if node.key in self._reading or Where.MEMORY in node.where:
-            return
-        assert self._transfers is not None
-        if not self._holdings.make_room(node.payload_bytes) and not must:
-            return
-        self._memory.reserve(node.payload_bytes)
-        self._reading[node.key] = node.payload_bytes
-        self._transfers.read(node.key)
+        if Where.MEMORY not in node.where:
+            assert self._disk is not None
+            self._disk.fetch(node, must=must)
 
     def observe_put(self, n_bytes: int, seconds: float) -> None:
         self._put_speed.observe(n_bytes, seconds)
@@ -278,17 +219,9 @@ class PrefixCache:
     def distrust(self, node: Node) -> None:
         """The backend refused these bytes: they are set aside and never tried again."""
         self._counters["quarantined"] += 1
-        if self._transfers is not None and Where.DISK in node.where:
-            self._transfers.quarantine(node.key, "the backend refused it")
+        if self._disk is not None:
+            self._disk.quarantine(node, "the backend refused it")
         self._holdings.remove(node, EVERYWHERE)
-
-    def _on_arrived(self, entry: Entry, seconds: float) -> None:
-        header = entry.header
-        self._memory.give_back(self._reading.pop(header.key))
-        self._read_speed.observe(header.payload_bytes, seconds)
-        self._counters["read_bytes"] += header.payload_bytes
-        if self._index.get(header.key) is not None and header.key not in self._memory:
-            self._holdings.hold(entry)
 
     def save_rows(
         self,
@@ -365,24 +298,30 @@ class PrefixCache:
             self._holdings.lease(parent)  # room must not be made at the cost of what leads here
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
-                return Saved.LATER if self._writing else Saved.REFUSED
+                return self._no_room()
             payload = export()
             header = replace(header, payload_bytes=len(payload))
             self._payload_sizes[shape] = len(payload)
             if not self._holdings.make_room(len(payload)):
-                return Saved.LATER if self._writing else Saved.REFUSED
+                return self._no_room()
         finally:
             if parent is not None:
                 self._holdings.release(parent)
         node = self._holdings.hold(Entry(header, payload))
-        self._offer_to_disk(node, was_reused=was_reused)
+        if self._disk is not None:
+            self._disk.offer(node, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
+
+    def _no_room(self) -> Saved:
+        is_writing = self._disk is not None and self._disk.is_writing
+        return Saved.LATER if is_writing else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:
         """A conversation keeps checkpoints close together near its end, far apart before."""
         tip = self._index.get(key)
-        assert tip is not None
+        if tip is None:
+            return  # memory has no room for it, and the disk did not want it
         path = self._index.checkpoints_before(tip)
         row_bytes = 0
         parent = tip.parent
@@ -395,57 +334,9 @@ class PrefixCache:
             if by_position[position].leases == 0:
                 self._holdings.drop(by_position[position])
 
-    def _offer_to_disk(self, node: Node, *, was_reused: bool) -> None:
-        if self._transfers is None or Where.DISK in node.where or node.key in self._writing:
-            return
-        now = time.monotonic()
-        is_admitted = admits_to_disk(
-            self._policy.write_policy,
-            n_prefix_tokens=node.stop,
-            min_tokens=self._policy.min_tokens,
-            was_reused=was_reused,
-            budget_left_share=self._budget.left_share(now),
-        )
-        # Parents first: an entry that nothing on disk leads to would never be found.
-        for each in self._only_in_memory(node) if is_admitted else [node]:
-            if not is_admitted or not self._budget.take(each.payload_bytes, now):
-                self._counters["writes_refused"] += 1
-                return
-            self._writing[each.key] = each
-            self._holdings.lease(each)
-            self._transfers.write(self._memory.get(each.key))
-
-    def _only_in_memory(self, node: Node) -> list[Node]:
-        """The end of the path to `node` that is neither on disk nor on its way there."""
-        path: list[Node] = []
-        step: Node | None = node
-        while step and Where.DISK not in step.where and step.key not in self._writing:
-            path.append(step)
-            step = step.parent
-        return path[::-1]
-
-    def _on_written(self, key: Key, evicted: list[Key], n_bytes: int) -> None:
-        self._note_trouble(None)
-        self._disk_bytes = n_bytes
-        node = self._writing[key]
-        self._counters["writes"] += 1
-        self._counters["written_bytes"] += node.payload_bytes
-        if self._index.get(key) is node:
-            self._holdings.note_on_disk(node)
-        elif self._transfers is not None:
-            self._transfers.drop([key])  # it was dropped while it was being written
-        self._end_write(key)
-        self._counters["disk_evictions"] += len(evicted)
-        for evicted_key in evicted:
-            if (gone := self._index.get(evicted_key)) is not None:
-                self._holdings.remove(gone, Where.DISK)
-
     def _drop_from_disk(self, key: Key) -> None:
-        if self._transfers is not None:
-            self._transfers.drop([key])
-
-    def _end_write(self, key: Key) -> None:
-        self.release(self._writing.pop(key))
+        if self._disk is not None:
+            self._disk.drop(key)
 
     def _log_found(self, seconds: float) -> None:
         n_tokens = n_bytes = 0
@@ -469,15 +360,6 @@ class PrefixCache:
             return gigabytes
         return f"{gigabytes} (about {n_bytes // self._traits.row_bytes} tokens)"
 
-    def _note_trouble(self, trouble: str | None) -> None:
-        if trouble == self._disk_trouble:
-            return
-        if trouble is not None:
-            _log.warning("cache: the disk takes nothing in, memory goes on: %s", trouble)
-        elif self._disk_trouble is not None:
-            _log.info("cache: the disk takes entries again")
-        self._disk_trouble = trouble
-
     def count(self, name: str, amount: int) -> None:
         """`name` is a field of CacheCounters."""
         self._counters[name] += amount
@@ -491,16 +373,8 @@ class PrefixCache:
                 budget_bytes=self._memory.budget_bytes,
             )
         ]
-        if self._transfers is not None:
-            tiers.append(
-                TierStatus(
-                    name=CacheSource.DISK,
-                    n_entries=self._holdings.n_on_disk,
-                    n_bytes=self._disk_bytes,
-                    budget_bytes=self._policy.disk_bytes,
-                    trouble=self._disk_trouble,
-                )
-            )
+        if self._disk is not None:
+            tiers.append(self._disk.status(self._policy.disk_bytes))
         return CacheStatus(
             model_class=self._traits.model_class,
             off_because=self._traits.off_because,

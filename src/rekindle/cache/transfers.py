@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rekindle.cache.block import Entry, Header, Key
 from rekindle.cache.tiers.base import Tier
-from rekindle.errors import CacheError, EntryCorrupt, TierFailed
+from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
     key: Key
-    trouble: str
+    trouble: str | None  # None: the tier is well, it had no room for this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,8 @@ class Transfers:
     def quarantine(self, key: Key, why: str) -> None:
         self._writes.put(lambda: self._quietly(lambda: self._tier.quarantine(key, why)))
 
-    def poll(self) -> list[Event]:
-        events = []
-        while not self._events.empty():
-            events.append(self._events.get())
-        return events
+    def poll(self) -> Event | None:
+        return None if self._events.empty() else self._events.get()
 
     def wait(self, timeout_seconds: float) -> Event | None:
         """The next event, for callers that have nothing else to do: the start and the end."""
@@ -153,28 +150,36 @@ class Transfers:
         self._notify()
 
     def _open(self) -> None:
-        n_bytes = 0
         try:
             self._tier.open()
-            for headers in self._tier.headers():
-                self._emit(Found(headers))
-            n_bytes = self._tier.usage_bytes()
+            self._list()
         except TierFailed as error:
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._trouble = error.message
-        self._emit(Opened(self._trouble, n_bytes))
+            self._give_it_time(error)
+        self._emit(Opened(self._trouble, self._tier.usage_bytes()))
+
+    def _list(self) -> None:
+        for headers in self._tier.headers():
+            self._emit(Found(headers))
+
+    def _give_it_time(self, error: TierFailed) -> None:
+        """A disk that refused is not asked again at once: each attempt copies the bytes."""
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._trouble = error.message
 
     def _write(self, entry: Entry) -> None:
         key = entry.header.key
-        # A disk that refused is not asked again at once: each attempt costs a copy of the bytes.
         if self._abandoned.is_set() or time.monotonic() < self._retry_at:
             self._emit(WriteFailed(key, self._trouble or "the server is stopping"))
             return
         try:
             evicted = self._tier.put(entry)
+            if self._trouble is not None:
+                self._list()  # a directory that was away may hold what nobody knows of
+        except TierFull as error:
+            _log.debug("cache entry %s is not written: %s", key.hex(), error.message)
+            self._emit(WriteFailed(key, None))
         except TierFailed as error:
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._trouble = error.message
+            self._give_it_time(error)
             self._emit(WriteFailed(key, error.message))
         except Exception as error:  # the loop waits for a word about every job
             _log.exception("a cache entry could not be written")

@@ -94,6 +94,7 @@ class EngineLoop:
         self._outbox: list[Delivery] = []
         self._prefill_seconds_per_token = 0.0
         self._is_stalled = False  # the last step could do nothing
+        self._has_news = False  # the cache has more to take in
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
@@ -132,7 +133,7 @@ class EngineLoop:
             self._forget_rows()
 
     def step(self) -> None:
-        self._cache.poll()
+        self._has_news = self._cache.poll()
         n_decoding = sum(sequence.phase is _DECODING for sequence in self._running)
         did_something = self._admit_waiting(n_decoding)
         did_something |= self._advance_restores(n_decoding)
@@ -160,10 +161,11 @@ class EngineLoop:
 
     def receive(self) -> bool:
         """Takes all orders there are; blocks only when there is nothing to do."""
-        if self._running or self._waiting:
+        timeout: float | None = None
+        if self._has_news:
+            timeout = 0.0
+        elif self._running or self._waiting:
             timeout = STALL_CHECK_SECONDS if self._is_stalled else 0.0
-        else:
-            timeout = None
         while True:
             try:
                 order = self.inbox.get(block=timeout != 0.0, timeout=timeout)

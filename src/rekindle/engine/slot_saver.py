@@ -4,13 +4,18 @@ Exports run on the engine thread and hold up whoever decodes, so there is at mos
 that others wait for.
 """
 
+import logging
+
 from rekindle.cache.block import BLOCK_TOKENS, Reason
 from rekindle.cache.policy import CellTax, should_park
 from rekindle.cache.prefix_cache import PrefixCache, Saved
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slot, Slots
+from rekindle.errors import EngineError
 from rekindle.model_state import Payload
+
+_log = logging.getLogger(__name__)
 
 # What a token costs to compute before anything was measured; picked.
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3
@@ -121,15 +126,18 @@ class SlotSaver:
     def _save_rows(self, slot: Slot, stop: int, reason: Reason) -> Saved:
         assert slot.keys is not None
         start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
-        saved = self._cache.save_rows(
-            slot.keys,
-            start,
-            stop,
-            reason=reason,
-            was_reused=slot.was_reused,
-            compute_seconds=self._compute_seconds(stop - start),
-            export=lambda: self._export_rows(slot, start, stop),
-        )
+        try:
+            saved = self._cache.save_rows(
+                slot.keys,
+                start,
+                stop,
+                reason=reason,
+                was_reused=slot.was_reused,
+                compute_seconds=self._compute_seconds(stop - start),
+                export=lambda: self._export_rows(slot, start, stop),
+            )
+        except EngineError as error:
+            saved = _not_exported(error)
         if saved is not Saved.LATER:
             slot.n_saved = stop
         return saved
@@ -142,20 +150,29 @@ class SlotSaver:
 
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
         assert slot.keys is not None
-        saved = self._cache.save_checkpoint(
-            slot.keys,
-            slot.n_rows,
-            reason=reason,
-            was_reused=slot.was_reused,
-            compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
-            export=lambda: self._backend.export_checkpoint(slot.id),
-        )
+        try:
+            saved = self._cache.save_checkpoint(
+                slot.keys,
+                slot.n_rows,
+                reason=reason,
+                was_reused=slot.was_reused,
+                compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
+                export=lambda: self._backend.export_checkpoint(slot.id),
+            )
+        except EngineError as error:
+            saved = _not_exported(error)
         if saved is not Saved.LATER:
             slot.n_checkpoint = slot.n_rows
         return saved
 
     def _compute_seconds(self, n_tokens: int) -> float:
         return n_tokens * (self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN)
+
+
+def _not_exported(error: EngineError) -> Saved:
+    """Not stored, and that is all: the rows in the slot are as good as before."""
+    _log.warning("a slot could not be exported: %s", error.message)
+    return Saved.REFUSED
 
 
 def _reason(slot: Slot, stop: int) -> Reason:

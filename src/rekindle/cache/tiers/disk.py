@@ -20,7 +20,7 @@ from rekindle.cache.tiers.disk_catalog import Catalog, Totals
 from rekindle.cache.tiers.disk_database import alone_in
 from rekindle.cache.tiers.disk_reconcile import OnProgress, open_and_reconcile
 from rekindle.cache.tiers.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
-from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed
+from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
 from rekindle.generation import CacheSource
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class DiskTier:
         room_bytes = self._budget_bytes - self._overhead_bytes()
         needed_bytes = size_on_disk(header) + _MAX_GROWTH_BYTES
         if needed_bytes > room_bytes:
-            raise TierFailed(
+            raise TierFull(
                 f"an entry of {needed_bytes} bytes does not fit: of the budget of"
                 f" {self._budget_bytes} at most {max(room_bytes, 0)} are for entries"
             )

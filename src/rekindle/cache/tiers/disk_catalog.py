@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rekindle.cache.block import KEY_BYTES, Header, Key, Kind, Reason, entry_key
 from rekindle.cache.tiers.disk_database import Database, column
 from rekindle.cache.tiers.entry_file import size_on_disk
-from rekindle.errors import TierFailed
+from rekindle.errors import TierFull
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Catalog(Database):
                 n_bytes -= leaf.disk_bytes
                 evicted.append(leaf.key)
             if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
-                raise TierFailed("there is no room: everything that could go is in use")
+                raise TierFull("there is no room: everything that could go is in use")
             _shrink(connection)
         return evicted
 

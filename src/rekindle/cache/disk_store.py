@@ -1,0 +1,212 @@
+"""What of the holdings is on disk, on its way there, or on its way back.
+
+Decides what is worth writing, keeps count of what moves, and turns what the transfer threads
+report into changes of the holdings. Owned by the engine thread.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rekindle.cache.block import Entry, Key
+from rekindle.cache.holdings import Holdings
+from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
+from rekindle.cache.prefix_index import Node, Where
+from rekindle.cache.transfers import (
+    Arrived,
+    Event,
+    Found,
+    Opened,
+    ReadFailed,
+    Transfers,
+    WriteFailed,
+    Written,
+)
+from rekindle.config import WritePolicy
+from rekindle.errors import EntryCorrupt, EntryMissing
+from rekindle.generation import CacheSource, TierStatus
+
+_log = logging.getLogger("rekindle.cache")
+
+START_SECONDS = 1.5  # how long the first request waits for the index of a huge store; picked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRules:
+    bytes_per_hour: int  # 0: no limit
+    policy: WritePolicy
+    min_tokens: int
+
+
+class DiskStore:
+    def __init__(
+        self,
+        transfers: Transfers,
+        holdings: Holdings,
+        rules: WriteRules,
+        counters: dict[str, int],
+        read_speed: Speed,
+    ) -> None:
+        self._transfers = transfers
+        self._holdings = holdings
+        self._rules = rules
+        self._counters = counters
+        self._read_speed = read_speed
+        self._budget = WriteBudget(rules.bytes_per_hour)
+        self._n_bytes = 0
+        self._trouble: str | None = None
+        self._writing: dict[Key, Node] = {}  # each leased until it is written
+        self._reading: dict[Key, int] = {}  # bytes reserved for each
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._writing)
+
+    def start(self) -> bool:
+        """Reads the index of what is there; False: a huge one goes on being read while we serve."""
+        began = time.monotonic()
+        self._transfers.start()
+        while (left := began + START_SECONDS - time.monotonic()) > 0:
+            if (event := self._transfers.wait(left)) is None:
+                return False
+            self._on(event)
+            if isinstance(event, Opened):
+                return True
+        return False
+
+    def close(self, grace_seconds: float) -> None:
+        self._transfers.close(grace_seconds)
+        while (event := self._transfers.poll()) is not None:
+            self._on(event)
+
+    def poll(self) -> bool:
+        """Takes in what is finished; True: there is more, but it would take too long at once."""
+        while (event := self._transfers.poll()) is not None:
+            self._on(event)
+            if isinstance(event, Found):
+                return True
+        return False
+
+    def offer(self, node: Node, *, was_reused: bool) -> None:
+        """Writes the entry, and what leads to it, unless that would wear out the disk."""
+        if Where.DISK in node.where or node.key in self._writing:
+            return
+        now = time.monotonic()
+        is_admitted = admits_to_disk(
+            self._rules.policy,
+            n_prefix_tokens=node.stop,
+            min_tokens=self._rules.min_tokens,
+            was_reused=was_reused,
+            budget_left_share=self._budget.left_share(now),
+        )
+        # Parents first: an entry that nothing on disk leads to would never be found.
+        for each in self._only_in_memory(node) if is_admitted else [node]:
+            if not is_admitted or not self._budget.take(each.payload_bytes, now):
+                self._counters["writes_refused"] += 1
+                return
+            self._writing[each.key] = each
+            self._holdings.lease(each)
+            self._transfers.write(self._holdings.memory.get(each.key))
+
+    def fetch(self, node: Node, *, must: bool) -> None:
+        """Starts reading a leased node. Unless it `must`, only where there is room."""
+        if node.key in self._reading or Where.MEMORY in node.where:
+            return
+        if not self._holdings.make_room(node.payload_bytes) and not must:
+            return
+        self._holdings.memory.reserve(node.payload_bytes)
+        self._reading[node.key] = node.payload_bytes
+        self._transfers.read(node.key)
+
+    def touch(self, nodes: Sequence[Node]) -> None:
+        if keys := [node.key for node in nodes if Where.DISK in node.where]:
+            self._transfers.touch(keys)
+
+    def drop(self, key: Key) -> None:
+        self._transfers.drop([key])
+
+    def quarantine(self, node: Node, why: str) -> None:
+        if Where.DISK in node.where:
+            self._transfers.quarantine(node.key, why)
+
+    def status(self, budget_bytes: int) -> TierStatus:
+        return TierStatus(
+            name=CacheSource.DISK,
+            n_entries=self._holdings.n_on_disk,
+            n_bytes=self._n_bytes,
+            budget_bytes=budget_bytes,
+            trouble=self._trouble,
+        )
+
+    def _only_in_memory(self, node: Node) -> list[Node]:
+        """The end of the path to `node` that is neither on disk nor on its way there."""
+        path: list[Node] = []
+        step: Node | None = node
+        while step and Where.DISK not in step.where and step.key not in self._writing:
+            path.append(step)
+            step = step.parent
+        return path[::-1]
+
+    def _on(self, event: Event) -> None:
+        match event:
+            case Found(headers):
+                for header in headers:
+                    self._holdings.add(header, Where.DISK)
+            case Opened(trouble, n_bytes):
+                self._n_bytes = n_bytes
+                self._note_trouble(trouble)
+                # A full collection over a million nodes would stop the engine for half a second.
+                gc.freeze()
+            case Written(key, evicted, n_bytes):
+                self._n_bytes = n_bytes
+                self._on_written(key, evicted)
+            case WriteFailed(key, trouble):
+                self._counters["writes_failed"] += 1
+                self._note_trouble(trouble)
+                self._end_write(key)
+            case Arrived(entry, seconds):
+                self._on_arrived(entry, seconds)
+            case ReadFailed(key, error):
+                self._holdings.memory.give_back(self._reading.pop(key))
+                self._counters["quarantined"] += isinstance(error, EntryCorrupt)
+                self._counters["vanished"] += isinstance(error, EntryMissing)
+                if (node := self._holdings.index.get(key)) is not None:
+                    self._holdings.remove(node, Where.DISK)
+
+    def _on_written(self, key: Key, evicted: list[Key]) -> None:
+        self._note_trouble(None)
+        node = self._writing[key]
+        self._counters["writes"] += 1
+        self._counters["written_bytes"] += node.payload_bytes
+        if self._holdings.index.get(key) is node:
+            self._holdings.note_on_disk(node)
+        else:
+            self.drop(key)  # it was dropped while it was being written
+        self._end_write(key)
+        self._counters["disk_evictions"] += len(evicted)
+        for evicted_key in evicted:
+            if (gone := self._holdings.index.get(evicted_key)) is not None:
+                self._holdings.remove(gone, Where.DISK)
+
+    def _end_write(self, key: Key) -> None:
+        self._holdings.release(self._writing.pop(key))
+        self._holdings.shrink()
+
+    def _on_arrived(self, entry: Entry, seconds: float) -> None:
+        key, n_bytes = entry.header.key, entry.header.payload_bytes
+        self._holdings.memory.give_back(self._reading.pop(key))
+        self._read_speed.observe(n_bytes, seconds)
+        self._counters["read_bytes"] += n_bytes
+        if self._holdings.index.get(key) is not None and key not in self._holdings.memory:
+            self._holdings.hold(entry)
+
+    def _note_trouble(self, trouble: str | None) -> None:
+        if trouble == self._trouble:
+            return
+        if trouble is not None:
+            _log.warning("cache: the disk takes nothing in, memory goes on: %s", trouble)
+        elif self._trouble is not None:
+            _log.info("cache: the disk takes entries again")
+        self._trouble = trouble
