@@ -20,5 +20,4 @@ class StateTraits:
     has_rows: bool
     has_checkpoints: bool
     off_because: str | None = None  # why nothing may be stored; None: it may
-    row_bytes: int = 0  # of one position, about; 0: not known
-    checkpoint_bytes: int = 0
+    row_bytes: int = 0  # of one position, about; 0: not known, or there are none

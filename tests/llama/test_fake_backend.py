@@ -52,7 +52,7 @@ def test_the_fake_answers_like_llama(pair: tuple[Backend, Backend]) -> None:
 
 def observe(backend: Backend) -> list[object]:
     """One walk through every verb: what it said, and which errors came when."""
-    said: list[object] = [replace(backend.traits, row_bytes=0, checkpoint_bytes=0)]
+    said: list[object] = [replace(backend.traits, row_bytes=0)]
 
     def attempt(action: Callable[[], object]) -> None:
         try:

@@ -19,13 +19,14 @@ from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
 _log = logging.getLogger(__name__)
 
 N_READERS = 2  # one reads while the other checks sums; picked
+PROGRESS_SECONDS = 2.0  # picked
 RETRY_SECONDS = 5.0  # between attempts to write to a disk that refused; picked
 
 
 class WritableTier(Tier, Protocol):
     """What a tier behind threads has beyond the four verbs."""
 
-    def open(self) -> None: ...
+    def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
 
     def touch(self, keys: Sequence[Key]) -> None: ...
 
@@ -151,7 +152,7 @@ class Transfers:
 
     def _open(self) -> None:
         try:
-            self._tier.open()
+            self._tier.open(on_progress=_ProgressLog())
             self._list()
         except TierFailed as error:
             self._give_it_time(error)
@@ -208,6 +209,18 @@ class Transfers:
             action()
         except TierFailed as error:
             _log.debug("the cache directory: %s", error.message)
+
+
+class _ProgressLog:
+    """A line every few seconds: files that the catalogue does not know are read one by one."""
+
+    def __init__(self) -> None:
+        self._next_at = time.monotonic() + PROGRESS_SECONDS
+
+    def __call__(self, n_done: int, n_total: int) -> None:
+        if time.monotonic() >= self._next_at:
+            self._next_at += PROGRESS_SECONDS
+            _log.info("cache: reading headers, %d of %d files", n_done, n_total)
 
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:

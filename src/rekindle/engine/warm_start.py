@@ -17,7 +17,7 @@ from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import GROWTH_CELLS, Slot, Slots
-from rekindle.errors import EngineError
+from rekindle.errors import ContextFull, EngineError
 from rekindle.generation import CachedSpan, CacheSource
 from rekindle.model_state import ModelClass
 
@@ -51,9 +51,12 @@ class WarmStart:
         self._slots = slots
         self._cache = cache
         self._saver = saver
-        # Of a model that cannot be stored nothing is sure but that a sequence can go on.
-        self._is_sure = backend.traits.off_because is None
-        self._has_states = backend.traits.model_class is not ModelClass.DENSE
+        traits = backend.traits
+        self._has_states = traits.model_class is not ModelClass.DENSE
+        # Of a model that cannot be stored nothing is sure but that a sequence can go on. An
+        # opaque state would not be shared but doubled.
+        self._is_opaque = traits.model_class is ModelClass.OPAQUE
+        self._can_fork = traits.off_because is None and not self._is_opaque
 
     def find(self, sequence: Sequence) -> Start:
         if not sequence.request.cache_prompt:
@@ -114,8 +117,7 @@ class WarmStart:
         if not self._settle_debts(target, start, others_decode=others_decode):
             return False
         self._move_in(sequence, start, target)
-        if start.n_live:
-            _extend(sequence, CacheSource.LIVE, start.n_live)
+        _extend(sequence, CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
             self._cache.use(start.match)
             if start.n_stored:
@@ -143,7 +145,7 @@ class WarmStart:
             return 0
         n_rows = slot.n_rows
         n_common = common_prefix(tokens, slot.keys.tokens, min(n_limit, n_rows))
-        if not self._is_sure:
+        if not self._can_fork:
             return n_common if slot.is_idle and n_common == n_rows else 0
         if n_common == n_rows or not self._has_states:
             return n_common
@@ -196,13 +198,15 @@ class WarmStart:
         return self._slots.n_cells_used - self._slots.cells_of(others)
 
     def _settle_debts(self, target: Slot, start: Start, *, others_decode: bool) -> bool:
-        """Whatever the slot holds and is about to lose is stored first."""
+        """Whatever the slot holds is stored first, also what goes on: this turn may be long,
+        and a crash in it must not take the end of the last one along."""
         if target.is_empty:
             return True
         goes_on = target is start.source and target.n_rows == start.n_live
-        if goes_on and not self._has_states:
-            return True  # its rows stay, and there is no state at their end to be lost
-        return self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
+        reason = Reason.TURN_END if goes_on else Reason.RECLAIM
+        is_stored = self._saver.save_all(target, reason, others_decode=others_decode)
+        # Rows that stay can be stored later, unlike a state at their end.
+        return is_stored or (goes_on and not self._has_states)
 
     def _move_in(self, sequence: Sequence, start: Start, target: Slot) -> None:
         source, n_live = start.source, start.n_live
@@ -214,15 +218,23 @@ class WarmStart:
                 self._slots.cut(target, n_live)
         else:
             self._saver.clear(target)
-            if source is not None:
-                self._backend.copy_slot(source.id, target.id)
-                self._slots.fork(source, target, n_live)
-                if n_live < source.n_rows:
-                    self._backend.trim_slot(target.id, n_live)
+            if source is not None and not self._fork(source, target, n_live):
+                n_live = n_saved = n_checkpoint = 0
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
         target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
         target.was_reused = n_live > 0
         sequence.slot, sequence.n_computed = target.id, n_live
+
+    def _fork(self, source: Slot, target: Slot, n_tokens: int) -> bool:
+        try:
+            self._backend.copy_slot(source.id, target.id)
+        except EngineError as error:
+            _log.warning("slot %d cannot be forked: %s", source.id, error)
+            return False
+        self._slots.fork(source, target, n_tokens)
+        if n_tokens < source.n_rows:
+            self._backend.trim_slot(target.id, n_tokens)
+        return True
 
     def _begin_restore(self, sequence: Sequence, match: Match, n_tokens: int) -> None:
         sequence.phase = Phase.RESTORING
@@ -265,6 +277,10 @@ class WarmStart:
                 self._backend.import_checkpoint(sequence.slot, piece.payload)
             else:
                 self._backend.import_rows(sequence.slot, piece.start, piece.stop, piece.payload)
+        except ContextFull:
+            self._give_up(sequence)
+            self._start_over(sequence)
+            return
         except EngineError as error:
             _log.warning("request=%s: a stored entry is refused: %s", sequence.request.id, error)
             self._cache.distrust(piece.node)
@@ -277,10 +293,11 @@ class WarmStart:
         sequence.restore.piece_done()
 
     def _has_cells_for(self, piece: Piece) -> bool:
-        if piece.is_checkpoint:
-            return True
         # A block passes through whole, also where only a part of it stays.
-        while self._slots.n_cells_free < piece.node.n_tokens:
+        n_cells = piece.node.n_tokens
+        if piece.is_checkpoint:
+            n_cells = piece.stop if self._is_opaque else 0
+        while self._slots.n_cells_free < n_cells:
             if not self._saver.reclaim_one(must=True):
                 return False
         return True

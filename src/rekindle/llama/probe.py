@@ -6,7 +6,6 @@ restores wrongly without a word. So nothing is stored that did not survive this.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,11 +40,11 @@ def probe(
         state = StateAccess(memory, model_class, blank)
         traits = StateTraits(model_class, state.has_rows, state.has_checkpoints)
         before = memory.read(_SLOT, WHOLE)
-        sizes = _round_trip(memory, state, tokens, decode)
+        row_bytes = _round_trip(memory, state, tokens, decode)
         if not np.array_equal(before, memory.read(_SLOT, WHOLE)):
             raise EngineError("what came back is not what was saved.")
         memory.clear(_SLOT)
-        traits = replace(traits, row_bytes=sizes.row, checkpoint_bytes=sizes.checkpoint)
+        traits = replace(traits, row_bytes=row_bytes)
     except EngineError as error:
         off_because = f"The state of this model cannot be saved and restored: {error.message}"
         traits = replace(traits, off_because=off_because)
@@ -89,8 +88,11 @@ def _round_trip(
     state: StateAccess,
     tokens: list[int],
     decode: Callable[[list[int]], None],
-) -> "_Sizes":
-    """Saves the slot, has its cells overwritten, and restores it: in the way the cache does."""
+) -> int:
+    """Saves the slot, has its cells overwritten, and restores it: in the way the cache does.
+
+    The bytes of one position's rows.
+    """
     half = len(tokens) // 2
     ranges = [(0, half), (half, len(tokens))] if state.has_rows else []
     rows = [state.export_rows(_SLOT, start, stop) for start, stop in ranges]
@@ -102,12 +104,4 @@ def _round_trip(
         state.import_rows(_SLOT, start, stop, payload)
     if checkpoint is not None:
         state.import_checkpoint(_SLOT, checkpoint)
-    return _Sizes(
-        row=sum(map(len, rows)) // len(tokens),
-        checkpoint=len(checkpoint) if checkpoint is not None else 0,
-    )
-
-
-class _Sizes(NamedTuple):
-    row: int
-    checkpoint: int
+    return sum(map(len, rows)) // len(tokens)
