@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from rekindle.cache.policy import (
     CHECKPOINT_INTERVAL,
+    EXPORT_BURST_SECONDS,
     MIN_SPACING,
     TAIL_GRAIN,
     CellTax,
+    ExportPace,
     Span,
     Speed,
     WriteBudget,
@@ -315,3 +317,31 @@ def test_a_slot_is_parked_once_it_has_cost_its_return(
     tax_paid: float, restore: float, *, parks: bool
 ) -> None:
     assert should_park(tax_paid, restore) == parks
+
+
+def test_exports_take_no_more_than_their_share_of_what_is_computed() -> None:
+    pace = ExportPace()
+    exported = 0.0
+    for _ in range(1000):
+        pace.earn(0.006, is_overdue=False)
+        if pace.may_export:
+            pace.spend(0.012)
+            exported += 0.012
+    assert 0.03 * 6 <= exported <= 0.03 * 6 + EXPORT_BURST_SECONDS + 0.012
+
+
+def test_overdue_exports_get_a_larger_share() -> None:
+    pace = ExportPace()
+    pace.spend(EXPORT_BURST_SECONDS + 0.1)
+    pace.earn(0.4, is_overdue=False)
+    assert not pace.may_export
+    pace.earn(0.4, is_overdue=True)
+    assert pace.may_export
+
+
+def test_exports_that_cost_little_never_wait() -> None:
+    pace = ExportPace()
+    for _ in range(1000):
+        pace.earn(0.6, is_overdue=False)
+        assert pace.may_export
+        pace.spend(0.0015)

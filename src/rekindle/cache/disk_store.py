@@ -21,6 +21,7 @@ from rekindle.cache.transfers import (
     Opened,
     ReadFailed,
     Transfers,
+    Vanished,
     WriteFailed,
     Written,
 )
@@ -166,6 +167,8 @@ class DiskStore:
                 self._counters["writes_failed"] += 1
                 self._note_trouble(trouble)
                 self._end_write(key)
+            case Vanished(keys):
+                self._on_vanished(keys)
             case Arrived(entry, seconds):
                 self._on_arrived(entry, seconds)
             case ReadFailed(key, error):
@@ -189,6 +192,19 @@ class DiskStore:
         for evicted_key in evicted:
             if (gone := self._holdings.index.get(evicted_key)) is not None:
                 self._holdings.remove(gone, Where.DISK)
+
+    def _on_vanished(self, keys: list[Key]) -> None:
+        # What is being read right now has a word of its own to come.
+        nodes = [self._holdings.index.get(key) for key in keys if key not in self._reading]
+        gone = [node for node in nodes if node is not None and Where.DISK in node.where]
+        if gone:
+            _log.info("cache: %d entries are no longer on disk", len(gone))
+        self._counters["vanished"] += len(gone)
+        for node in gone:
+            self._holdings.remove(node, Where.DISK)
+        for node in gone:
+            if Where.MEMORY in node.where:
+                self.offer(node, was_reused=True)
 
     def _end_write(self, key: Key) -> None:
         self._holdings.release(self._writing.pop(key))

@@ -13,6 +13,10 @@ from rekindle.config import WritePolicy
 CHECKPOINT_INTERVAL = 2048
 MIN_SPACING = 32
 TAIL_GRAIN = 64  # of an identical prompt, at most this many tokens are computed again
+EXPORT_SHARE = 0.03  # of the time that is computed; picked
+OVERDUE_EXPORT_SHARE = 0.25  # once something has waited for OVERDUE_SECONDS; picked
+OVERDUE_SECONDS = 0.5  # so that what ended a second ago survives a crash
+EXPORT_BURST_SECONDS = 0.05  # picked
 SCARCE_SHARE = 0.5  # of the write budget; with less left, only what was reused is written
 
 # An entry without rows (a recurrent model's block) still takes its token ids. Without a floor
@@ -160,6 +164,29 @@ class WriteBudget:
         refill = (now - self._filled_at) * self._capacity / _HOUR_SECONDS
         self._left = min(self._left + max(refill, 0.0), self._capacity)
         self._filled_at = now
+
+
+class ExportPace:
+    """How much time exports may take from those who are being computed.
+
+    Free on a CPU, where computing a block takes a thousand times longer than exporting it; on a
+    GPU the two take about as long, and would halve the speed of prefill.
+    """
+
+    def __init__(self) -> None:
+        self._credit_seconds = EXPORT_BURST_SECONDS
+
+    @property
+    def may_export(self) -> bool:
+        return self._credit_seconds >= 0
+
+    def earn(self, computed_seconds: float, *, is_overdue: bool) -> None:
+        share = OVERDUE_EXPORT_SHARE if is_overdue else EXPORT_SHARE
+        credit = self._credit_seconds + share * computed_seconds
+        self._credit_seconds = min(credit, EXPORT_BURST_SECONDS)
+
+    def spend(self, exported_seconds: float) -> None:
+        self._credit_seconds -= exported_seconds
 
 
 class CellTax:

@@ -28,7 +28,7 @@ class WritableTier(Tier, Protocol):
 
     def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
 
-    def touch(self, keys: Sequence[Key]) -> None: ...
+    def touch(self, keys: Sequence[Key]) -> list[Key]: ...
 
     def quarantine(self, key: Key, why: str) -> None: ...
 
@@ -66,6 +66,13 @@ class WriteFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Vanished:
+    """Somebody else deleted them: another server, `rekindle cache`, `rm -rf`."""
+
+    keys: list[Key]
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """An entry that was asked for."""
 
@@ -79,7 +86,7 @@ class ReadFailed:
     error: CacheError
 
 
-Event = Found | Opened | Written | WriteFailed | Arrived | ReadFailed
+Event = Found | Opened | Written | WriteFailed | Vanished | Arrived | ReadFailed
 Job = Callable[[], None]
 
 
@@ -115,7 +122,7 @@ class Transfers:
         self._reads.put(lambda: self._read(key))
 
     def touch(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._quietly(lambda: self._tier.touch(keys)))
+        self._writes.put(lambda: self._quietly(lambda: self._touch(keys)))
 
     def drop(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._quietly(lambda: self._tier.drop(keys)))
@@ -189,6 +196,10 @@ class Transfers:
             self._retry_at, self._trouble = 0.0, None
             self._emit(Written(key, evicted, self._tier.usage_bytes()))
 
+    def _touch(self, keys: Sequence[Key]) -> None:
+        if gone := self._tier.touch(keys):
+            self._emit(Vanished(gone))
+
     def _read(self, key: Key) -> None:
         started = time.perf_counter()
         try:
@@ -196,6 +207,8 @@ class Transfers:
         except CacheError as error:
             if isinstance(error, EntryCorrupt):
                 _log.warning("cache entry %s is set aside: %s", key.hex(), error.message)
+            else:
+                _log.info("cache: %s", error.message)
             self._emit(ReadFailed(key, error))
         except Exception as error:
             _log.exception("cache entry %s could not be read", key.hex())

@@ -142,8 +142,11 @@ class EngineLoop:
             self._settle(plan)
             did_something = True
         self.flush()  # nobody's token waits for an export
-        others_decode = any(sequence.phase is _DECODING for sequence in self._running)
-        did_something |= self._saver.save_some(others_decode=others_decode)
+        phases = {sequence.phase for sequence in self._running}
+        did_something |= self._saver.save_some(
+            others_decode=_DECODING in phases,
+            others_compute=_DECODING in phases or _PREFILLING in phases,
+        )
         self._is_stalled = not did_something
 
     def status(self) -> EngineStatus:
@@ -310,6 +313,7 @@ class EngineLoop:
                 self._forget_rows()
             return False
         elapsed = time.perf_counter() - started
+        self._saver.earn(elapsed)
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         elif not n_prefill:

@@ -5,9 +5,10 @@ that others wait for.
 """
 
 import logging
+import time
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
-from rekindle.cache.policy import CellTax, should_park
+from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, should_park
 from rekindle.cache.prefix_cache import PrefixCache, Saved
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
@@ -27,17 +28,36 @@ class SlotSaver:
         self._slots = slots
         self._cache = cache
         self._tax = CellTax()
+        self._pace = ExportPace()
         self.prefill_seconds_per_token: float | None = None
 
-    def save_some(self, *, others_decode: bool) -> bool:
-        """Whole blocks of running sequences, everything of idle slots. True: something was done."""
-        did_save = False
+    def save_some(self, *, others_decode: bool, others_compute: bool) -> bool:
+        """Whole blocks of running sequences, everything of idle slots. True: something was done.
+
+        Where others compute, exports keep to their share of the time; where they decode, there
+        is one in a step.
+        """
+        n_saved = 0
+        now = time.monotonic()
         for slot in self._slots.all:
-            while self._save_next(slot, is_last=slot.sequence is None, reason=None) is Saved.STORED:
-                did_save = True
-                if others_decode:
+            while not others_compute or self._pace.may_export:
+                saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
+                if saved is None:
+                    slot.owes_since = None
+                    break
+                if saved is Saved.LATER:
+                    break
+                n_saved += saved is Saved.STORED
+                if n_saved and others_decode:
                     return True
-        return did_save
+            else:
+                slot.owes_since = slot.owes_since or now
+        return n_saved > 0
+
+    def earn(self, computed_seconds: float) -> None:
+        oldest = min((slot.owes_since for slot in self._slots.all if slot.owes_since), default=None)
+        is_overdue = oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
+        self._pace.earn(computed_seconds, is_overdue=is_overdue)
 
     def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
         """Whether everything worth it is stored; with others decoding that may take some steps."""
@@ -71,7 +91,9 @@ class SlotSaver:
     def take_checkpoint(self, sequence: Sequence) -> None:
         """The state at the position that was computed last; a moment later it is gone."""
         if self._backend.traits.has_checkpoints:
+            began = time.perf_counter()
             self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
+            self._pace.spend(time.perf_counter() - began)
 
     def observe_step(self, n_sequences: int, seconds: float) -> None:
         """Idle rows slow down every token of the others: they leave when that costs too much."""
@@ -105,6 +127,13 @@ class SlotSaver:
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
         """One export; None: there is nothing left to do for this slot."""
+        began = time.perf_counter()
+        saved = self._try_save_next(slot, is_last=is_last, reason=reason)
+        if saved is Saved.STORED:
+            self._pace.spend(time.perf_counter() - began)
+        return saved
+
+    def _try_save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
         if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
             return None
         if (stop := self._next_rows(slot, is_last=is_last)) is not None:

@@ -28,6 +28,7 @@ class Slot:
     n_saved: int = 0  # leading rows that need no export any more
     n_checkpoint: int = 0  # position of the last checkpoint that was taken of it
     was_reused: bool = False  # what it holds began with rows that were there before
+    owes_since: float | None = None  # when exports of it first had to wait
     last_used_at: float = 0.0
     tax_seconds: float = 0.0  # what its rows cost the others since then
     seconds_to_bring_back: float | None = None  # once its rows are stored
@@ -96,6 +97,7 @@ class Slots:
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_checkpoint = 0
         slot.tax_seconds = 0.0
+        slot.owes_since = None
         slot.was_reused = False
 
 

@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
-from rekindle.cache.policy import checkpoint_positions
+from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_index import Match
 from rekindle.cache.restore import Piece
@@ -253,14 +253,18 @@ class WarmStart:
             sequence.restore_seconds += time.monotonic() - sequence.restore_began_at
             sequence.restore_began_at = None
         sequence.phase = Phase.PREFILLING
+        # Others may have asked for a stop on the way that was restored.
+        sequence.stops = [stop for stop in sequence.stops if stop > sequence.n_computed]
         if not self._has_states:
             # Alone, as after a restore of all before it: the same prompt has the same logits
             # however much of it was stored.
             _add_stop(sequence, len(sequence.tokens) - 1)
         elif self._keeps(sequence):
-            for position in checkpoint_positions(
-                sequence.n_computed, len(sequence.tokens), sequence.request.boundaries
-            ):
+            n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
+            if 0 < n_prompt - TAIL_GRAIN <= n_start:
+                # No more will be taken, and a fork starts where its source happens to be.
+                self._saver.take_checkpoint(sequence)
+            for position in checkpoint_positions(n_start, n_prompt, sequence.request.boundaries):
                 _add_stop(sequence, position)
 
     def _keeps(self, sequence: Sequence) -> bool:

@@ -118,10 +118,10 @@ class DiskTier:
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def touch(self, keys: Sequence[Key]) -> None:
-        """They were used once more. Raises TierFailed."""
+    def touch(self, keys: Sequence[Key]) -> list[Key]:
+        """They were used once more; those that are not there any more. Raises TierFailed."""
         self._ensure_open()
-        self._catalog.touch(keys, used_at=self._now())
+        return self._catalog.touch(keys, used_at=self._now())
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Raises TierFailed."""

@@ -109,9 +109,10 @@ class Catalog(Database):
         with self.transaction() as connection:
             connection.executemany(_INSERT, (_parameters(header, used_at) for header in headers))
 
-    def touch(self, keys: Sequence[Key], *, used_at: float) -> None:
+    def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
+        """Those that are not there."""
         with self.transaction() as connection:
-            connection.executemany(_TOUCH, ((used_at, key) for key in keys))
+            return [key for key in keys if not connection.execute(_TOUCH, (used_at, key)).rowcount]
 
     def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
         """Only the rows. `unless` is asked while nobody else can add or remove any."""
