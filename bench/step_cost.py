@@ -32,7 +32,7 @@ from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
 from rekindle.model_source import resolve_model
-from rekindle.model_state import StateTraits
+from rekindle.model_state import ModelClass, StateTraits
 from rekindle.server import run_event_loop
 
 PROMPT_TOKENS = 16
@@ -210,6 +210,10 @@ class _StubSampler:
 class _StubBackend:
     n_cells = n_ctx = 4096
     n_ubatch = 512
+
+    traits = StateTraits(
+        ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because="It is a stub."
+    )
 
     def __init__(self, n_slots: int, visits: Visits) -> None:
         self.n_slots = n_slots
