@@ -191,8 +191,13 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         server.should_exit = True
         draining.append(loop.create_task(assembly.engine.shut_down(grace_seconds)))
 
+    def on_signal(*_: object) -> None:
+        # Once the loop is closed what idle slots hold is being stored, which takes seconds.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+        signal.signal(number, on_signal)
     assembly.engine.start()
     host, port = sock.getsockname()[:2]
     status = assembly.engine.status()

@@ -31,6 +31,7 @@ from rekindle.generation import CacheSource, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
+HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
 START_SECONDS = 1.5  # how long the first request waits for the index of a huge store; picked
 
 
@@ -59,11 +60,17 @@ class DiskStore:
         self._n_bytes = 0
         self._trouble: str | None = None
         self._writing: dict[Key, Node] = {}  # each leased until it is written
+        self._write_ended_at = 0.0  # or the first of them began
         self._reading: dict[Key, int] = {}  # bytes reserved for each
 
     @property
+    def n_writing(self) -> int:
+        return len(self._writing)
+
+    @property
     def is_writing(self) -> bool:
-        return bool(self._writing)
+        """A disk that hangs is none to wait for."""
+        return bool(self._writing) and time.monotonic() < self._write_ended_at + HANG_SECONDS
 
     def start(self) -> bool:
         """Reads the index of what is there; False: a huge one goes on being read while we serve."""
@@ -90,9 +97,15 @@ class DiskStore:
                 return True
         return False
 
+    def wait(self, timeout_seconds: float) -> bool:
+        event = self._transfers.wait(timeout_seconds)
+        if event is not None:
+            self._on(event)
+        return event is not None
+
     def offer(self, node: Node, *, was_reused: bool) -> None:
         """Writes the entry, and what leads to it, unless that would wear out the disk."""
-        if Where.DISK in node.where or node.key in self._writing:
+        if Where.DISK in node.where or node.key in self._writing or _is_orphan(node):
             return
         now = time.monotonic()
         is_admitted = admits_to_disk(
@@ -107,6 +120,8 @@ class DiskStore:
             if not is_admitted or not self._budget.take(each.payload_bytes, now):
                 self._counters["writes_refused"] += 1
                 return
+            if not self._writing:
+                self._write_ended_at = now
             self._writing[each.key] = each
             self._holdings.lease(each)
             self._transfers.write(self._holdings.memory.get(each.key))
@@ -207,6 +222,7 @@ class DiskStore:
                 self.offer(node, was_reused=True)
 
     def _end_write(self, key: Key) -> None:
+        self._write_ended_at = time.monotonic()
         self._holdings.release(self._writing.pop(key))
         self._holdings.shrink()
 
@@ -217,6 +233,7 @@ class DiskStore:
         self._counters["read_bytes"] += n_bytes
         if self._holdings.index.get(key) is not None and key not in self._holdings.memory:
             self._holdings.hold(entry)
+        self._holdings.shrink()
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble == self._trouble:
@@ -226,3 +243,8 @@ class DiskStore:
         elif self._trouble is not None:
             _log.info("cache: the disk takes entries again")
         self._trouble = trouble
+
+
+def _is_orphan(node: Node) -> bool:
+    """A checkpoint may be stored before the block that leads to it; it is offered again then."""
+    return node.parent is None and node.start > 0

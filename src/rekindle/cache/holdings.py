@@ -32,6 +32,7 @@ class Holdings:
         self.memory = memory
         self.n_on_disk = 0
         self.n_evicted = 0
+        self.n_leases = 0
         self._drop_from_disk = drop_from_disk
         self._reload_seconds = reload_seconds
         self._queue = EvictionQueue()
@@ -83,10 +84,12 @@ class Holdings:
 
     def lease(self, node: Node) -> None:
         node.leases += 1
+        self.n_leases += 1
         self._requeue(node)
 
     def release(self, node: Node) -> None:
         node.leases -= 1
+        self.n_leases -= 1
         assert node.leases >= 0
         self._requeue(node)
 

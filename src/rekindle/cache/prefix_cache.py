@@ -129,6 +129,10 @@ class PrefixCache:
         """Takes in what the transfer threads have finished; True: there is more."""
         return self._disk is not None and self._disk.poll()
 
+    def wait(self, timeout_seconds: float) -> bool:
+        """For something to finish; False: nothing did in time. For the end only."""
+        return self._disk is not None and self._disk.wait(timeout_seconds)
+
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.between(0, n_limit))
 
@@ -169,9 +173,14 @@ class PrefixCache:
             ]
             n_spans = best_cut(spans, speed)
             n_tokens = stops[n_spans - 1] if n_spans else 0
-        if n_tokens < match.n_tokens:
-            self._read_speed.soften()
         return n_tokens
+
+    def note_refusal(self) -> None:
+        """A prefix was computed although it is stored: one bad measurement must not do that
+        for ever.
+        """
+        self._read_speed.soften()
+        self._put_speed.soften()
 
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Starts to bring back [n_live, n_tokens) of the match."""
@@ -298,24 +307,30 @@ class PrefixCache:
             self._holdings.lease(parent)  # room must not be made at the cost of what leads here
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
-                return self._no_room()
+                return self._no_room(parent)
             payload = export()
             header = replace(header, payload_bytes=len(payload))
             self._payload_sizes[shape] = len(payload)
             if not self._holdings.make_room(len(payload)):
-                return self._no_room()
+                return self._no_room(parent)
         finally:
             if parent is not None:
                 self._holdings.release(parent)
         node = self._holdings.hold(Entry(header, payload))
         if self._disk is not None:
-            self._disk.offer(node, was_reused=was_reused)
+            for each in (node, *(node.checkpoints or ())):
+                self._disk.offer(each, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
 
-    def _no_room(self) -> Saved:
-        is_writing = self._disk is not None and self._disk.is_writing
-        return Saved.LATER if is_writing else Saved.REFUSED
+    def _no_room(self, parent: Node | None) -> Saved:
+        """Later, if some is on its way to the disk, or held by a restore."""
+        n_restoring = self._holdings.n_leases - (parent is not None)
+        if self._disk is not None:
+            if self._disk.is_writing:
+                return Saved.LATER
+            n_restoring -= self._disk.n_writing
+        return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:
         """A conversation keeps checkpoints close together near its end, far apart before."""

@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 N_READERS = 2  # one reads while the other checks sums; picked
 PROGRESS_SECONDS = 2.0  # picked
 RETRY_SECONDS = 5.0  # between attempts to write to a disk that refused; picked
+ABANDON_SECONDS = 2.0  # for the one write that is under way when the rest is given up; picked
 
 
 class WritableTier(Tier, Protocol):
@@ -122,13 +123,13 @@ class Transfers:
         self._reads.put(lambda: self._read(key))
 
     def touch(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._quietly(lambda: self._touch(keys)))
+        self._writes.put(lambda: self._unless_resting(lambda: self._touch(keys)))
 
     def drop(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._quietly(lambda: self._tier.drop(keys)))
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.drop(keys)))
 
     def quarantine(self, key: Key, why: str) -> None:
-        self._writes.put(lambda: self._quietly(lambda: self._tier.quarantine(key, why)))
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.quarantine(key, why)))
 
     def poll(self) -> Event | None:
         return None if self._events.empty() else self._events.get()
@@ -150,8 +151,11 @@ class Transfers:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._abandoned.set()
         for thread in self._threads:
-            thread.join()
-        self._quietly(self._tier.close)
+            thread.join(ABANDON_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            _log.warning("cache: the disk hangs, and what was on its way there is lost")
+        else:
+            self._quietly(self._tier.close)
 
     def _emit(self, event: Event) -> None:
         self._events.put(event)
@@ -163,7 +167,14 @@ class Transfers:
             self._list()
         except TierFailed as error:
             self._give_it_time(error)
+        except Exception as error:  # the start waits for a word
+            _log.exception("the cache directory could not be opened")
+            self._give_it_time(TierFailed(f"it failed: {error}"))
         self._emit(Opened(self._trouble, self._tier.usage_bytes()))
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._abandoned.is_set() or time.monotonic() < self._retry_at
 
     def _list(self) -> None:
         for headers in self._tier.headers():
@@ -176,7 +187,7 @@ class Transfers:
 
     def _write(self, entry: Entry) -> None:
         key = entry.header.key
-        if self._abandoned.is_set() or time.monotonic() < self._retry_at:
+        if self._is_resting:
             self._emit(WriteFailed(key, self._trouble or "the server is stopping"))
             return
         try:
@@ -216,6 +227,14 @@ class Transfers:
         else:
             self._emit(Arrived(entry, time.perf_counter() - started))
 
+    def _unless_resting(self, action: Callable[[], None]) -> None:
+        """Each may wait for seconds before it fails, and writes stand behind it in the queue."""
+        if not self._is_resting:
+            try:
+                action()
+            except TierFailed as error:
+                self._give_it_time(error)
+
     def _quietly(self, action: Callable[[], None]) -> None:
         """What may fail without harm: the next write will say what is wrong with the disk."""
         try:
@@ -238,4 +257,7 @@ class _ProgressLog:
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        try:
+            job()
+        except Exception:  # without this thread nothing would be written any more
+            _log.exception("a job of the cache failed")

@@ -95,6 +95,7 @@ class EngineLoop:
         self._prefill_seconds_per_token = 0.0
         self._is_stalled = False  # the last step could do nothing
         self._has_news = False  # the cache has more to take in
+        self._is_crowded = False  # llama.cpp said full, and nobody has left since
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
@@ -119,9 +120,14 @@ class EngineLoop:
 
     def stop(self) -> None:
         self._fail_all(ShuttingDown("The engine has stopped."))
-        for slot in self._slots.all:
-            self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False)
-        self._cache.close(CLOSE_SECONDS)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        try:
+            for slot in self._slots.all:
+                while not self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False):
+                    if not self._cache.wait(_seconds_until(deadline)):
+                        break  # memory has no room, and the disk makes none
+        finally:
+            self._cache.close(_seconds_until(deadline))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Whatever goes wrong ends requests, never the thread: nobody could restart it."""
@@ -129,18 +135,36 @@ class EngineLoop:
             action()
         except Exception as error:
             _log.exception("the engine failed; every request ends")
-            self._fail_all(EngineError(f"The engine failed: {error}"))
-            self._forget_rows()
+            self._start_afresh(EngineError(f"The engine failed: {error}"))
+
+    def _start_afresh(self, error: EngineError) -> None:
+        """In the middle of anything: everyone is told, and nothing that was in hand is trusted."""
+        sequences = dict.fromkeys([*self._running, *self._waiting])
+        self._running, self._waiting = [], deque()
+        for sequence in sequences:
+            self._outbox.append((sequence.request.id, error))
+            sequence.phase = Phase.DONE
+        try:
+            for sequence in sequences:
+                if sequence.restore is not None:
+                    sequence.restore.give_up()
+                if sequence.sampler is not None:
+                    sequence.sampler.close()
+            self._backend.clear_all()
+        except Exception:
+            _log.exception("the engine could not be cleaned up")
+        for slot in self._slots.all:
+            self._slots.forget(slot)
 
     def step(self) -> None:
         self._has_news = self._cache.poll()
         n_decoding = sum(sequence.phase is _DECODING for sequence in self._running)
         did_something = self._admit_waiting(n_decoding)
         did_something |= self._advance_restores(n_decoding)
-        plan = self._plan()
-        if plan and self._decode(plan):
-            self._settle(plan)
+        if plan := self._plan():
             did_something = True
+            if self._decode(plan):
+                self._settle(plan)
         self.flush()  # nobody's token waits for an export
         phases = {sequence.phase for sequence in self._running}
         did_something |= self._saver.save_some(
@@ -218,7 +242,7 @@ class EngineLoop:
         """In order of arrival, but nobody behind waits for one that follows another's prefill."""
         n_admitted = 0
         for sequence in list(self._waiting):
-            if len(self._running) == self._backend.n_slots:
+            if len(self._running) == self._backend.n_slots or self._is_crowded:
                 break
             if self._warm_start.is_following(sequence):
                 continue
@@ -303,6 +327,7 @@ class EngineLoop:
             # Our count of cells said yes: llama.cpp's word is final.
             if len(self._running) > 1:
                 self._preempt_youngest()
+                self._is_crowded = True
             else:
                 self._fail(plan[0].sequence, EngineError("The context has no room left."))
             return False
@@ -427,6 +452,7 @@ class EngineLoop:
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._is_crowded = False
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         else:
@@ -448,6 +474,7 @@ class EngineLoop:
         slot.sequence, slot.n_kept_rows = None, sequence.n_computed
         slot.last_used_at = time.monotonic()
         slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
+        slot.is_looked_after = False
         sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
         if is_half_restored or not sequence.request.cache_prompt:
             self._backend.clear_slot(slot.id)
@@ -457,3 +484,7 @@ class EngineLoop:
         if self._outbox:
             self._deliver(self._outbox)
             self._outbox = []
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

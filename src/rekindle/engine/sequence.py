@@ -37,6 +37,7 @@ class Sequence:
     is_resumed: bool = False  # it had to: what it finds now is its own work
     restore: Restore | None = None
     restore_began_at: float | None = None
+    restore_moved_at: float = 0.0  # when the last piece came
     restore_seconds: float = 0.0
     spans: tuple[CachedSpan, ...] = ()  # what its prompt did not have to compute
     stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last

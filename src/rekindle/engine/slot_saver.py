@@ -39,7 +39,8 @@ class SlotSaver:
         """
         n_saved = 0
         now = time.monotonic()
-        for slot in self._slots.all:
+        # Idle slots first: what has ended must not wait for what is still being computed.
+        for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             while not others_compute or self._pace.may_export:
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
@@ -51,7 +52,8 @@ class SlotSaver:
                 if n_saved and others_decode:
                     return True
             else:
-                slot.owes_since = slot.owes_since or now
+                if self._next_rows(slot, is_last=slot.sequence is None) is not None:
+                    slot.owes_since = slot.owes_since or now
         return n_saved > 0
 
     def earn(self, computed_seconds: float) -> None:
@@ -61,6 +63,7 @@ class SlotSaver:
 
     def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
         """Whether everything worth it is stored; with others decoding that may take some steps."""
+        self._look_after_evicted(slot)
         while True:
             saved = self._save_next(slot, is_last=True, reason=reason)
             if saved is None:
@@ -69,6 +72,15 @@ class SlotSaver:
                 return False
             if saved is Saved.STORED and others_decode:
                 return self._is_saved(slot)
+
+    def _look_after_evicted(self, slot: Slot) -> None:
+        """What was stored once may have left memory since; this is the last chance to keep it."""
+        if slot.is_looked_after or slot.keys is None or self._backend.traits.has_checkpoints:
+            return
+        slot.is_looked_after = True
+        n_stored = self._cache.match(slot.keys, slot.n_rows).n_tokens
+        if n_stored < slot.n_saved:
+            slot.n_saved = n_stored // BLOCK_TOKENS * BLOCK_TOKENS
 
     def clear(self, slot: Slot) -> None:
         if not slot.is_empty:
@@ -143,11 +155,14 @@ class SlotSaver:
         return None
 
     def _next_rows(self, slot: Slot, *, is_last: bool) -> int | None:
-        """Where the next export of rows ends: at a block's end, or at the slot's."""
+        """Where the next export of rows ends: at a block's end, or at a turn's."""
         block_end = (slot.n_saved // BLOCK_TOKENS + 1) * BLOCK_TOKENS
         if block_end <= slot.n_rows:
             return block_end
-        return slot.n_rows if is_last and slot.n_rows > slot.n_saved else None
+        if not self._backend.traits.has_rows:
+            return None  # a part of a block without rows leads nowhere
+        turn_end = slot.n_rows if is_last else slot.n_ended
+        return turn_end if turn_end > slot.n_saved else None
 
     def _owes_checkpoint(self, slot: Slot) -> bool:
         return self._backend.traits.has_checkpoints and slot.n_checkpoint != slot.n_rows
@@ -206,7 +221,7 @@ def _not_exported(error: EngineError) -> Saved:
 
 def _reason(slot: Slot, stop: int) -> Reason:
     sequence = slot.sequence
-    if sequence is None:
+    if sequence is None or stop == slot.n_ended:
         return Reason.TURN_END
     if sequence.phase is Phase.PREFILLING or stop <= len(sequence.request.prompt):
         return Reason.PREFILL

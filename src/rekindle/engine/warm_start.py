@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 # Waiting for another sequence to compute a shared prefix pays from about this many tokens; picked.
 MIN_SHARED_TOKENS = 64
 
+PATIENCE_SECONDS = 10.0  # with a disk that was asked for an entry; picked
+
 
 class Start(NamedTuple):
     """|-- n_live, in `source` --|-- up to n_stored, of `match` --|-- to be computed --|"""
@@ -84,7 +86,7 @@ class WarmStart:
 
     def find_leader(self, sequence: Sequence, start: Start, running: list[Sequence]) -> None:
         """Chooses whom to wait for: a sequence that is about to compute a shared prefix."""
-        if not sequence.request.cache_prompt:
+        if not sequence.request.cache_prompt or not (self._can_fork or self._cache.is_on):
             return
         n_have = start.n_tokens
         n_limit = len(sequence.tokens) - 1
@@ -119,6 +121,8 @@ class WarmStart:
         self._move_in(sequence, start, target)
         _extend(sequence, CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
+            if start.match.n_tokens > start.n_tokens:
+                self._cache.note_refusal()
             self._cache.use(start.match)
             if start.n_stored:
                 self._begin_restore(sequence, start.match, start.n_stored)
@@ -133,9 +137,14 @@ class WarmStart:
                 self._look_again(sequence)
                 continue
             piece = sequence.restore.next_piece()
+            if piece is None and time.monotonic() > sequence.restore_moved_at + PATIENCE_SECONDS:
+                _log.warning("request=%s computes the rest: the disk hangs", sequence.request.id)
+                self._give_up(sequence)
+                break
             if piece is None or (did_put and others_decode):
                 break
             self._put(sequence, piece)
+            sequence.restore_moved_at = time.monotonic()
             did_put = True
         self._begin_prefill_if_ready(sequence)
         return did_put
@@ -198,15 +207,13 @@ class WarmStart:
         return self._slots.n_cells_used - self._slots.cells_of(others)
 
     def _settle_debts(self, target: Slot, start: Start, *, others_decode: bool) -> bool:
-        """Whatever the slot holds is stored first, also what goes on: this turn may be long,
-        and a crash in it must not take the end of the last one along."""
+        """Whatever the slot holds and is about to lose is stored first."""
         if target.is_empty:
             return True
         goes_on = target is start.source and target.n_rows == start.n_live
-        reason = Reason.TURN_END if goes_on else Reason.RECLAIM
-        is_stored = self._saver.save_all(target, reason, others_decode=others_decode)
-        # Rows that stay can be stored later, unlike a state at their end.
-        return is_stored or (goes_on and not self._has_states)
+        if goes_on and not self._has_states:
+            return True  # its rows stay, and there is no state at their end to be lost
+        return self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
 
     def _move_in(self, sequence: Sequence, start: Start, target: Slot) -> None:
         source, n_live = start.source, start.n_live
@@ -222,6 +229,8 @@ class WarmStart:
                 n_live = n_saved = n_checkpoint = 0
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
         target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
+        # This turn may be long, and a crash in it must not take the end of the last one along.
+        target.n_ended = n_live if source is target else 0
         target.was_reused = n_live > 0
         sequence.slot, sequence.n_computed = target.id, n_live
 
@@ -238,7 +247,8 @@ class WarmStart:
 
     def _begin_restore(self, sequence: Sequence, match: Match, n_tokens: int) -> None:
         sequence.phase = Phase.RESTORING
-        sequence.restore_began_at = sequence.restore_began_at or time.monotonic()
+        sequence.restore_moved_at = time.monotonic()
+        sequence.restore_began_at = sequence.restore_began_at or sequence.restore_moved_at
         sequence.restore = self._cache.restore(match, n_live=sequence.n_computed, n_tokens=n_tokens)
 
     def _begin_prefill_if_ready(self, sequence: Sequence) -> None:
@@ -247,6 +257,8 @@ class WarmStart:
                 return
             slot = self._slots.all[sequence.slot]
             slot.n_saved = max(slot.n_saved, sequence.n_computed)
+            if self._has_states:
+                slot.n_checkpoint = sequence.n_computed
             slot.was_reused = True
             sequence.restore = None
         if sequence.restore_began_at is not None:
@@ -327,7 +339,7 @@ class WarmStart:
         slot = self._slots.all[sequence.slot]
         self._backend.clear_slot(slot.id)
         self._slots.cut(slot, 0)
-        slot.n_saved = slot.n_checkpoint = 0
+        slot.n_saved = slot.n_ended = slot.n_checkpoint = 0
         sequence.n_computed = 0
         if not sequence.is_resumed:
             sequence.spans = ()

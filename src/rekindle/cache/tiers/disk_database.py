@@ -5,11 +5,13 @@ things exact whoever writes: how many stored entries follow each one (only a lea
 and the totals of each model. Several servers share one file; within one, any thread may use it.
 """
 
+import errno
 import fcntl
 import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ MIN_WAL_BYTES = 2**16
 _PAGE_BYTES = 4096
 _APPLICATION_ID = 0x524B4E44  # "RKND"
 _BUSY_SECONDS = 5.0  # no transaction of ours takes a tenth of it; picked
+_LOCK_POLL_SECONDS = 0.001
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 _SCHEMA = f"""
@@ -187,10 +190,22 @@ def alone_in(directory: Path) -> Iterator[None]:
     """No other server replaces the catalogue or adds entries meanwhile. Not to be nested."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    # Not a blocking flock, which would wait for ever for a server that is stopped or hangs.
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "another process keeps it locked") from None
+            time.sleep(_LOCK_POLL_SECONDS)
 
 
 def column(
