@@ -20,7 +20,6 @@ from rekindle.cache.policy import (
     admits_to_disk,
     best_cut,
     checkpoint_positions,
-    is_worth_loading,
     priority,
     should_park,
     surplus_checkpoints,
@@ -111,23 +110,6 @@ def test_a_refused_load_is_tried_again_after_a_while() -> None:
 )
 def test_where_loading_ends(spans: list[Span], prefill: float | None, cut: int) -> None:
     assert best_cut(spans, prefill) == cut
-
-
-@pytest.mark.parametrize(
-    ("spans", "prefill", "is_worth_it"),
-    [
-        ([Span(10, 1.0), Span(10, 15.0)], 1.0, True),
-        ([Span(10, 1.0), Span(10, 25.0)], 1.0, False),
-        ([Span(10, 1.0), Span(10, 25.0)], None, True),
-        ([Span(10, None), Span(10, 15.0)], 1.0, True),
-        ([Span(0, 3.0), Span(10, 8.0)], 1.0, False),
-    ],
-    ids=["faster", "slower", "prefill unknown", "load unknown", "the checkpoint counts too"],
-)
-def test_all_of_it_or_nothing(
-    spans: list[Span], prefill: float | None, *, is_worth_it: bool
-) -> None:
-    assert is_worth_loading(spans, prefill) == is_worth_it
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,6 @@ def best_cut(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> 
     return best
 
 
-def is_worth_loading(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> bool:
-    """For a prefix that ends in a checkpoint, which is of use only when all of it is loaded."""
-    if prefill_seconds_per_token is None:
-        return True
-    load_seconds = sum(span.load_seconds or 0.0 for span in spans)
-    return load_seconds <= prefill_seconds_per_token * sum(span.n_tokens for span in spans)
-
-
 def checkpoint_positions(n_start: int, n_prompt: int, boundaries: Sequence[int]) -> list[int]:
     """Where to take checkpoints while [n_start, n_prompt) is computed; all are ascending."""
     inside = [position for position in boundaries if n_start < position < n_prompt]

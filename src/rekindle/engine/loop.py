@@ -174,7 +174,7 @@ class EngineLoop:
         self._is_stalled = not did_something
 
     def status(self) -> EngineStatus:
-        """A glance from another thread: each number is right, the set may be one step apart."""
+        """A glance from another thread: the numbers may be one step apart."""
         return EngineStatus(
             n_slots=self._backend.n_slots,
             n_running=len(self._running),

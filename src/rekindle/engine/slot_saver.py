@@ -1,7 +1,7 @@
 """What a slot leaves behind: its rows go to the cache in blocks before anyone takes it over.
 
-Exports run on the engine thread and hold up whoever decodes, so there is at most one in a step
-that others wait for.
+Exports run on the engine thread and hold up whoever computes, so they keep to a share of the
+time, and to one in a step that others decode in. Only a slot that must go is saved all at once.
 """
 
 import logging
