@@ -7,6 +7,7 @@ report into changes of the holdings. Owned by the engine thread.
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from rekindle.generation import CacheSource, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
+MAX_FAILED = 4096  # picked
 HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
 START_SECONDS = 1.5  # how long the first request waits for the index of a huge store; picked
 
@@ -61,6 +63,7 @@ class DiskStore:
         self._trouble: str | None = None
         self._writing: dict[Key, Node] = {}  # each leased until it is written
         self._write_ended_at = 0.0  # or the first of them began
+        self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
         self._reading: dict[Key, int] = {}  # bytes reserved for each
 
     @property
@@ -181,6 +184,8 @@ class DiskStore:
             case WriteFailed(key, trouble):
                 self._counters["writes_failed"] += 1
                 self._note_trouble(trouble)
+                if trouble is not None:
+                    self._failed.append(self._writing[key])
                 self._end_write(key)
             case Vanished(keys):
                 self._on_vanished(keys)
@@ -207,6 +212,9 @@ class DiskStore:
         for evicted_key in evicted:
             if (gone := self._holdings.index.get(evicted_key)) is not None:
                 self._holdings.remove(gone, Where.DISK)
+        failed = list(self._failed)
+        self._failed.clear()
+        self._offer_again(failed)
 
     def _on_vanished(self, keys: list[Key]) -> None:
         # What is being read right now has a word of its own to come.
@@ -217,7 +225,10 @@ class DiskStore:
         self._counters["vanished"] += len(gone)
         for node in gone:
             self._holdings.remove(node, Where.DISK)
-        for node in gone:
+        self._offer_again(gone)
+
+    def _offer_again(self, nodes: list[Node]) -> None:
+        for node in nodes:
             if Where.MEMORY in node.where:
                 self.offer(node, was_reused=True)
 

@@ -101,6 +101,7 @@ class Transfers:
         self._writes: SimpleQueue[Job | None] = SimpleQueue()
         self._reads: SimpleQueue[Job | None] = SimpleQueue()
         self._retry_at = 0.0
+        self._quiet_until = 0.0
         self._trouble: str | None = None
         self._abandoned = threading.Event()
         self._threads = [
@@ -228,12 +229,8 @@ class Transfers:
             self._emit(Arrived(entry, time.perf_counter() - started))
 
     def _unless_resting(self, action: Callable[[], None]) -> None:
-        """Each may wait for seconds before it fails, and writes stand behind it in the queue."""
-        if not self._is_resting:
-            try:
-                action()
-            except TierFailed as error:
-                self._give_it_time(error)
+        if not self._is_resting and time.monotonic() >= self._quiet_until:
+            self._quietly(action)
 
     def _quietly(self, action: Callable[[], None]) -> None:
         """What may fail without harm: the next write will say what is wrong with the disk."""
@@ -241,6 +238,8 @@ class Transfers:
             action()
         except TierFailed as error:
             _log.debug("the cache directory: %s", error.message)
+            # It may have waited for seconds before it failed, and writes stand behind its like.
+            self._quiet_until = time.monotonic() + RETRY_SECONDS
 
 
 class _ProgressLog:

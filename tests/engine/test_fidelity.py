@@ -1,0 +1,34 @@
+"""Random trees of conversations, and everything that can happen to what is stored of them.
+
+`python -m tests.campaigns.fidelity` takes 10,000 operations and more.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from rekindle.model_state import ModelClass
+from tests.support.fidelity_machine import budget, machine_for
+from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
+from tests.support.tiny_models import TinyArchitecture
+
+
+@pytest.mark.parametrize("model_class", list(ModelClass))
+def test_every_reply_is_the_cold_one_and_every_account_is_right(model_class: ModelClass) -> None:
+    """D12, L2, L4, L6, X3: on a backend that counts every cell and every token."""
+    machine = machine_for(FakeSubject(model_class))
+    run_state_machine_as_test(machine, settings=budget(n_worlds=6, n_operations=20))
+
+
+@pytest.mark.parametrize("architecture", list(TinyArchitecture))
+def test_restored_state_is_what_was_saved_and_goes_on_as_the_live_one(
+    architecture: TinyArchitecture, tmp_path: Path
+) -> None:
+    """D12, L6, X3: on llama.cpp, byte for byte and logit for logit."""
+    subject = LlamaSubject(architecture, tmp_path)
+    try:
+        machine = machine_for(subject)
+        run_state_machine_as_test(machine, settings=budget(n_worlds=3, n_operations=15))
+    finally:
+        subject.close()

@@ -1,0 +1,77 @@
+"""Time as a test wants it: transfers whose jobs it does itself, and a clock that it moves."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import NamedTuple
+from unittest.mock import patch
+
+from rekindle.cache import disk_store, prefix_cache, transfers
+from rekindle.cache.transfers import Event, Job, Transfers
+from rekindle.engine import loop, slot_saver, warm_start
+
+_EVERYTHING = 1_000_000
+
+
+class Pace(NamedTuple):
+    """How many jobs are done between two steps of the loop."""
+
+    n_reads: int
+    n_writes: int
+
+
+AT_ONCE = Pace(_EVERYTHING, _EVERYTHING)
+
+
+class SteppedTransfers(Transfers):
+    """Without threads: nothing happens on disk but in `work`."""
+
+    def start(self) -> None:
+        self._writes.put(self._open)
+
+    def work(self, pace: Pace) -> int:
+        """How many jobs there were to do, at most as many as the pace has."""
+        return _work(self._reads, pace.n_reads) + _work(self._writes, pace.n_writes)
+
+    def wait(self, timeout_seconds: float) -> Event | None:
+        self.work(AT_ONCE)
+        return super().wait(0.0)
+
+    def close(self, grace_seconds: float) -> None:
+        self.work(AT_ONCE)
+        self.crash()
+
+    def crash(self) -> None:
+        """What was not done is lost."""
+        self._quietly(self._tier.close)
+
+
+def _work(jobs: SimpleQueue[Job | None], n_jobs: int) -> int:
+    n_done = 0
+    while n_done < n_jobs and not jobs.empty():
+        job = jobs.get()
+        assert job is not None
+        job()
+        n_done += 1
+    return n_done
+
+
+class Clock:
+    """Stands in for the module `time`. Whoever looks at it makes a little time pass."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def time(self) -> float:
+        self.now += 1e-4
+        return self.now
+
+    monotonic = perf_counter = time
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """What is measured decides what is evicted first, so it has to be the same every time."""
+        with ExitStack() as patches:
+            for module in (loop, slot_saver, warm_start, prefix_cache, disk_store, transfers):
+                patches.enter_context(patch.object(module, "time", self))
+            yield

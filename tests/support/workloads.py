@@ -1,0 +1,381 @@
+"""Traffic in the shape that agents have, and the least that a server could prefill for it.
+
+The floor comes from token ids alone. Nothing that the server says about its cache goes into it.
+"""
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+REQUEST_SECONDS = 600  # a machine under load; nothing is measured here
+DISK_SECONDS = 60
+REPLY_TOKENS = 8
+
+Message: TypeAlias = dict[str, Any]
+Tree: TypeAlias = dict[int, "Tree"]
+
+
+class Floor:
+    """Every prefix that was computed so far, as a tree of tokens."""
+
+    def __init__(self) -> None:
+        self._known: Tree = {}
+
+    def n_new(self, prompt: Sequence[int]) -> int:
+        """How many of its tokens nobody has computed yet; one at least, for its logits."""
+        node = self._known
+        for n_shared, token in enumerate(prompt):
+            if token not in node:
+                return len(prompt) - n_shared
+            node = node[token]
+        return 1
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        node = self._known
+        for token in tokens:
+            node = node.setdefault(token, {})
+
+
+class Span(NamedTuple):
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    prompt: tuple[int, ...]
+    sampled: tuple[int, ...]  # as far as ids can be told, see `Client`
+    n_reply_rows: int  # the last token of a reply that was cut is sampled and never computed
+    text: str
+    n_prefilled: int
+    spans: tuple[Span, ...]
+
+    @property
+    def n_cached(self) -> int:
+        return len(self.prompt) - self.n_prefilled
+
+    @property
+    def sources(self) -> set[str]:
+        return {span.source for span in self.spans}
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        return self.prompt + self.sampled[: self.n_reply_rows]
+
+
+class Client:
+    """Asks one server, and holds each answer to the numbers that come with it.
+
+    The API tells sampled tokens by their text. A text that is a token by itself gives its id;
+    one that is not (half a character) ends what is known of the reply.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=REQUEST_SECONDS)
+        self._ids: dict[str, int | None] = {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def chat(
+        self, messages: Sequence[Message], *, route: str = "/v1/chat/completions", **fields: Any
+    ) -> Answer:
+        body = {"messages": list(messages), "logprobs": True, **fields}
+        return self._answer(self.chat_prompt(**body), self.post(route, body))
+
+    def chat_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), **_: Any
+    ) -> list[int]:
+        text = self.post("/apply-template", {"messages": messages, "tools": tools})["prompt"]
+        return self.tokenize(text, parse_special=True)
+
+    def complete(
+        self, prompt: Sequence[int], *, route: str = "/v1/completions", **fields: Any
+    ) -> Answer:
+        body = {"prompt": list(prompt), "logprobs": 0, **fields}
+        return self._answer(prompt, self.post(route, body))
+
+    def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
+        body = {"content": text, "parse_special": parse_special}
+        tokens: list[int] = self.post("/tokenize", body)["tokens"]
+        return tokens
+
+    def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply; a stream is put together to the shape of a whole one."""
+        if "completions" in route:
+            body = {"max_tokens": REPLY_TOKENS, "temperature": 0, **body}
+        if not body.get("stream"):
+            response = self._http.post(route, json=body)
+            assert response.status_code == 200, response.text
+            whole: dict[str, Any] = response.json()
+            return whole
+        with self._http.stream("POST", route, json=body) as response:
+            assert response.status_code == 200, response.read()
+            frames = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+        assert frames.pop() == "[DONE]"
+        return _whole([json.loads(frame) for frame in frames])
+
+    def get(self, route: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._http.get(route).json()
+        return answer
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Summed over the labels that are not given."""
+        text = self._http.get("/metrics").text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def wait_until_saved(self) -> None:
+        """The engine saves after it has answered: once it answers again, it has."""
+        self.complete([0], max_tokens=1, cache_prompt=False)
+
+    def wait_until_on_disk(self) -> None:
+        """For servers whose memory has room for all, and that were asked nothing short."""
+        self.wait_until_saved()
+        deadline = time.monotonic() + DISK_SECONDS
+        while self._n_entries("disk") < self._n_entries("memory"):
+            assert time.monotonic() < deadline, "what is in memory does not get to the disk"
+            time.sleep(0.02)
+
+    def _n_entries(self, tier: str) -> float:
+        return self.metric("rekindle_cache_entries", tier=tier)
+
+    def _answer(self, prompt: Sequence[int], reply: dict[str, Any]) -> Answer:
+        assert_numbers_agree(reply, n_prompt=len(prompt))
+        [choice] = reply["choices"]
+        n_sampled: int = reply["timings"]["predicted_n"]
+        return Answer(
+            prompt=tuple(prompt),
+            sampled=tuple(self._known_ids(_pieces(choice))),
+            n_reply_rows=n_sampled - (choice["finish_reason"] == "length"),
+            text=choice["message"]["content"] if "message" in choice else choice["text"],
+            n_prefilled=reply["rekindle"]["prefilled_tokens"],
+            spans=tuple(
+                Span(span["source"], span["start"], span["stop"])
+                for span in reply["rekindle"]["spans"]
+            ),
+        )
+
+    def _known_ids(self, pieces: Sequence[str]) -> Iterator[int]:
+        for piece in pieces:
+            if piece not in self._ids:
+                tokens = self.tokenize(piece, parse_special=True)
+                self._ids[piece] = tokens[0] if len(tokens) == 1 else None
+            token = self._ids[piece]
+            if token is None:
+                return
+            yield token
+
+
+def assert_numbers_agree(reply: dict[str, Any], *, n_prompt: int) -> None:
+    """`usage`, `timings` and `rekindle` of one reply to one prompt; streams may have no `usage`."""
+    story, timings, usage = reply["rekindle"], reply["timings"], reply.get("usage")
+    n_cached, n_prefilled = story["cached_tokens"], story["prefilled_tokens"]
+    assert n_cached + n_prefilled == n_prompt
+    assert n_prefilled >= 1
+    assert (timings["cache_n"], timings["prompt_n"]) == (n_cached, n_prefilled)
+    if usage is not None:
+        assert usage["prompt_tokens"] == n_prompt
+        assert usage["prompt_tokens_details"]["cached_tokens"] == n_cached
+        assert usage["completion_tokens"] == timings["predicted_n"]
+    edges = [0, *(edge for span in story["spans"] for edge in (span["start"], span["stop"]))]
+    edges.append(n_cached)
+    assert edges[::2] == edges[1::2], f"spans do not adjoin: {story}"
+    assert all(span["start"] < span["stop"] for span in story["spans"])
+
+
+def _pieces(choice: dict[str, Any]) -> list[str]:
+    logprobs = choice["logprobs"] or {}
+    if "content" in logprobs:
+        return [entry["token"] for entry in logprobs["content"]]
+    return list(logprobs.get("tokens", ()))
+
+
+def _whole(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The chunks of a stream as one reply."""
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    indices = sorted({part["index"] for part in parts})
+    last = chunks[-1]
+    return {
+        "choices": [_whole_choice([p for p in parts if p["index"] == index]) for index in indices],
+        **{name: last[name] for name in ("usage", "timings", "rekindle") if name in last},
+    }
+
+
+def _whole_choice(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    is_chat = "delta" in parts[0]
+    scores = [part["logprobs"] for part in parts if part["logprobs"]]
+    key = "content" if is_chat else "tokens"
+    texts = [part["delta"].get("content", "") if is_chat else part["text"] for part in parts]
+    text = "".join(texts)
+    return {
+        "finish_reason": parts[-1]["finish_reason"],
+        "logprobs": {key: [each for score in scores for each in score[key]]},
+        **({"message": {"content": text}} if is_chat else {"text": text}),
+    }
+
+
+@dataclass(slots=True)
+class Account:
+    """What a workload asked for, what was computed for it, and what had to be."""
+
+    workload: str
+    n_parallel: int
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_prefilled: int = 0
+    n_floor: int = 0
+    sources: Counter[str] = field(default_factory=Counter)  # tokens by where they were
+
+    def add(self, answer: Answer, n_floor: int) -> None:
+        self.n_requests += 1
+        self.n_prompt += len(answer.prompt)
+        self.n_prefilled += answer.n_prefilled
+        self.n_floor += n_floor
+        for span in answer.spans:
+            self.sources[span.source] += span.stop - span.start
+
+    def row(self) -> str:
+        return (
+            f"{self.workload:<34}{self.n_parallel:>9}{self.n_requests:>9}{self.n_prompt:>9}"
+            f"{self.n_prefilled:>10}{self.n_floor:>7}{self.n_prefilled / self.n_floor:>8.3f}  "
+            + " ".join(f"{source}:{n_tokens}" for source, n_tokens in self.sources.items())
+        )
+
+
+TABLE_HEAD = (
+    f"{'workload':<34}{'parallel':>9}{'requests':>9}{'prompt':>9}"
+    f"{'prefilled':>10}{'floor':>7}{'ratio':>8}  reused from"
+)
+
+
+class Traffic:
+    """Requests to one server, counted against the floor.
+
+    What the server knew before counts as known: `floor` outlives a restart of it.
+    """
+
+    def __init__(self, url: str, *, n_parallel: int, floor: Floor | None = None) -> None:
+        self.client = Client(url)
+        self.floor = floor or Floor()
+        self._n_parallel = n_parallel
+        self._account = Account("", n_parallel)
+
+    def close(self) -> None:
+        self.client.close()
+
+    @contextmanager
+    def counted(self, workload: str) -> Iterator[Account]:
+        """The account is complete when the block ends, and agrees with the server's counters."""
+        account = self._account = Account(workload, self._n_parallel)
+        before = self._counters()
+        yield account
+        counted = {name: value - before[name] for name, value in self._counters().items()}
+        assert counted.pop("prefilled") == account.n_prefilled
+        assert {name: value for name, value in counted.items() if value} == account.sources
+
+    def chat(self, messages: Sequence[Message], **fields: Any) -> Answer:
+        answer = self.client.chat(messages, **fields)
+        self._add(answer)
+        return answer
+
+    def chat_at_once(self, conversations: Sequence[Sequence[Message]]) -> list[Answer]:
+        with ThreadPoolExecutor(len(conversations)) as pool:
+            answers = list(pool.map(self.client.chat, conversations))
+        # The tree that they add is the same in whatever order they were computed.
+        for answer in answers:
+            self._add(answer)
+        return answers
+
+    def complete(self, prompt: Sequence[int], **fields: Any) -> Answer:
+        answer = self.client.complete(prompt, **fields)
+        self._add(answer)
+        return answer
+
+    def _add(self, answer: Answer) -> None:
+        # A chat's reply comes back as text. Where that tokenises to other ids than were sampled
+        # the prompt leaves the tree there: only remembered turns could do better.
+        self._account.add(answer, self.floor.n_new(answer.prompt))
+        self.floor.learn(answer.computed)
+
+    def _counters(self) -> dict[str, float]:
+        reused = "rekindle_prompt_tokens_reused_total"
+        return {
+            "prefilled": self.client.metric("rekindle_prompt_tokens_prefilled_total"),
+            **{
+                source: self.client.metric(reused, source=source)
+                for source in ("live", "memory", "disk")
+            },
+        }
+
+
+TEXT = (
+    "the server keeps every prefix that it has computed and looks it up by its tokens before "
+    "a new request starts so each turn of an agent costs only what was added since the last one "
+    "while tests check that files are read written and moved in the right order on any machine"
+)
+WORDS = TEXT.split()
+FOLDERS = ("cache", "engine", "chat", "api", "tests", "docs")
+
+
+def prose(seed: str, n_words: int) -> str:
+    """About one token per word."""
+    noise = random.Random(seed)
+    return " ".join(noise.choice(WORDS) for _ in range(n_words))
+
+
+def listing(seed: str, n_lines: int) -> str:
+    """What a search tool prints, about 25 tokens per line."""
+    noise = random.Random(seed)
+    return "\n".join(
+        f"src/{noise.choice(FOLDERS)}/{noise.choice(WORDS)}.py:{noise.randrange(10, 99)}: "
+        f"{noise.choice(WORDS)} = {noise.choice(WORDS)}({noise.choice(WORDS)})"
+        for _ in range(n_lines)
+    )
+
+
+def system(name: str, n_words: int = 250) -> Message:
+    text = f"You are {name}, an agent that works on code. {prose(name, n_words)}."
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+SEARCH_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the files of the project.",
+        "parameters": {"type": "object", "properties": {"pattern": {"type": "string"}}},
+    },
+}
+
+
+def tool_round(text: str | None, call_id: str, pattern: str, result: str) -> list[Message]:
+    """The assistant's turn with a call, and what the tool said."""
+    function = {"name": "search", "arguments": json.dumps({"pattern": pattern})}
+    call = {"id": call_id, "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": result},
+    ]
