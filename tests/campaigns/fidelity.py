@@ -11,20 +11,23 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
+from rekindle.generation import CacheCounters
 from rekindle.model_state import ModelClass
-from tests.support.fidelity import Subject
 from tests.support.fidelity_machine import budget, machine_for
+from tests.support.fidelity_setup import Subject
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
 from tests.support.tiny_models import TinyArchitecture
 
 OPERATIONS_PER_WORLD = 40
-NOT_AN_OPERATION = "pieces compared"
+PIECES = "pieces compared"
+NOT_OPERATIONS = {PIECES, *(each.name for each in fields(CacheCounters))}
 
 
 def main() -> int:
@@ -71,9 +74,9 @@ def _run(
     except Exception:  # whatever it is, the other subjects are looked at too
         console.print(traceback.format_exc())
         is_right = False
-    counts = dict(machine.counts)
-    n_pieces = counts.pop(NOT_AN_OPERATION, 0)
-    n_operations = sum(counts.values())
+    counts = machine.counts
+    n_pieces = counts[PIECES]
+    n_operations = sum(counts[name] for name in counts if name not in NOT_OPERATIONS)
     console.print(
         f"{name}: {n_operations} operations, {n_pieces} restored pieces compared,"
         f" {time.monotonic() - began:.0f} s, {'right' if is_right else 'FAILED'}"

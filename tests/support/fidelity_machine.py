@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rekindle.config import WritePolicy
-from tests.support.fidelity import ROOMY_ENTRIES, Damage, Ending, Failure, Setup, Subject, World
+from tests.support.fidelity import Damage, Ending, Failure, World
+from tests.support.fidelity_setup import ROOMY_ENTRIES, Setup, Subject
 from tests.support.stepped_transfers import AT_ONCE, Pace
 
 MAX_ALIVE = 6
@@ -86,8 +87,9 @@ class Restart(NamedTuple):
     is_backend_fresh: bool
 
 
-class DamageFile(NamedTuple):
-    which: int
+class DamageFiles(NamedTuple):
+    first: int
+    stride: int
     how: Damage
     offset: int
 
@@ -105,7 +107,7 @@ Operation = (
     | Upkeep
     | Wait
     | Restart
-    | DamageFile
+    | DamageFiles
     | Failure
     | FailDisk
 )
@@ -152,7 +154,13 @@ operations: st.SearchStrategy[Operation] = st.one_of(
     st.builds(Restart, st.sampled_from(Ending), st.booleans()),
     st.one_of(
         st.builds(Wait, st.sampled_from([1.0, 10.0, 3600.0])),
-        st.builds(DamageFile, places, st.sampled_from(Damage), st.integers(0, 2**20)),
+        st.builds(
+            DamageFiles,
+            places,
+            st.sampled_from([1000, 3, 1]),
+            st.sampled_from(Damage),
+            st.integers(0, 2**20),
+        ),
     ),
     st.sampled_from([*Failure, FailDisk(1), FailDisk(3)]),
 )
@@ -168,6 +176,7 @@ setups = st.builds(
     written_per_hour=st.sampled_from([0, 0, 0, 20]),
     min_path_checkpoints=st.sampled_from([16, 4]),
     may_recompute=st.sampled_from([False, False, True]),
+    is_calm=st.booleans(),
 )
 
 
@@ -175,6 +184,7 @@ class FidelityMachine(RuleBasedStateMachine):
     """Subclasses name the subject, and count what was done to it."""
 
     subject: ClassVar[Subject]
+    has_threads: ClassVar[bool]
     counts: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
@@ -184,7 +194,7 @@ class FidelityMachine(RuleBasedStateMachine):
 
     @initialize(setup=setups)
     def open(self, setup: Setup) -> None:
-        self.world = World(self.subject, setup, self.directory)
+        self.world = World(self.subject, setup, self.directory, has_threads=self.has_threads)
 
     # One rule for all: of several, hypothesis leaves some out of each world.
     @rule(operation=operations)
@@ -234,8 +244,8 @@ def carry_out(operation: Operation, world: World, subject: Subject) -> None:
             world.wait(seconds)
         case Restart(ending, is_backend_fresh):
             world.restart(ending, fresh_backend=is_backend_fresh)
-        case DamageFile(which, how, offset):
-            world.damage(which, how, offset)
+        case DamageFiles(first, stride, how, offset):
+            world.damage(first, stride, how, offset)
         case FailDisk(n_calls):
             world.fail_disk(n_calls)
         case Failure():
@@ -280,8 +290,8 @@ def _name(operation: Operation) -> str:
             return type(operation).__name__
 
 
-def machine_for(subject: Subject) -> type[FidelityMachine]:
-    members = {"subject": subject, "counts": Counter[str]()}
+def machine_for(subject: Subject, *, has_threads: bool = False) -> type[FidelityMachine]:
+    members = {"subject": subject, "has_threads": has_threads, "counts": Counter[str]()}
     return type("Machine", (FidelityMachine,), members)
 
 

@@ -15,7 +15,7 @@ from rekindle.llama.model import Model
 from rekindle.model_state import ModelClass, Payload
 from tests.support.audited_backend import AuditedBackend, Ledger, Scored
 from tests.support.fake_backend import CHECKPOINT, END, FakeBackend, expected_reply, next_token
-from tests.support.fidelity import Setup
+from tests.support.fidelity_setup import Setup
 from tests.support.state_blobs import in_order_of_positions
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 

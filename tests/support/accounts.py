@@ -1,0 +1,90 @@
+"""The books of engine and cache, audited: what must be true between any two steps."""
+
+from pathlib import Path
+
+from rekindle.cache.block import Key
+from rekindle.cache.holdings import STAGED_ENTRIES
+from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.cache.prefix_index import Node, Where
+from rekindle.cache.tiers.memory import size_in_memory
+from rekindle.engine.loop import EngineLoop
+from tests.support.audited_backend import AuditedBackend
+from tests.support.fake_backend import FakeBackend
+
+
+def check_slots(loop: EngineLoop, backend: AuditedBackend) -> None:
+    """Each slot holds the rows that the engine thinks it holds, in as many cells."""
+    slots = loop._slots
+    for slot in slots.all:
+        wanted = slot.keys.tokens if slot.keys else []
+        assert backend.tokens(slot.id) == wanted[: slot.n_rows]
+        assert len(backend.tokens(slot.id)) == slot.n_rows
+    if isinstance(backend.inner, FakeBackend):
+        assert loop.status().n_cells_used == backend.inner.n_cells_used
+    assert slots.n_cells_used <= slots.n_cells
+
+
+def check_index(cache: PrefixCache) -> None:
+    """It agrees with itself, with the memory tier, and with the queue of what may leave that."""
+    cache._index.check()
+    nodes = list(cache._index.nodes())
+    in_memory = [node for node in nodes if Where.MEMORY in node.where]
+    assert {node.key for node in in_memory} == set(cache._memory._entries)
+    assert cache._holdings.n_on_disk == sum(Where.DISK in node.where for node in nodes)
+    may_leave = {
+        node.key
+        for node in in_memory
+        if not node.leases and (Where.DISK in node.where or node.is_leaf)
+    }
+    assert may_leave == set(cache._holdings._queue._tickets)
+
+
+def check_memory(cache: PrefixCache, n_slots: int) -> None:
+    assert cache._memory.n_bytes == sum(_sizes_in_memory(cache))
+    # One entry may pass through for each sequence that could not go on without it.
+    n_passing_bytes = n_slots * max(_sizes_in_memory(cache), default=0)
+    assert cache._memory.n_bytes <= _allowed_bytes(cache) + n_passing_bytes
+
+
+def check_nothing_is_held(loop: EngineLoop, cache: PrefixCache, backend: AuditedBackend) -> None:
+    """When nothing runs: only what is being written is leased."""
+    writing = being_written(cache)
+    for node in cache._index.nodes():
+        assert node.leases == (writing.get(node.key) is node), f"{node.leases} leases"
+    assert all(sampler.is_closed for sampler in backend.samplers)
+    status = loop.status()
+    assert (status.n_running, status.n_waiting) == (0, 0)
+
+
+def check_nothing_moves(cache: PrefixCache) -> None:
+    """When everything has settled."""
+    assert not being_written(cache)
+    assert not being_read(cache)
+    assert cache._memory.n_bytes <= _allowed_bytes(cache)
+
+
+def check_files(cache: PrefixCache, directory: Path) -> None:
+    """When everything has settled, and nobody touched the directory."""
+    on_disk = {node.key for node in cache._index.nodes() if Where.DISK in node.where}
+    files = {bytes.fromhex(path.stem) for path in directory.glob("entries/*/*.kv")}
+    assert files == on_disk
+
+
+def being_written(cache: PrefixCache) -> dict[Key, Node]:
+    return cache._disk._writing if cache._disk else {}
+
+
+def being_read(cache: PrefixCache) -> dict[Key, int]:
+    """Payload bytes of each."""
+    return cache._disk._reading if cache._disk else {}
+
+
+def _allowed_bytes(cache: PrefixCache) -> int:
+    staged_bytes = STAGED_ENTRIES * max(_sizes_in_memory(cache), default=0)
+    return max(cache._memory.budget_bytes, staged_bytes)
+
+
+def _sizes_in_memory(cache: PrefixCache) -> list[int]:
+    """Of what is there, and of what is on its way."""
+    held = [entry.header.payload_bytes for entry in cache._memory._entries.values()]
+    return [size_in_memory(n_bytes) for n_bytes in (*held, *being_read(cache).values())]
