@@ -39,6 +39,7 @@ from rekindle.model_state import ModelClass, Payload, StateTraits
 
 _log = logging.getLogger("rekindle.cache")
 
+MIN_REUSE_TOKENS = 64  # that make a use of an entry the use of a conversation; picked
 MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
 
 
@@ -141,7 +142,8 @@ class PrefixCache:
         nodes = _nodes_of(match)
         for node in nodes:
             self._holdings.note_use(node)
-            if self._disk is not None and node.where:
+            # Every chat shares a few tokens of its template with every other.
+            if self._disk is not None and node.where and match.n_tokens >= MIN_REUSE_TOKENS:
                 self._disk.offer(node, was_reused=True)
         if self._disk is not None:
             self._disk.touch(nodes)

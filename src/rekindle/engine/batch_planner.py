@@ -9,7 +9,8 @@ from rekindle.engine.sequence import Phase, Sequence
 # Looking up a member of an Enum is slow.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
-# Chunks of this many tokens and more give bit-equal rows on a CPU, smaller ones do not.
+# Chunks of whole grains give bit-equal rows on a CPU. Smaller ones do not, nor do the last few
+# rows of one whose length is no multiple of 4.
 PREFILL_GRAIN = 64
 
 # How long a prefill chunk may hold up the streams it shares a batch with; picked.

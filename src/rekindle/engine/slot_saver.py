@@ -116,7 +116,7 @@ class SlotSaver:
         for slot in self._slots.all:
             if not slot.is_idle:
                 continue
-            slot.tax_seconds += seconds_per_cell * slot.n_rows
+            slot.tax_seconds += seconds_per_cell * self._slots.own_cells(slot)
             if self._is_saved(slot) and should_park(
                 slot.tax_seconds, self._seconds_to_bring_back(slot)
             ):

@@ -78,6 +78,10 @@ class Slots:
         shared = self._cells.shared_among([slot.id for slot in slots])
         return sum(slot.n_rows for slot in slots) - shared
 
+    def own_cells(self, slot: Slot) -> int:
+        """How many cells would be free without it."""
+        return slot.n_rows - self._cells.shared_with_one(slot.id)
+
     def idle(self) -> list[Slot]:
         """Least recently used first."""
         return sorted(
@@ -134,6 +138,9 @@ class _SharedCells:
         if len(slots) < 2:
             return 0
         return int(np.tril(self._common[np.ix_(slots, slots)], -1).max(axis=1).sum())
+
+    def shared_with_one(self, slot: int) -> int:
+        return int(self._common[slot].max())
 
     def _count(self) -> None:
         self.n_shared = int(np.tril(self._common, -1).max(axis=1).sum())

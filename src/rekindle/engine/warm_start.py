@@ -23,7 +23,8 @@ from rekindle.model_state import ModelClass
 
 _log = logging.getLogger(__name__)
 
-# Waiting for another sequence to compute a shared prefix pays from about this many tokens; picked.
+# Waiting for another sequence to compute a shared prefix pays from about this many tokens, and
+# below them two prompts share a chat template's header rather than a conversation; picked.
 MIN_SHARED_TOKENS = 64
 
 PATIENCE_SECONDS = 10.0  # with a disk that was asked for an entry; picked
@@ -231,7 +232,7 @@ class WarmStart:
         target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
         # This turn may be long, and a crash in it must not take the end of the last one along.
         target.n_ended = n_live if source is target else 0
-        target.was_reused = n_live > 0
+        target.was_reused = n_live >= MIN_SHARED_TOKENS
         sequence.slot, sequence.n_computed = target.id, n_live
 
     def _fork(self, source: Slot, target: Slot, n_tokens: int) -> bool:
@@ -259,7 +260,7 @@ class WarmStart:
             slot.n_saved = max(slot.n_saved, sequence.n_computed)
             if self._has_states:
                 slot.n_checkpoint = sequence.n_computed
-            slot.was_reused = True
+            slot.was_reused = sequence.n_computed >= MIN_SHARED_TOKENS
             sequence.restore = None
         if sequence.restore_began_at is not None:
             sequence.restore_seconds += time.monotonic() - sequence.restore_began_at
