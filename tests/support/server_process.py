@@ -51,6 +51,15 @@ class ServerProcess:
     def wait_until_idle(self) -> None:
         _wait(lambda: self.slots_in_use() == 0, "slots are still in use")
 
+    def wait_for_metric(self, name: str) -> None:
+        """Until it is not 0."""
+
+        def is_counted() -> bool:
+            metrics = httpx.get(f"{self.url}/metrics").text
+            return re.search(rf"^{name} (?!0\.0$)", metrics, re.MULTILINE) is not None
+
+        _wait(is_counted, f"{name} stays 0")
+
     def wait_for_descriptors(self, limit: int) -> None:
         """A connection that the client closed is open here for a moment longer."""
         _wait(lambda: self.n_file_descriptors <= limit, "file descriptors leak")
