@@ -59,3 +59,18 @@ def test_x8_what_vanished_from_disk_is_written_again_when_it_is_used(
     wait_for_writes(cache, 6)
     assert cache.status().counters.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700
+
+
+def test_x8_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_written(
+    opened: Open, tmp_path: Path
+) -> None:
+    """Nothing asked for it meanwhile, and the next server would have missed it."""
+    cache = opened(tmp_path / "cache")
+    conversation = text(0, 700)
+    save(cache, conversation)
+    wait_for_writes(cache, 3)
+    shutil.rmtree(tmp_path / "cache")
+    save(cache, text(5000, 100))
+    wait_for_writes(cache, 7)
+    assert cache.status().counters.vanished == 3
+    assert n_found(opened(tmp_path / "cache"), conversation) == 700

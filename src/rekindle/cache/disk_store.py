@@ -21,6 +21,7 @@ from rekindle.cache.transfers import (
     Found,
     Opened,
     ReadFailed,
+    Relisted,
     Transfers,
     Vanished,
     WriteFailed,
@@ -189,6 +190,9 @@ class DiskStore:
                 self._end_write(key)
             case Vanished(keys):
                 self._on_vanished(keys)
+            case Relisted(there):
+                known = self._holdings.index.nodes()
+                self._on_vanished([node.key for node in known if node.key not in there])
             case Arrived(entry, seconds):
                 self._on_arrived(entry, seconds)
             case ReadFailed(key, error):

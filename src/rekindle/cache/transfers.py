@@ -27,6 +27,8 @@ ABANDON_SECONDS = 2.0  # for the one write that is under way when the rest is gi
 class WritableTier(Tier, Protocol):
     """What a tier behind threads has beyond the four verbs."""
 
+    n_opens: int  # each may find another directory than the one before
+
     def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
 
     def touch(self, keys: Sequence[Key]) -> list[Key]: ...
@@ -74,6 +76,13 @@ class Vanished:
 
 
 @dataclass(frozen=True, slots=True)
+class Relisted:
+    """The directory was away, or was replaced: this and nothing else is in it."""
+
+    keys: frozenset[Key]
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """An entry that was asked for."""
 
@@ -87,7 +96,7 @@ class ReadFailed:
     error: CacheError
 
 
-Event = Found | Opened | Written | WriteFailed | Vanished | Arrived | ReadFailed
+Event = Found | Opened | Written | WriteFailed | Vanished | Relisted | Arrived | ReadFailed
 Job = Callable[[], None]
 
 
@@ -103,6 +112,7 @@ class Transfers:
         self._retry_at = 0.0
         self._quiet_until = 0.0
         self._trouble: str | None = None
+        self._n_opens_told = 0
         self._abandoned = threading.Event()
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
@@ -165,7 +175,9 @@ class Transfers:
     def _open(self) -> None:
         try:
             self._tier.open(on_progress=_ProgressLog())
-            self._list()
+            self._n_opens_told = self._tier.n_opens
+            for headers in self._tier.headers():
+                self._emit(Found(headers))
         except TierFailed as error:
             self._give_it_time(error)
         except Exception as error:  # the start waits for a word
@@ -177,8 +189,14 @@ class Transfers:
     def _is_resting(self) -> bool:
         return self._abandoned.is_set() or time.monotonic() < self._retry_at
 
-    def _list(self) -> None:
-        for headers in self._tier.headers():
+    def _tell_what_is_there(self) -> None:
+        """After the tier was opened anew: what is known of it may all be wrong."""
+        if self._tier.n_opens == self._n_opens_told:
+            return
+        batches = list(self._tier.headers())
+        self._n_opens_told = self._tier.n_opens
+        self._emit(Relisted(frozenset(header.key for batch in batches for header in batch)))
+        for headers in batches:
             self._emit(Found(headers))
 
     def _give_it_time(self, error: TierFailed) -> None:
@@ -193,8 +211,7 @@ class Transfers:
             return
         try:
             evicted = self._tier.put(entry)
-            if self._trouble is not None:
-                self._list()  # a directory that was away may hold what nobody knows of
+            self._tell_what_is_there()
         except TierFull as error:
             _log.debug("cache entry %s is not written: %s", key.hex(), error.message)
             self._emit(WriteFailed(key, None))
@@ -211,6 +228,7 @@ class Transfers:
     def _touch(self, keys: Sequence[Key]) -> None:
         if gone := self._tier.touch(keys):
             self._emit(Vanished(gone))
+        self._tell_what_is_there()
 
     def _read(self, key: Key) -> None:
         started = time.perf_counter()

@@ -56,6 +56,7 @@ class DiskTier:
         is_leased: Callable[[Key], bool],
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.n_opens = 0  # more than one: the directory was replaced under us
         self._directory = directory
         self._fingerprint = fingerprint
         self._budget_bytes = budget_bytes
@@ -70,6 +71,7 @@ class DiskTier:
     def open(self, *, on_progress: OnProgress | None = None) -> None:
         """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
         open_and_reconcile(self._catalog, self._files, on_progress=on_progress)
+        self.n_opens += 1
         self._stuck_bytes = 0
         self._count()
 
