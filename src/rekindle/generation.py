@@ -17,11 +17,29 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """Text that makes a grammar begin, at its own first character."""
+
+    text: str
+    at_start: bool = False  # only where the reply begins (white space and quiet spans apart)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarStart:
+    """When a grammar begins to hold. Control tokens count as the text they are written as."""
+
+    triggers: tuple[Trigger, ...] = ()  # none: at once, or right behind the first quiet span
+    quiet: tuple[str, str] | None = None  # what opens and closes spans without triggers
+    begins_quiet: bool = False  # the prompt has opened one
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on the reply, in the source form that the grammar engine compiles."""
 
     kind: GrammarKind
     source: str
+    start: GrammarStart = GrammarStart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +67,10 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     boundaries: tuple[int, ...]  # positions worth a checkpoint, ascending
     sampling: Sampling
-    max_tokens: int | None  # None: until the context ends
+    max_tokens: int | None  # None: until the context ends; 0: evaluate the prompt, sample nothing
     n_top_logprobs: int | None = None  # None: no log probabilities at all
     cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
+    background: bool = False  # runs while nothing else does, and ends when anything arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +125,13 @@ class TokenSampled:
 class StopCause(StrEnum):
     END_OF_TURN = "end_of_turn"  # the model sampled an end-of-generation token
     LENGTH = "length"  # max_tokens, or the end of the context
+    YIELDED = "yielded"  # it ran in the background, and something arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     cause: StopCause
+    token: int | None = None  # the one that ended the turn; it is not part of the reply
 
 
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished
@@ -173,6 +194,7 @@ class EngineStatus:
     n_cells: int  # positions shared by all sequences
     n_cells_used: int
     cache: CacheStatus | None = None  # None: the engine is still starting
+    n_background: int = 0  # neither in n_running nor in n_waiting
 
 
 class Engine(Protocol):
@@ -196,6 +218,11 @@ class Tokenizer(Protocol):
     @property
     def special_strings(self) -> tuple[str, ...]:
         """The text of every control token."""
+        ...
+
+    @property
+    def end_strings(self) -> tuple[str, ...]:
+        """The text of every token that ends a turn."""
         ...
 
     @property

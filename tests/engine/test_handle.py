@@ -21,7 +21,12 @@ from tests.support.fake_backend import FakeBackend, expected_reply
 
 
 def request(
-    name: str, *, n_prompt: int = 20, max_tokens: int | None = 8, start: int = 1
+    name: str,
+    *,
+    n_prompt: int = 20,
+    max_tokens: int | None = 8,
+    start: int = 1,
+    background: bool = False,
 ) -> GenerationRequest:
     return GenerationRequest(
         id=name,
@@ -29,6 +34,7 @@ def request(
         boundaries=(),
         sampling=Sampling(),
         max_tokens=max_tokens,
+        background=background,
     )
 
 

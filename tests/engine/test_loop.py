@@ -66,7 +66,7 @@ def test_end_of_generation_is_not_part_of_the_reply() -> None:
     bench.submit("a", [1, 2, 3], max_tokens=None)
     bench.run()
     assert bench.tokens("a") == [5, 5, 5]
-    assert bench.events("a")[-1] == Finished(StopCause.END_OF_TURN)
+    assert bench.events("a")[-1] == Finished(StopCause.END_OF_TURN, END)
 
 
 def test_a_reply_that_fills_the_context_ends_by_length() -> None:

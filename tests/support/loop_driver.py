@@ -34,6 +34,7 @@ class Bench:
         *,
         boundaries: tuple[int, ...] = (),
         cache_prompt: bool = True,
+        background: bool = False,
     ) -> None:
         request = GenerationRequest(
             id=name,
@@ -42,6 +43,7 @@ class Bench:
             sampling=Sampling(temperature=0),
             max_tokens=max_tokens,
             cache_prompt=cache_prompt,
+            background=background,
         )
         self.loop.inbox.put(Submit(request))
 
@@ -55,7 +57,7 @@ class Bench:
         for _ in range(n_steps):
             self.step()
             status = self.loop.status()
-            if status.n_running == status.n_waiting == 0:
+            if status.n_running == status.n_waiting == status.n_background == 0:
                 return
         raise AssertionError("still running")
 
@@ -77,7 +79,7 @@ class Bench:
         """Rows stay in idle slots; everything that belonged to a request is gone."""
         assert all(sampler.closed for sampler in self.backend.samplers)
         status = self.loop.status()
-        assert (status.n_running, status.n_waiting) == (0, 0)
+        assert (status.n_running, status.n_waiting, status.n_background) == (0, 0, 0)
         assert status.n_cells_used == self.backend.n_cells_used
 
     def close(self) -> None:

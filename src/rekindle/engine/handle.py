@@ -13,7 +13,14 @@ from contextlib import suppress
 from rekindle.engine.backend import Backend
 from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, OpenCache, Stop, Submit
 from rekindle.errors import Overloaded, PromptTooLong, RekindleError, ShuttingDown
-from rekindle.generation import EngineStatus, Finished, GenerationRequest, Grammar, TokenEvent
+from rekindle.generation import (
+    EngineStatus,
+    Finished,
+    GenerationRequest,
+    Grammar,
+    StopCause,
+    TokenEvent,
+)
 
 MAX_RETRY_SECONDS = 60
 
@@ -21,8 +28,9 @@ MAX_RETRY_SECONDS = 60
 class _Stream:
     """A TokenStream. Its queue grows with what the engine says, which max_length bounds."""
 
-    def __init__(self, request_id: str, handle: "EngineHandle") -> None:
+    def __init__(self, request_id: str, handle: "EngineHandle", *, is_in_background: bool) -> None:
         self.request_id = request_id
+        self.is_in_background = is_in_background
         self.events: asyncio.Queue[TokenEvent | RekindleError] = asyncio.Queue()
         self.started_at = time.monotonic()
         self._handle = handle
@@ -67,14 +75,15 @@ class EngineHandle:
         n_ctx = self._backend.n_ctx
         if len(request.prompt) >= n_ctx:
             raise PromptTooLong(n_prompt=len(request.prompt), n_ctx=n_ctx)
-        n_ahead = len(self._streams) - self._backend.n_slots
-        if n_ahead >= self._queue_size:
+        n_ahead = len(self._foreground()) - self._backend.n_slots
+        if n_ahead >= self._queue_size and not request.background:
             raise Overloaded(
                 f"All {self._backend.n_slots} slots are busy and {n_ahead} requests wait.",
                 retry_after_seconds=self._retry_after(n_ahead),
             )
         assert request.id not in self._streams
-        stream = self._streams[request.id] = _Stream(request.id, self)
+        stream = _Stream(request.id, self, is_in_background=request.background)
+        self._streams[request.id] = stream
         self._engine.inbox.put(Submit(request))
         return stream
 
@@ -92,6 +101,10 @@ class EngineHandle:
     async def shut_down(self, grace_seconds: float) -> None:
         """Takes no more, lets streams end for a while, then cuts them."""
         self._draining = True
+        for stream in list(self._streams.values()):
+            if stream.is_in_background:
+                stream.events.put_nowait(Finished(StopCause.YIELDED))
+                self.cancel(stream)
         if self._streams:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_seconds)
@@ -124,9 +137,13 @@ class EngineHandle:
 
     def _forget(self, stream: _Stream) -> None:
         del self._streams[stream.request_id]
-        self._mean_seconds += 0.1 * (time.monotonic() - stream.started_at - self._mean_seconds)
+        if not stream.is_in_background:
+            self._mean_seconds += 0.1 * (time.monotonic() - stream.started_at - self._mean_seconds)
         if self._draining and not self._streams:
             self._drained.set()
+
+    def _foreground(self) -> list[_Stream]:
+        return [stream for stream in self._streams.values() if not stream.is_in_background]
 
     def _retry_after(self, n_ahead: int) -> int:
         rounds = 1 + n_ahead / self._backend.n_slots

@@ -16,7 +16,13 @@ from rekindle.cache.block import Reason
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.backend import Backend
-from rekindle.engine.batch_planner import BatchItem, BatchLimits, plan_batch, prefill_allowance
+from rekindle.engine.batch_planner import (
+    PREFILL_GRAIN,
+    BatchItem,
+    BatchLimits,
+    plan_batch,
+    prefill_allowance,
+)
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
@@ -175,15 +181,17 @@ class EngineLoop:
 
     def status(self) -> EngineStatus:
         """A glance from another thread: the numbers may be one step apart."""
+        running, waiting = list(self._running), list(self._waiting)
         return EngineStatus(
             n_slots=self._backend.n_slots,
-            n_running=len(self._running),
-            n_waiting=len(self._waiting),
+            n_running=len(running) - _n_background(running),
+            n_waiting=len(waiting) - _n_background(waiting),
             max_waiting=self._queue_size,
             n_ctx=self._backend.n_ctx,
             n_cells=self._backend.n_cells,
             n_cells_used=self._slots.n_cells_used,
             cache=self._cache.status(),
+            n_background=_n_background(running + waiting),
         )
 
     def receive(self) -> bool:
@@ -215,6 +223,12 @@ class EngineLoop:
                 pass  # the next step polls
 
     def _accept(self, request: GenerationRequest) -> None:
+        """What runs and waits is all in the background, or none of it is."""
+        if not request.background:
+            self._yield_background()
+        elif any(not other.request.background for other in [*self._running, *self._waiting]):
+            self._outbox.append((request.id, Finished(StopCause.YIELDED)))
+            return
         max_length = self._backend.n_ctx
         if request.max_tokens is not None:
             max_length = min(max_length, len(request.prompt) + request.max_tokens)
@@ -234,6 +248,15 @@ class EngineLoop:
             if sequence.request.id == request_id:
                 self._release(sequence)
 
+    @property
+    def _is_in_background(self) -> bool:
+        return bool(self._running) and self._running[0].request.background
+
+    def _yield_background(self) -> None:
+        for sequence in [*self._running, *self._waiting]:
+            if sequence.request.background:
+                self._finish(sequence, StopCause.YIELDED)
+
     def _fail_all(self, error: RekindleError) -> None:
         for sequence in [*self._running, *self._waiting]:
             self._fail(sequence, error)
@@ -246,13 +269,24 @@ class EngineLoop:
                 break
             if self._warm_start.is_following(sequence):
                 continue
+            if sequence.request.background and self._running:
+                break  # one after another
             start = self._warm_start.find(sequence)
+            if self._warm_start.take_as_it_is(sequence, start):
+                n_admitted += 1
+                sequence.admitted_at = sequence.admitted_at or time.monotonic()
+                self._report_evaluated(sequence)
+                self._finish(sequence, StopCause.LENGTH)
+                continue
             self._warm_start.find_leader(sequence, start, self._running)
             if sequence.leader is not None:
                 continue
             if not self._warm_start.place(
                 sequence, start, self._running, others_decode=n_decoding > 0
             ):
+                if sequence.request.background:
+                    self._finish(sequence, StopCause.YIELDED)  # not for what others left
+                    continue
                 break
             self._waiting.remove(sequence)
             self._running.append(sequence)
@@ -272,11 +306,13 @@ class EngineLoop:
         did_put = False
         for sequence in self._running:
             if sequence.phase is Phase.RESTORING and not (did_put and n_decoding):
-                did_put |= self._warm_start.advance_restore(sequence, others_decode=n_decoding > 0)
+                did_put |= self._warm_start.advance_restore(
+                    sequence, others_decode=n_decoding > 0 or sequence.request.background
+                )
         return did_put
 
     def _prepare(self, sequence: Sequence) -> None:
-        if sequence.sampler is None:
+        if sequence.sampler is None and sequence.is_sampled:
             request = sequence.request
             sequence.sampler = self._backend.new_sampler(
                 request.sampling, request.prompt, request.n_top_logprobs
@@ -289,17 +325,21 @@ class EngineLoop:
             n_decoding = sum(sequence.phase is _DECODING for sequence in self._running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
                 return plan_batch(self._running, self._limits(n_decoding, n_free_cells))
-            if not self._saver.reclaim_one(must=True):
+            if self._is_in_background:
+                self._yield_background()
+            elif not self._saver.reclaim_one(must=True):
                 self._preempt_youngest()
         return []
 
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
-        return BatchLimits(
-            max_tokens=max(n_ubatch, n_decoding),
-            max_prefill=prefill_allowance(self._prefill_seconds_per_token, n_ubatch),
-            n_free_cells=n_free_cells,
-        )
+        max_tokens = max(n_ubatch, n_decoding)
+        max_prefill = prefill_allowance(self._prefill_seconds_per_token, n_ubatch)
+        if self._is_in_background:
+            # Whoever arrives waits for the step to end. An unknown speed may be a slow one.
+            is_known = self._prefill_seconds_per_token > 0
+            max_tokens = min(n_ubatch, max_prefill if is_known else PREFILL_GRAIN)
+        return BatchLimits(max_tokens, max_prefill, n_free_cells)
 
     def _decode(self, plan: list[BatchItem]) -> bool:
         tokens: list[int] = []
@@ -318,14 +358,16 @@ class EngineLoop:
                 positions += range(start, start + n_tokens)
                 slots += [sequence.slot] * n_tokens
                 n_prefill += n_tokens
-            if start + n_tokens == len(sequence.tokens):
+            if start + n_tokens == len(sequence.tokens) and sequence.is_sampled:
                 outputs.append(len(tokens) - 1)
         started = time.perf_counter()
         try:
             self._decode_making_room(tokens, positions, slots, outputs)
         except ContextFull:
             # Our count of cells said yes: llama.cpp's word is final.
-            if len(self._running) > 1:
+            if self._is_in_background:
+                self._yield_background()
+            elif len(self._running) > 1:
                 self._preempt_youngest()
                 self._is_crowded = True
             else:
@@ -353,7 +395,7 @@ class EngineLoop:
                 self._backend.decode(tokens, positions, slots, outputs)
                 return
             except ContextFull:
-                if not self._saver.reclaim_one(must=True):
+                if self._is_in_background or not self._saver.reclaim_one(must=True):
                     raise
 
     def _forget_rows(self) -> None:
@@ -383,8 +425,12 @@ class EngineLoop:
                     self._saver.take_checkpoint(sequence)
                 if not sequence.has_replied:
                     self._report_prefill(sequence)
-            if sequence.n_computed == len(sequence.tokens):
+            if sequence.n_computed < len(sequence.tokens):
+                continue
+            if sequence.is_sampled:
                 complete.append(sequence)
+            else:
+                self._finish(sequence, StopCause.LENGTH)
         if not complete:
             return
         samplers = [sequence.sampler for sequence in complete]
@@ -401,7 +447,7 @@ class EngineLoop:
         sequence.phase = _DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
-            self._finish(sequence, StopCause.END_OF_TURN)
+            self._finish(sequence, StopCause.END_OF_TURN, token)
             return
         sequence.tokens.append(token)
         self._outbox.append((sequence.request.id, sampled))
@@ -409,24 +455,29 @@ class EngineLoop:
             self._finish(sequence, StopCause.LENGTH)
 
     def _report_prefill(self, sequence: Sequence) -> None:
+        n_prompt = len(sequence.request.prompt)
+        if sequence.n_computed == n_prompt:
+            self._report_evaluated(sequence)
+            return
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
-        n_prompt = len(sequence.request.prompt)
-        event: TokenEvent
-        if sequence.n_computed < n_prompt:
-            event = PrefillProgress(sequence.n_computed, n_prompt, sequence.n_cached, elapsed)
-        else:
-            for span in sequence.spans:
-                self._cache.count(f"{span.source}_tokens", span.stop - span.start)
-            event = PromptEvaluated(
-                n_prompt=n_prompt,
-                n_cached=sequence.n_cached,
-                queue_seconds=sequence.admitted_at - sequence.arrived_at,
-                prefill_seconds=elapsed - sequence.restore_seconds,
-                restore_seconds=sequence.restore_seconds,
-                spans=sequence.spans,
-            )
-        self._outbox.append((sequence.request.id, event))
+        progress = PrefillProgress(sequence.n_computed, n_prompt, sequence.n_cached, elapsed)
+        self._outbox.append((sequence.request.id, progress))
+
+    def _report_evaluated(self, sequence: Sequence) -> None:
+        assert sequence.admitted_at is not None
+        elapsed = time.monotonic() - sequence.admitted_at
+        for span in sequence.spans:
+            self._cache.count(f"{span.source}_tokens", span.stop - span.start)
+        evaluated = PromptEvaluated(
+            n_prompt=len(sequence.request.prompt),
+            n_cached=sequence.n_cached,
+            queue_seconds=sequence.admitted_at - sequence.arrived_at,
+            prefill_seconds=elapsed - sequence.restore_seconds,
+            restore_seconds=sequence.restore_seconds,
+            spans=sequence.spans,
+        )
+        self._outbox.append((sequence.request.id, evaluated))
 
     def _preempt_youngest(self) -> None:
         """Its tokens are kept, and what is stored of its rows: it goes on when there is room."""
@@ -443,8 +494,8 @@ class EngineLoop:
         sequence.phase = Phase.WAITING
         self._waiting.appendleft(sequence)
 
-    def _finish(self, sequence: Sequence, cause: StopCause) -> None:
-        self._outbox.append((sequence.request.id, Finished(cause)))
+    def _finish(self, sequence: Sequence, cause: StopCause, token: int | None = None) -> None:
+        self._outbox.append((sequence.request.id, Finished(cause, token)))
         self._release(sequence)
 
     def _fail(self, sequence: Sequence, error: RekindleError) -> None:
@@ -484,6 +535,10 @@ class EngineLoop:
         if self._outbox:
             self._deliver(self._outbox)
             self._outbox = []
+
+
+def _n_background(sequences: list[Sequence]) -> int:
+    return sum(sequence.request.background for sequence in sequences)
 
 
 def _seconds_until(deadline: float) -> float:

@@ -49,6 +49,10 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def is_sampled(self) -> bool:
+        return self.request.max_tokens != 0
+
+    @property
     def has_replied(self) -> bool:
         return len(self.tokens) > len(self.request.prompt)
 

@@ -65,9 +65,10 @@ class WarmStart:
         if not sequence.request.cache_prompt:
             return COLD
         n_limit = len(sequence.tokens) - 1  # one token must be computed for its logits
+        n_live_limit = n_limit if sequence.is_sampled else n_limit + 1
         source, n_live = None, 0
         for slot in self._slots.all:
-            n_usable = self._n_usable(slot, sequence.tokens, n_limit)
+            n_usable = self._n_usable(slot, sequence.tokens, n_live_limit)
             if n_usable > n_live or (n_usable == n_live > 0 and slot.is_idle):
                 source, n_live = slot, n_usable
         match = self._cache.match(sequence.keys, n_limit)
@@ -84,6 +85,14 @@ class WarmStart:
             if n_stored > n_live:
                 return Start(source if n_whole else None, n_whole, match, n_stored)
         return Start(source, n_live, match, 0)
+
+    def take_as_it_is(self, sequence: Sequence, start: Start) -> bool:
+        """Whether all of a prompt that is only to be evaluated is live: it needs no slot."""
+        if sequence.is_sampled or start.source is None or start.n_live < len(sequence.tokens):
+            return False
+        start.source.last_used_at = time.monotonic()
+        _extend(sequence, CacheSource.LIVE, start.n_live)
+        return True
 
     def find_leader(self, sequence: Sequence, start: Start, running: list[Sequence]) -> None:
         """Chooses whom to wait for: a sequence that is about to compute a shared prefix."""
@@ -113,9 +122,10 @@ class WarmStart:
         """Gives it a slot with as much of its prefix as there is; False: not yet."""
         n_promised = sum(other.n_pending for other in running)
         n_promised += len(sequence.tokens) - start.n_live + GROWTH_CELLS * (len(running) + 1)
-        is_whole_prompt = start.n_live == len(sequence.tokens) - 1
+        is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
         target = self._choose_target(start, n_promised, is_whole_prompt=is_whole_prompt)
-        if target is None or not self._make_room(start, target, n_promised):
+        must = not sequence.request.background
+        if target is None or not self._make_room(start, target, n_promised, must=must):
             return False
         if not self._settle_debts(target, start, others_decode=others_decode):
             return False
@@ -184,11 +194,14 @@ class WarmStart:
     def _staying(self, source: Slot | None) -> list[Slot]:
         return [slot for slot in self._slots.all if slot.sequence or slot is source]
 
-    def _make_room(self, start: Start, target: Slot, n_promised: int) -> bool:
-        """Frees idle cells until everyone's prompt fits; alone, a sequence is always let in."""
+    def _make_room(self, start: Start, target: Slot, n_promised: int, *, must: bool) -> bool:
+        """Frees idle cells until everyone's prompt fits.
+
+        Alone, a sequence is always let in, if it `must`.
+        """
         if not self._slots.rows_take_cells:
             return True
-        is_alone = not any(slot.sequence for slot in self._slots.all)
+        is_alone = must and not any(slot.sequence for slot in self._slots.all)
         n_staying = self._slots.cells_of(self._staying(start.source))
         if target is start.source:
             n_staying -= target.n_rows - start.n_live

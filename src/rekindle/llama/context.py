@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, DecodeFailed, StartupError
 from rekindle.generation import Grammar, Sampling, TokenSampled
-from rekindle.llama.grammar import GrammarCompiler
+from rekindle.llama.grammar import GrammarCompiler, Matcher
+from rekindle.llama.lazy_grammar import LazyGrammar
 from rekindle.llama.library import lib, logits_address, recent_errors
 from rekindle.llama.model import Model
 from rekindle.llama.probe import NOT_PROBED, probe
@@ -99,6 +100,8 @@ class LlamaBackend:
         logits = self._logits()
         if all(sampler.is_plain_greedy for sampler in samplers):
             best = greedy_tokens(logits)
+            for sampler, row in zip(samplers, rows, strict=True):
+                sampler.take_in(best[row])
             return [TokenSampled(best[row]) for row in rows]
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
@@ -123,16 +126,20 @@ class LlamaBackend:
     def new_sampler(
         self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
     ) -> Sampler:
-        grammar = sampling.grammar
         if not 0 <= sampling.repeat_last_n <= self.n_ctx:
             sampling = replace(sampling, repeat_last_n=self.n_ctx)
         return Sampler(
             sampling,
             self._vocabulary,
-            matcher=self._grammars.matcher(grammar) if grammar else None,
+            grammar=self._grammar(sampling.grammar) if sampling.grammar else None,
             n_top_logprobs=n_top_logprobs,
             prompt=prompt,
         )
+
+    def _grammar(self, grammar: Grammar) -> Matcher | LazyGrammar:
+        matcher, start = self._grammars.matcher(grammar), grammar.start
+        waits = bool(start.triggers) or start.begins_quiet
+        return LazyGrammar(matcher, start, self._vocabulary) if waits else matcher
 
     def check_grammar(self, grammar: Grammar) -> None:
         """The one method that other threads may call."""

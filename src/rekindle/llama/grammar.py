@@ -40,6 +40,13 @@ class Matcher:
         if not self._matcher.consume_token(token):
             raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
 
+    def try_accept(self, tokens: list[int]) -> bool:
+        """At the beginning only: takes all of them in, or none."""
+        if self._matcher.try_consume_tokens(tokens) == len(tokens):
+            return True
+        self._matcher.reset()
+        return False
+
 
 class GrammarCompiler:
     """Compiled grammars by source, least recently used goes first. Any thread may call it."""
@@ -48,7 +55,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
-        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[GrammarKind, str], llguidance.LLMatcher] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
         self._prototype(grammar)
@@ -57,9 +64,10 @@ class GrammarCompiler:
         return Matcher(self._prototype(grammar).deep_copy(), self._vocabulary.n_vocab)
 
     def _prototype(self, grammar: Grammar) -> llguidance.LLMatcher:
+        key = (grammar.kind, grammar.source)
         with self._lock:
-            if (known := self._compiled.get(grammar)) is not None:
-                self._compiled.move_to_end(grammar)
+            if (known := self._compiled.get(key)) is not None:
+                self._compiled.move_to_end(key)
                 return known
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary)
@@ -74,7 +82,7 @@ class GrammarCompiler:
                 "response_format",
             )
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[key] = matcher
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return matcher

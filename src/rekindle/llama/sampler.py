@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rekindle.generation import Sampling, TokenLogprobs
 from rekindle.llama.grammar import Matcher
+from rekindle.llama.lazy_grammar import LazyGrammar
 from rekindle.llama.library import lib, sample_holding_gil
 from rekindle.llama.vocabulary import Vocabulary
 
@@ -28,11 +29,12 @@ class Sampler:
         sampling: Sampling,
         vocabulary: Vocabulary,
         *,
-        matcher: Matcher | None,
+        grammar: Matcher | LazyGrammar | None,
         n_top_logprobs: int | None,
         prompt: tuple[int, ...],
     ) -> None:
-        self._matcher = matcher
+        self._matcher = grammar if isinstance(grammar, Matcher) else None
+        self._lazy_grammar = grammar if isinstance(grammar, LazyGrammar) else None
         self._n_top_logprobs = n_top_logprobs
         self._bias_tokens, self._bias_values = _biases(sampling, vocabulary)
         self._chain = _build_chain(sampling, vocabulary)
@@ -42,7 +44,7 @@ class Sampler:
         # Nothing but the largest logit matters: such rows are done together in one argmax.
         self.is_plain_greedy = (
             self._chain is None
-            and matcher is None
+            and self._matcher is None
             and n_top_logprobs is None
             and not len(self._bias_tokens)
         )
@@ -60,11 +62,18 @@ class Sampler:
             token = int(logits.argmax())
         else:
             token = sample_holding_gil(self._chain, context, batch_index)
-        if self._matcher is not None:
-            self._matcher.accept(token)
+        self.take_in(token)
         if raw is None or self._n_top_logprobs is None:
             return token, None
         return token, _logprobs(raw, token, self._n_top_logprobs)
+
+    def take_in(self, token: int) -> None:
+        """What was sampled; whoever takes the largest logit without `sample` tells it here."""
+        if self._matcher is not None:
+            self._matcher.accept(token)
+        elif self._lazy_grammar is not None and self._lazy_grammar.take_in(token):
+            self._matcher, self._lazy_grammar = self._lazy_grammar.matcher, None
+            self.is_plain_greedy = self.is_plain_greedy and self._matcher is None
 
     def close(self) -> None:
         if self._chain is not None:

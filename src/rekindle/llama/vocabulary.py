@@ -35,6 +35,11 @@ class Vocabulary:
         return tuple(sorted(texts - {""}))
 
     @cached_property
+    def end_strings(self) -> tuple[str, ...]:
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in self.eog_tokens}
+        return tuple(sorted(texts - {""}))
+
+    @cached_property
     def bos_text(self) -> str:
         return self._special_text(lib.llama_vocab_bos(self.handle))
 
@@ -59,12 +64,23 @@ class Vocabulary:
         assert count >= 0, f"llama_tokenize wants {-count} places for {len(data)} bytes"
         return tokens[:count]
 
+    def tokenize_bytes(self, data: bytes) -> list[int] | None:
+        """One token for each byte, also where they are no characters; None: one has no token."""
+        try:
+            return [self._byte_tokens[byte] for byte in data]
+        except KeyError:
+            return None
+
     def piece(self, token: int) -> bytes:
         return self._visible[token]
 
     def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
         pieces = self._pieces if render_special else self._visible
         return b"".join([pieces[token] for token in tokens])
+
+    @cached_property
+    def _byte_tokens(self) -> dict[int, int]:
+        return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
 
     def _special_text(self, token: int) -> str:
         return self._pieces[token].decode() if token >= 0 else ""

@@ -1,0 +1,246 @@
+"""Background requests: they use what time there is, and cost nobody any."""
+
+import asyncio
+
+import pytest
+
+from rekindle.engine.loop import Cancel, FailAll
+from rekindle.errors import ContextFull, Overloaded, ShuttingDown
+from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
+    Finished,
+    PromptEvaluated,
+    StopCause,
+    TokenEvent,
+    TokenStream,
+)
+from rekindle.model_state import ModelClass
+from tests.engine.test_handle import request, running, until
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+
+ALL_CLASSES = list(ModelClass)
+YIELDED = Finished(StopCause.YIELDED)
+
+
+def text(start: int, length: int) -> list[int]:
+    return list(range(start, start + length))
+
+
+def evaluated(bench: Bench, name: str) -> PromptEvaluated:
+    [event] = [each for each in bench.events(name) if isinstance(each, PromptEvaluated)]
+    return event
+
+
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+def test_alone_it_computes_its_prompt_and_the_request_behind_it_finds_all_of_it(
+    model_class: ModelClass,
+) -> None:
+    bench = Bench(FakeBackend(model_class=model_class))
+    prompt = text(1, 700)
+    bench.submit("ahead", prompt, 0, background=True)
+    bench.run()
+    assert bench.events("ahead")[-1] == Finished(StopCause.LENGTH)
+    asked = bench.ask("a", prompt + text(5_000, 30), 1)
+    assert asked.n_computed == 30
+    assert asked.evaluated.spans == (CachedSpan(CacheSource.LIVE, 0, 700),)
+
+
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+@pytest.mark.parametrize("n_steps_before", [1, 4])
+def test_it_yields_when_a_request_arrives_which_finds_its_rows_live(
+    model_class: ModelClass, n_steps_before: int
+) -> None:
+    bench = Bench(FakeBackend(model_class=model_class, n_ubatch=128))
+    prompt = text(1, 1500)
+    bench.submit("ahead", prompt, 0, background=True)
+    for _ in range(n_steps_before):
+        bench.step()
+    n_ahead = bench.backend.n_computed
+    assert n_ahead > 0
+    bench.submit("a", prompt + text(5_000, 30), 4)
+    bench.step()
+    assert bench.events("ahead")[-1] == YIELDED
+    assert bench.backend.batches[-1] == [128]  # the very next step is the newcomer's
+    bench.run()
+    assert evaluated(bench, "a").spans == (CachedSpan(CacheSource.LIVE, 0, n_ahead),)
+    assert bench.tokens("a") == expected_reply(prompt + text(5_000, 30), 4)
+    assert bench.backend.n_computed == 1530 + 3
+    bench.assert_nothing_is_left()
+
+
+def test_an_unrelated_request_gets_its_first_token_as_soon_as_without_one() -> None:
+    def steps_to_first_token(*, busy: bool) -> int:
+        bench = Bench(FakeBackend(n_ubatch=128))
+        if busy:
+            bench.submit("ahead", text(1, 1500), 0, background=True)
+            bench.submit("ahead too", text(10_000, 1500), 0, background=True)
+        bench.step()
+        bench.submit("a", text(5_000, 300), 4)
+        for n_steps in range(1, 100):
+            bench.step()
+            if bench.tokens("a"):
+                return n_steps
+        raise AssertionError
+
+    assert steps_to_first_token(busy=True) == steps_to_first_token(busy=False)
+
+
+def test_a_decoding_one_yields_too_and_closes_its_sampler() -> None:
+    bench = Bench(FakeBackend())
+    bench.submit("ahead", text(1, 100), 50, background=True)
+    for _ in range(6):
+        bench.step()
+    assert bench.tokens("ahead")
+    bench.submit("a", text(5_000, 20), 3)
+    bench.run()
+    assert bench.events("ahead")[-1] == YIELDED
+    assert bench.tokens("a") == expected_reply(text(5_000, 20), 3)
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("n_steps_before", [0, 1, 3])
+def test_it_does_nothing_while_anything_runs_or_waits(n_steps_before: int) -> None:
+    bench = Bench(FakeBackend(n_slots=4))
+    bench.submit("a", text(1, 50), 20)
+    for _ in range(n_steps_before):
+        bench.step()
+    bench.submit("ahead", text(5_000, 100), 0, background=True)
+    bench.run()
+    assert bench.events("ahead") == [YIELDED]
+    assert bench.backend.n_computed == 50 + 19
+
+
+def test_several_run_one_after_another_and_all_yield_at_once() -> None:
+    bench = Bench(FakeBackend(n_ubatch=64))
+    for index in range(3):
+        bench.submit(f"ahead {index}", text(10_000 * index, 100), 0, background=True)
+    while not bench.events("ahead 1"):
+        bench.step()
+        assert len(bench.backend.batches[-1]) == 1
+        assert (bench.loop.status().n_running, bench.loop.status().n_waiting) == (0, 0)
+    assert bench.events("ahead 0")[-1] == Finished(StopCause.LENGTH)
+    assert bench.loop.status().n_background == 2
+    bench.submit("a", text(50_000, 20), 2)
+    bench.step()
+    assert bench.loop.status().n_background == 0
+    assert bench.events("ahead 1")[-1] == bench.events("ahead 2")[-1] == YIELDED
+
+
+def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
+    bench = Bench(FakeBackend(n_ubatch=512))
+    bench.submit("ahead", text(1, 1000), 0, background=True)
+    bench.step()
+    assert bench.backend.batches == [[64]]
+    bench.loop._prefill_seconds_per_token = 0.25 / 192  # a slow machine
+    bench.step()
+    assert bench.backend.batches[-1] == [192]
+    bench.submit("a", text(5_000, 1000), 1)
+    bench.step()
+    assert bench.backend.batches[-1] == [512]
+
+
+def test_stored_rows_come_back_one_piece_in_a_step() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    bench.ask("a", text(1, 1100), 1)
+    bench.ask("b", text(5_000, 300), 1)
+    bench.submit("ahead", text(1, 1150), 0, background=True)
+    while not bench.events("ahead"):
+        n_before = len(bench.backend.imports)
+        bench.step()
+        assert len(bench.backend.imports) <= n_before + 1
+    bench.run()
+    assert evaluated(bench, "ahead").spans == (CachedSpan(CacheSource.MEMORY, 0, 1100),)
+
+
+def test_it_goes_on_in_the_slot_it_extends_and_leaves_the_others_alone() -> None:
+    bench = Bench(FakeBackend(n_slots=3))
+    conversations = [text(10_000 * index, 300) for index in range(3)]
+    replies = [bench.ask(f"c{n}", each, 10).tokens for n, each in enumerate(conversations)]
+    ahead = conversations[0] + replies[0] + text(90_000, 40)
+    bench.submit("ahead", ahead, 0, background=True)
+    bench.run()
+    assert evaluated(bench, "ahead").n_cached == 309
+    for n in (1, 2):
+        asked = bench.ask(f"again {n}", conversations[n] + replies[n] + text(80_000, 20), 1)
+        assert asked.evaluated.spans == (CachedSpan(CacheSource.LIVE, 0, 309),)
+
+
+def test_one_that_would_leave_no_room_to_grow_is_not_begun() -> None:
+    bench = Bench(FakeBackend(n_slots=2, n_cells=512))
+    bench.submit("ahead", text(1, 490), 0, background=True)  # 64 cells of room to grow are missing
+    bench.run()
+    assert bench.events("ahead") == [YIELDED]
+    assert bench.ask("a", text(1, 490), 2).tokens == expected_reply(text(1, 490), 2)
+
+
+def test_a_context_that_is_full_takes_no_slot_from_anyone_for_it() -> None:
+    backend = FakeBackend(n_slots=2)
+    bench = Bench(backend)
+    bench.ask("a", text(1, 300), 1)
+    backend.decode_failures.append(ContextFull("no"))
+    bench.submit("ahead", text(5_000, 100), 0, background=True)
+    bench.run()
+    assert bench.events("ahead")[-1] == YIELDED
+    assert bench.ask("again", text(1, 320), 1).evaluated.spans == (
+        CachedSpan(CacheSource.LIVE, 0, 300),
+    )
+
+
+def test_a_reply_that_outgrows_the_context_ends_instead_of_taking_more() -> None:
+    bench = Bench(FakeBackend(n_slots=2, n_cells=512))
+    bench.ask("a", text(1, 200), 1)
+    bench.submit("ahead", text(5_000, 200), None, background=True)
+    bench.run()
+    assert bench.events("ahead")[-1] == YIELDED
+    assert bench.backend.tokens(0) == text(1, 200)
+    bench.assert_nothing_is_left()
+
+
+def test_it_can_be_cancelled_and_is_told_of_the_end() -> None:
+    bench = Bench(FakeBackend(n_ubatch=64))
+    bench.submit("cancelled", text(1, 300), 0, background=True)
+    bench.submit("waits", text(5_000, 300), 0, background=True)
+    bench.step()
+    bench.loop.inbox.put(Cancel("cancelled"))
+    bench.step()
+    assert not any(isinstance(event, Finished) for event in bench.events("cancelled"))
+    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
+    bench.step()
+    assert isinstance(bench.events("waits")[-1], ShuttingDown)
+    bench.assert_nothing_is_left()
+
+
+def test_background_requests_take_no_place_in_the_queue() -> None:
+    async def scenario() -> None:
+        async with running(FakeBackend(n_slots=1, n_cells=10**9), queue_size=0) as handle:
+            ahead = [
+                handle.submit(request(f"ahead {n}", max_tokens=None, background=True))
+                for n in range(3)
+            ]
+            await until(lambda: handle.status().n_background == 3)
+            stream = handle.submit(request("a", max_tokens=None))
+            for each in ahead:
+                assert (await events(each))[-1] == YIELDED
+            with pytest.raises(Overloaded):
+                handle.submit(request("too many"))
+            assert await events(handle.submit(request("late", background=True))) == [YIELDED]
+            stream.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_shutdown_does_not_wait_for_them() -> None:
+    async def scenario() -> None:
+        async with running(FakeBackend(n_cells=10**9)) as handle:
+            ahead = handle.submit(request("ahead", max_tokens=None, background=True))
+            async with asyncio.timeout(10):
+                await handle.shut_down(grace_seconds=60)
+            assert (await events(ahead))[-1] == YIELDED
+
+    asyncio.run(scenario())
+
+
+async def events(stream: TokenStream) -> list[TokenEvent]:
+    return [event async for event in stream]
