@@ -16,8 +16,10 @@ import pytest
 
 from rekindle.cache.block import Entry
 from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.turn_database import TurnDatabase
 from rekindle.errors import EntryMissing
-from tests.cache.entries import file_of, make_entry, open_tier, stored_keys
+from tests.cache.entries import MODEL, file_of, make_entry, open_tier, stored_keys
+from tests.cache.turn_writer import make_turn
 from tests.support.cache_command import (
     Stored,
     cache,
@@ -297,3 +299,101 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
     assert not troubles
     assert cache("verify", directory=stored.directory).code == 0
     assert kept(stored.directory)
+
+
+# -- remembered turns ---------------------------------------------------------------------------
+
+N_TURNS = 5
+
+
+@pytest.fixture
+def turns(stored: Stored) -> Path:
+    """Their file, as a server leaves it."""
+    with closing(TurnDatabase(stored.directory, fingerprint=MODEL)) as turns:
+        for number in range(N_TURNS):
+            turns.keep(make_turn(number))
+    return stored.directory / "turns.sqlite3"
+
+
+def found_turns(directory: Path) -> int:
+    with closing(TurnDatabase(directory, fingerprint=MODEL)) as turns:
+        return len(turns.find([make_turn(number).keys[0] for number in range(N_TURNS)]))
+
+
+def test_ls_and_verify_state_the_turns_and_change_nothing(turns: Path) -> None:
+    before = everything_in(turns.parent)
+    n_bytes = cache("verify", "--json", directory=turns.parent).json["turn_bytes"]
+    lines = cache("ls", directory=turns.parent).output.splitlines()
+    assert lines[-1] == f"5 remembered turns, {n_bytes / 1000:.1f} kB"
+    done = cache("verify", "--json", directory=turns.parent)
+    assert (done.code, done.json["turns"], done.json["problems"]) == (0, 5, [])
+    assert everything_in(turns.parent) == before
+
+
+def test_ls_and_verify_see_the_turns_of_a_running_server(stored: Stored, turns: Path) -> None:
+    with closing(TurnDatabase(stored.directory, fingerprint=MODEL)) as server:
+        server.keep(make_turn(77))
+        deadline = time.monotonic() + 10
+        while "6 remembered turns" not in cache("ls", directory=stored.directory).output:
+            assert time.monotonic() < deadline
+        assert cache("verify", "--json", directory=stored.directory).json["turns"] == 6
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"no" * 5000)
+
+
+def with_damaged_turn(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE turns SET data = zeroblob(length(data)) WHERE number = 2")
+        connection.commit()
+
+
+def of_a_later_version(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
+@pytest.mark.parametrize(
+    ("damage", "detail", "n_left"),
+    [
+        (overwrite, "file is not a database", 0),
+        (with_damaged_turn, "damaged turns: 1", 4),
+        (of_a_later_version, "its version is 99, this program reads 1", 0),
+    ],
+)
+def test_verify_names_what_is_wrong_with_turns_and_fixes_it_when_told(
+    turns: Path, damage: Callable[[Path], None], detail: str, n_left: int
+) -> None:
+    damage(turns)
+    before = everything_in(turns.parent)
+    found = cache("verify", "--json", directory=turns.parent)
+    assert (found.code, found.json["entries"]) == (1, 4)
+    assert [(each["flaw"], each["detail"]) for each in found.json["problems"]] == [
+        ("turns", detail)
+    ]
+    assert everything_in(turns.parent) == before
+    assert cache("verify", "--fix", directory=turns.parent).code == 1
+    again = cache("verify", "--json", directory=turns.parent)
+    assert (again.code, again.json["problems"], again.json["turns"]) == (0, [], n_left)
+    assert found_turns(turns.parent) == n_left
+
+
+def test_prune_leaves_turns(turns: Path) -> None:
+    before = turns.read_bytes()
+    assert cache("prune", "--to", "0", directory=turns.parent).code == 0
+    assert kept(turns.parent) == set()
+    assert turns.read_bytes() == before
+
+
+def test_clear_deletes_turns_and_a_server_goes_on(stored: Stored, turns: Path) -> None:
+    set_aside = stored.directory / "quarantine" / "1700000000000000000-turns.sqlite3"
+    set_aside.write_text("x")
+    with closing(TurnDatabase(stored.directory, fingerprint=MODEL)) as server:
+        done = cache("clear", "--yes", "--json", directory=stored.directory)
+        assert done.code == 0
+        left = [path.name for path in stored.directory.rglob("*turns*")]
+        assert (left, found_turns(stored.directory)) == ([], 0)
+        server.keep(make_turn(3))
+    assert found_turns(stored.directory) == 1
+    assert cache("verify", directory=stored.directory).code == 0

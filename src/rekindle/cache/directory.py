@@ -22,13 +22,17 @@ from rekindle.cache.fingerprint import DIGESTS_NAME
 from rekindle.cache.inventory import Inventory
 from rekindle.cache.tiers.disk_catalog import Catalog
 from rekindle.cache.tiers.disk_database import FILE_NAME as CATALOG_NAME
+from rekindle.cache.tiers.disk_database import alone_in
 from rekindle.cache.tiers.disk_reconcile import open_catalog
 from rekindle.cache.tiers.entry_file import EntryFiles, size_on_disk
+from rekindle.cache.turn_file import FILE_NAME as TURNS_NAME
+from rekindle.cache.turn_file import turn_paths
+from rekindle.cache.turn_upkeep import TurnTotals, repair_turns, verify_turns
 from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
 
 _ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
-_SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{re.escape(CATALOG_NAME)})")
+_SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{re.escape(CATALOG_NAME)}|{re.escape(TURNS_NAME)})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
 _BATCH_KEYS = 256  # a transaction each; picked
 _WRITE_SECONDS = 60.0  # picked: a writer that did not write for so long was killed
@@ -41,6 +45,7 @@ class Flaw(Enum):
     DIFFERS = "the catalogue describes it differently"
     UNKNOWN = "the catalogue does not know it"
     GONE = "the file is gone"
+    TURNS = "not all of the remembered turns can be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Findings:
     n_entries: int  # that are sound
     n_bytes: int
     n_incomplete: int  # of no use until what they follow is computed again
+    turns: TurnTotals  # that are sound
     problems: list[Problem]
 
 
@@ -120,16 +126,23 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Findings
             problems += [problem for problem in suspected if problem in confirmed]
     except _CatalogUnreadable as error:
         problems.append(Problem(Flaw.CATALOG, directory / CATALOG_NAME, str(error)))
+    turns = verify_turns(directory)
+    if turns.trouble is not None:
+        problems.append(Problem(Flaw.TURNS, directory / TURNS_NAME, turns.trouble))
     return Findings(
         n_entries=len(headers),
         n_bytes=sum(size_on_disk(header) for header in headers.values()),
         n_incomplete=sum(not entry.is_complete for entry in inventory.entries),
+        turns=turns.sound,
         problems=problems,
     )
 
 
 def repair(directory: Path, problems: Sequence[Problem]) -> None:
-    """Sets damaged files aside, forgets rows without a file, adopts files without a row."""
+    """Sets damaged files aside, forgets rows without a file, adopts files without a row.
+
+    Turns that are damaged are forgotten.
+    """
     files = EntryFiles(directory)
     with _failures_told(directory, "changed"):
         for problem in problems:
@@ -143,6 +156,8 @@ def repair(directory: Path, problems: Sequence[Problem]) -> None:
             wrong = [each for each in problems if each.flaw in (Flaw.DIFFERS, Flaw.UNKNOWN)]
             catalog.remove([_key(problem.path) for problem in wrong])
         open_catalog(directory).close()
+        if any(problem.flaw is Flaw.TURNS for problem in problems):
+            repair_turns(directory)
 
 
 def remove(directory: Path, keys: Sequence[Key]) -> int:
@@ -174,7 +189,18 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
-    return Cleared(len(own_files), n_bytes)
+        turn_files = _clear_turns(directory)
+    return Cleared(len(own_files) + turn_files.n_files, n_bytes + turn_files.n_bytes)
+
+
+def _clear_turns(directory: Path) -> Cleared:
+    """Deleted, not emptied, so that no token of a reply is left; a server notices that."""
+    with alone_in(directory):
+        paths = [path for path in turn_paths(directory) if path.is_file()]
+        n_bytes = sum(map(_size, paths))
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return Cleared(len(paths), n_bytes)
 
 
 def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:

@@ -71,6 +71,11 @@ def fingerprint(identity: Identity) -> Key:
     return blake2b(text.encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
+def turn_fingerprint(weights: str) -> Key:
+    """Of remembered turns: tokens mean the same whatever their rows are stored as."""
+    return blake2b(f"turns of {weights}".encode("ascii"), digest_size=KEY_BYTES).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """What a file looks like from outside; equal states are taken for equal content."""

@@ -54,14 +54,16 @@ def ls(
 ) -> None:
     """List what is stored, most recently used first."""
     from rekindle.cache.directory import read_inventory
+    from rekindle.cache.turn_upkeep import count_turns
     from rekindle.cli.cache_report import list_json, print_list
 
-    inventory = read_inventory(_directory(directory))
+    home = _directory(directory)
+    inventory = read_inventory(home)
     entries = inventory.entries if every else inventory.tips()
     if as_json:
         typer.echo(list_json(entries))
     else:
-        print_list(inventory, entries)
+        print_list(inventory, entries, count_turns(home))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from rekindle.cache.block import Key, Reason
 from rekindle.cache.directory import Cleared, Findings
 from rekindle.cache.inventory import Inventory, Listed
 from rekindle.cache.tiers.entry_file import EntryFiles
+from rekindle.cache.turn_upkeep import TurnTotals
 
 _SHORT_KEY = 12  # hex digits; picked
 _SHORT_MODEL = 8
@@ -26,7 +27,7 @@ def list_json(entries: Sequence[Listed]) -> str:
     return _json([_summary(entry) for entry in entries])
 
 
-def print_list(inventory: Inventory, entries: Sequence[Listed]) -> None:
+def print_list(inventory: Inventory, entries: Sequence[Listed], turns: TurnTotals) -> None:
     table = _table()
     for name in ("key", "tokens", "size", "chain", "saved at", "last used", "uses", "model"):
         is_number = name in ("tokens", "size", "chain", "uses")
@@ -51,6 +52,8 @@ def print_list(inventory: Inventory, entries: Sequence[Listed]) -> None:
         f"{_count(len(inventory.tips()), 'conversation')}, {_entries(len(inventory.entries))},"
         f" {_count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
     )
+    if turns.n_turns:
+        console.print(_turns(turns))
 
 
 def details_json(directory: Path, chain: Sequence[Listed]) -> str:
@@ -102,6 +105,8 @@ def findings_json(findings: Findings, *, fixed: bool) -> str:
             "entries": findings.n_entries,
             "bytes": findings.n_bytes,
             "incomplete": findings.n_incomplete,
+            "turns": findings.turns.n_turns,
+            "turn_bytes": findings.turns.n_bytes,
             "problems": [
                 {
                     "path": str(problem.path),
@@ -121,6 +126,8 @@ def print_findings(findings: Findings, *, fixed: bool) -> None:
         detail = f" ({problem.detail})" if problem.detail else ""
         console.print(f"{problem.path}: {problem.flaw.value}{detail}", soft_wrap=True)
     console.print(f"Sound: {_entries(findings.n_entries)}, {decimal(findings.n_bytes)}")
+    if findings.turns.n_turns:
+        console.print(f"Sound: {_turns(findings.turns)}")
     if findings.n_incomplete:
         console.print(
             f"Of no use until what they follow is stored again: {_entries(findings.n_incomplete)}"
@@ -219,6 +226,10 @@ def _count(number: int, noun: str) -> str:
 
 def _entries(number: int) -> str:
     return "1 entry" if number == 1 else f"{number} entries"
+
+
+def _turns(turns: TurnTotals) -> str:
+    return f"{_count(turns.n_turns, 'remembered turn')}, {decimal(turns.n_bytes)}"
 
 
 def _table(*, show_header: bool = True) -> Table:
