@@ -1,0 +1,111 @@
+"""The dialects, and which one a chat template speaks. No model is known by its name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rekindle.chat.dialects.base import Dialect, ReasoningMarks
+from rekindle.chat.dialects.deepseek import deepseek
+from rekindle.chat.dialects.functionary import FUNCTIONARY
+from rekindle.chat.dialects.gemma import gemma
+from rekindle.chat.dialects.glm import GLM
+from rekindle.chat.dialects.harmony import HARMONY
+from rekindle.chat.dialects.harmony import HIDDEN as HARMONY_HIDDEN
+from rekindle.chat.dialects.harmony import REASONING as HARMONY_REASONING
+from rekindle.chat.dialects.hermes import GENERIC, HERMES
+from rekindle.chat.dialects.json_lists import COMMAND_R, NEMOTRON, granite
+from rekindle.chat.dialects.kimi import KIMI
+from rekindle.chat.dialects.llama3 import LLAMA3
+from rekindle.chat.dialects.minimax import MINIMAX
+from rekindle.chat.dialects.mistral import mistral
+from rekindle.chat.dialects.pythonic import LFM2
+from rekindle.chat.dialects.qwen_xml import qwen_xml
+from rekindle.errors import StartupError
+
+GENERIC_NAME = "generic"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Templates that contain every one of `signs`."""
+
+    name: str
+    signs: tuple[str, ...]
+    dialect: Callable[[str], Dialect]  # of a template source: families have variants
+
+
+_BAR = "\uff5c"  # DeepSeek's
+
+# The first that fits: the later ones are less certain.
+_FAMILIES = (
+    Family("harmony", ("<|channel|>", "<|message|>"), lambda source: HARMONY),
+    Family("kimi", ("<|tool_calls_section_begin|>",), lambda source: KIMI),
+    Family("deepseek", (f"{_BAR}>", "tool\u2581call"), deepseek),
+    Family("minimax", ("<minimax:tool_call>",), lambda source: MINIMAX),
+    Family("glm", ("<arg_key>",), lambda source: GLM),
+    Family("qwen_xml", ("<function=", "<parameter="), qwen_xml),
+    Family("functionary", ("<function=",), lambda source: FUNCTIONARY),
+    Family("mistral", ("[TOOL_CALLS]",), mistral),
+    Family("command_r", ("<|START_ACTION|>",), lambda source: COMMAND_R),
+    Family("nemotron", ("<TOOLCALL>",), lambda source: NEMOTRON),
+    Family("lfm2", ("<|tool_list_start|>",), lambda source: LFM2),
+    Family("lfm2", ("<|tool_call_start|>",), lambda source: LFM2),
+    Family("gemma", ("<|tool_call>",), gemma),
+    Family("gemma", ("<start_function_call>",), gemma),
+    Family("gemma", ("tool_code",), gemma),
+    Family("granite", ("<|tool_call|>",), granite),
+    Family("hermes", ("<tool_call>",), lambda source: HERMES),
+    Family("llama3", ("<|python_tag|>",), lambda source: LLAMA3),
+    Family("llama3", ("<|start_header_id|>", '"parameters"'), lambda source: LLAMA3),
+)
+
+NAMES = (*dict.fromkeys(family.name for family in _FAMILIES), GENERIC_NAME)
+
+_THINK = ReasoningMarks("<think>", "</think>")  # models write it unasked
+
+_REASONING = (
+    ReasoningMarks("<|channel>thought\n", "<channel|>", anywhere=True),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("[THINK]", "[/THINK]"),
+    _THINK,
+    ReasoningMarks("<reasoning>", "</reasoning>"),
+)
+
+
+def choose(template_source: str, *, supports_tools: bool, override: str | None = None) -> Dialect:
+    """`override` is one of NAMES. Raises StartupError if it is not."""
+    dialect = _dialect(template_source, supports_tools=supports_tools, override=override)
+    return replace(
+        dialect,
+        reasoning=_reasoning(template_source),
+        hidden=dialect.hidden + _hidden(template_source),
+    )
+
+
+def _dialect(source: str, *, supports_tools: bool, override: str | None) -> Dialect:
+    if override is not None and override not in NAMES:
+        raise StartupError(f"There is no tool dialect {override!r}: choose of {', '.join(NAMES)}.")
+    if override == GENERIC_NAME or (override is None and not supports_tools):
+        return GENERIC
+    for family in _FAMILIES:
+        if family.name == override or (
+            override is None and all(sign in source for sign in family.signs)
+        ):
+            return family.dialect(source)
+    return HERMES
+
+
+def _reasoning(source: str) -> ReasoningMarks:
+    if "<|channel|>" in source:
+        return HARMONY_REASONING
+    return next((m for m in _REASONING if m.opening.strip() in source), _THINK)
+
+
+def _hidden(source: str) -> tuple[str, ...]:
+    if "<|channel|>" in source:
+        return HARMONY_HIDDEN
+    if "<|START_RESPONSE|>" in source:
+        return ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    if "<response></response>" in source:  # Granite is told to write its answer into these
+        return ("<response>", "</response>")
+    return ()

@@ -1,0 +1,86 @@
+"""DeepSeek: V3 and R1 fence the arguments as a Markdown block, V3.1 writes them bare.
+
+Its marks are spelled with a fullwidth bar and a block character in the place of the underscore.
+"""
+
+from dataclasses import replace
+
+from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.json_text import arguments
+from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
+from rekindle.generation import Trigger
+
+
+def _mark(words: str) -> str:
+    return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
+
+
+CALLS_BEGIN, CALLS_END = _mark("tool calls begin"), _mark("tool calls end")
+CALL_BEGIN, CALL_END = _mark("tool call begin"), _mark("tool call end")
+SEPARATOR = _mark("tool sep")
+FENCE = "```"
+
+
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    if cursor.accept(CALLS_BEGIN):
+        cursor.skip_space()
+    cursor.expect(CALL_BEGIN)
+    name = cursor.name()
+    cursor.skip_space()
+    cursor.expect(SEPARATOR)
+    cursor.skip_space()
+    if cursor.peek() != "{":  # V3: the type stood first, which is always "function"
+        name = cursor.name()
+        cursor.skip_space()
+    fenced = cursor.accept(f"{FENCE}json", FENCE)
+    cursor.skip_space()
+    written = arguments(cursor.json_value("{"))
+    cursor.skip_space()
+    if fenced:
+        cursor.accept(FENCE)
+        cursor.skip_space()
+    cursor.expect(CALL_END)
+    return [ReadCall(name, written)]
+
+
+def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+    return _source(schemas, "{name} {separator} {arguments} SPACE?", literal, parallel=parallel)
+
+
+def _fenced_grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+    form = r'"function" {separator} {name} "\n```json\n" {arguments} "\n```"'
+    return _source(schemas, form, literal, parallel=parallel)
+
+
+def _source(schemas: Schemas, form: str, literal: Literal, *, parallel: bool) -> str:
+    rules = Rules(literal)
+    written = rules.one_of(
+        "written",
+        (
+            form.format(
+                name=quote(name),
+                separator=literal(SEPARATOR),
+                arguments=rules.json(f"arguments_{i}", schema),
+            )
+            for i, (name, schema) in enumerate(closed(schemas).items())
+        ),
+    )
+    call = rules.add("call", f"{literal(CALL_BEGIN)} {written} {literal(CALL_END)}")
+    calls = repeated(call, parallel=parallel)
+    return rules.source(f"({literal(CALLS_BEGIN)})? {calls} SPACE? {literal(CALLS_END)}")
+
+
+BARE = Dialect(
+    name="deepseek",
+    triggers=(Trigger(CALLS_BEGIN), Trigger(CALL_BEGIN)),
+    endings=(CALL_END,),
+    read=reader(_walk),
+    grammar=_grammar,
+    hidden=(CALLS_END,),
+)
+FENCED = replace(BARE, grammar=_fenced_grammar)
+
+
+def deepseek(template_source: str) -> Dialect:
+    return FENCED if f"{FENCE}json" in template_source else BARE

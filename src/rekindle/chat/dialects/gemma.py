@@ -1,0 +1,165 @@
+"""Gemma 4 and FunctionGemma: objects with bare keys, and strings in quotes of their own.
+
+Gemma 3 knows no format, but some of its templates ask for Python in a `tool_code` block.
+"""
+
+import re
+from typing import Any
+
+from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.json_text import dump, load
+from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
+from rekindle.chat.dialects.members import Item, declared, separated
+from rekindle.chat.dialects.parameters import resolved, types
+from rekindle.chat.dialects.pythonic import TOOL_CODE
+from rekindle.chat.dialects.tagged import text_pattern
+from rekindle.generation import Trigger
+
+_KEY = re.compile(r"[^\s:{}\[\],<>|]{1,256}")
+MAX_DEPTH = 8  # of the schemas that are followed: some refer to themselves
+
+_SCALAR = re.compile(r"[-+.a-zA-Z0-9]+")
+
+
+def _object(cursor: Cursor, mark: str) -> dict[str, Any]:
+    cursor.expect("{")
+    cursor.skip_space()
+    found: dict[str, Any] = {}
+    while not cursor.accept("}"):
+        key = cursor.until(mark) if cursor.accept(mark) else cursor.scan(_KEY)
+        cursor.skip_space()
+        cursor.expect(":")
+        cursor.skip_space()
+        found[key] = _value(cursor, mark)
+        _separator(cursor, "}")
+    return found
+
+
+def _value(cursor: Cursor, mark: str) -> Any:
+    if cursor.accept(mark):
+        return cursor.until(mark)
+    match cursor.peek():
+        case "{":
+            return _object(cursor, mark)
+        case "[":
+            return _list(cursor, mark)
+        case _:
+            return load(cursor.scan(_SCALAR))
+
+
+def _list(cursor: Cursor, mark: str) -> list[Any]:
+    cursor.expect("[")
+    cursor.skip_space()
+    found = []
+    while not cursor.accept("]"):
+        found.append(_value(cursor, mark))
+        _separator(cursor, "]")
+    return found
+
+
+def _separator(cursor: Cursor, end: str) -> None:
+    cursor.skip_space()
+    if not cursor.sees(end):
+        cursor.expect(",")
+        cursor.skip_space()
+
+
+class _Writer:
+    """Rules for values of one schema."""
+
+    def __init__(self, rules: Rules, mark: str, root: Schema) -> None:
+        self._rules = rules
+        self._mark = mark
+        self._root = root
+
+    def value(self, name: str, schema: Schema, depth: int = 0) -> str:
+        own = resolved(schema, self._root)
+        choices = own.get("enum", [own["const"]] if "const" in own else None)
+        if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+            return self._one_of(name, choices)
+        kinds = types(own)
+        if kinds == {"string"}:
+            pattern = text_pattern(own)
+            text = self._rules.raw_until(f"{name}_text", self._mark, pattern)
+            return self._rules.add(name, f"{self._rules.literal(self._mark)} {text}")
+        if kinds and not kinds & {"string", "object", "array"}:
+            return self._rules.json(name, with_definitions(schema, self._root))
+        if kinds == {"object"} and depth < MAX_DEPTH:
+            return self._rules.add(name, self.object(f"{name}_object", own, depth + 1))
+        if kinds == {"array"} and isinstance(own.get("items"), dict) and depth < MAX_DEPTH:
+            item = self.value(f"{name}_item", own["items"], depth + 1)
+            return self._rules.add(name, f'"[" ({item} ("," {item})*)? "]"')
+        return self._anything()
+
+    def object(self, name: str, schema: Schema, depth: int = 0) -> str:
+        """Keys in the order of the alphabet, as the template sorts them."""
+        members = declared(schema)
+        if members is None:
+            self._anything()
+            return "any_object"
+        members.sort(key=lambda member: member.key.lower())
+        items = [
+            Item(
+                f'{quote(member.key)} ":" ' + self.value(f"{name}_{i}_value", member.schema, depth),
+                member.required,
+            )
+            for i, member in enumerate(members)
+        ]
+        written = separated(self._rules, name, items, separator='","')
+        return f'"{{" {written} "}}"'
+
+    def _one_of(self, name: str, choices: list[str]) -> str:
+        mark = self._rules.literal(self._mark)
+        # One lexeme with the mark: they are taken as long as possible, and never given back.
+        texts = (f"{mark} {self._rules.literal(choice + self._mark)}" for choice in choices)
+        return self._rules.one_of(name, texts)
+
+    def _anything(self) -> str:
+        rules = self._rules
+        text = rules.raw_until("any_text", self._mark)
+        # No %json: its lexemes live in a world of their own, and could not be told from text.
+        scalar = r'/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/ | "true" | "false" | "null"'
+        rules.add("any_member", '/[a-zA-Z_][a-zA-Z0-9_]{0,63}/ ":" any_value')
+        rules.add("any_object", '"{" (any_member ("," any_member)*)? "}"')
+        rules.add("any_list", '"[" (any_value ("," any_value)*)? "]"')
+        string = f"{rules.literal(self._mark)} {text}"
+        return rules.one_of("any_value", (string, scalar, "any_object", "any_list"))
+
+
+def _dialect(opening: str, closing: str, mark: str) -> Dialect:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+        cursor.expect(opening)
+        cursor.skip_space()
+        cursor.expect("call:")
+        name = cursor.name()
+        found = _object(cursor, mark)
+        cursor.skip_space()
+        cursor.expect(closing)
+        return [ReadCall(name, dump(found))]
+
+    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+        rules = Rules(literal)
+        calls = []
+        for i, (name, schema) in enumerate(closed(schemas).items()):
+            written = _Writer(rules, mark, schema).object(f"arguments_{i}", schema)
+            calls.append(f"{literal(opening)} {quote(f'call:{name}')} {written} {literal(closing)}")
+        return rules.source(repeated(rules.one_of("call", calls), parallel=parallel))
+
+    return Dialect(
+        name="gemma",
+        triggers=(Trigger(opening),),
+        endings=(closing,),
+        read=reader(walk),
+        grammar=grammar,
+    )
+
+
+GEMMA4 = _dialect("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _dialect("<start_function_call>", "<end_function_call>", "<escape>")
+
+
+def gemma(template_source: str) -> Dialect:
+    if "<start_function_call>" in template_source:
+        return FUNCTION_GEMMA
+    return TOOL_CODE if "tool_code" in template_source else GEMMA4

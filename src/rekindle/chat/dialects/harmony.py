@@ -1,0 +1,79 @@
+"""gpt-oss: messages in channels. Analysis is reasoning, commentary to a function is a call.
+
+A call ends the turn, with a token of its own that is not part of the reply.
+"""
+
+from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, ReasoningMarks, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.json_text import arguments
+from rekindle.chat.dialects.lark import Rules, closed, quote
+from rekindle.generation import Trigger
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+CONSTRAIN, END = "<|constrain|>", "<|end|>"
+TO = "to=functions."
+
+REASONING = ReasoningMarks(f"{CHANNEL}analysis{MESSAGE}", END, anywhere=True)
+
+HIDDEN = (
+    f"{START}assistant",
+    f"{CHANNEL}final{MESSAGE}",
+    f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}",
+    f"{CHANNEL}commentary{MESSAGE}",
+    END,
+    "<|return|>",
+    "<|call|>",
+)
+
+
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    cursor.accept(f"{START}assistant")
+    cursor.skip_space()
+    _skip_channel(cursor)
+    cursor.expect(TO)
+    name = cursor.name()
+    cursor.skip_space()
+    _skip_channel(cursor)
+    if cursor.accept(CONSTRAIN):
+        cursor.skip_space()
+    if not cursor.sees(MESSAGE):
+        cursor.name()  # the type of the content, which is always JSON
+        cursor.skip_space()
+    cursor.expect(MESSAGE)
+    cursor.skip_space()
+    return [ReadCall(name, arguments(cursor.json_value("{")))]
+
+
+def _skip_channel(cursor: Cursor) -> None:
+    if cursor.accept(CHANNEL):
+        cursor.expect("commentary", "analysis")
+        cursor.skip_space()
+
+
+def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+    """The recipient may stand in front of the channel or behind it."""
+    rules = Rules(literal)
+    start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
+    json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'
+    rules.add("to_front", f'({start} " ")? "{TO}"')
+    rules.add("to_behind", f'({start})? {channel} ("commentary" | "analysis") " {TO}"')
+    calls = []
+    for i, (name, schema) in enumerate(closed(schemas).items()):
+        written = f"{json_type} {rules.json(f'arguments_{i}', schema)}"
+        calls.append(f'to_front {quote(name)} {channel} "commentary" {written}')
+        calls.append(f"to_behind {quote(name)} {written}")
+    return rules.source(rules.one_of("call", calls))
+
+
+HARMONY = Dialect(
+    name="harmony",
+    triggers=(
+        Trigger(f"{CHANNEL}commentary {TO}"),
+        Trigger(f"{CHANNEL}analysis {TO}"),
+        Trigger(f"{START}assistant {TO}"),
+        Trigger(TO, at_start=True),  # the prompt ends with the start of the message
+    ),
+    endings=("}",),
+    read=reader(_walk),
+    grammar=_grammar,
+)

@@ -1,0 +1,150 @@
+"""Grammars of calls, in the Lark that llguidance reads.
+
+A rule per tool, so that each `%json` is a whole schema and its `$ref`s find their definitions.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.chat.dialects.base import Literal, Schemas
+
+Schema = dict[str, Any]
+
+# Without a bound on white space a small model may emit line breaks for ever.
+_OPTIONS = {"whitespace_pattern": r"[ \n]?[ ]{0,8}", "lenient": True}
+
+_ELSEWHERE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
+_COMBINING = {"patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
+
+
+def usable_schemas(schemas: Schemas, is_valid: Callable[[Schema], bool]) -> Schemas:
+    """What a grammar can hold: a schema that does not compile allows anything.
+
+    That of a single parameter does too, since some dialects have a rule for each.
+    """
+    return {name: _usable(schema, is_valid) for name, schema in schemas.items()}
+
+
+def _usable(schema: Schema, is_valid: Callable[[Schema], bool]) -> Schema:
+    if not is_valid(bounded(arguments_schema(schema))):
+        return {"type": "object"}
+    if not declares_all(schema):
+        return schema
+    properties = {
+        key: own
+        if not isinstance(own, dict) or is_valid(bounded(with_definitions(own, schema)))
+        else {}
+        for key, own in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties}
+
+
+def literals(control_tokens: Mapping[str, int]) -> Literal:
+    """Quotes text, with a token in the place of each control string."""
+    known = sorted(filter(None, control_tokens), key=len, reverse=True)
+    pattern = re.compile("(" + "|".join(map(re.escape, known)) + ")") if known else None
+
+    def literal(text: str) -> str:
+        pieces = pattern.split(text) if pattern else [text]
+        return " ".join(
+            f"<[{control_tokens[piece]}]>" if piece in control_tokens else quote(piece)
+            for piece in pieces
+            if piece
+        )
+
+    return literal
+
+
+def quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def bounded(schema: Schema) -> Schema:
+    return {**schema, "x-guidance": _OPTIONS}
+
+
+def arguments_schema(schema: Schema) -> Schema:
+    """Arguments are an object, and have no members but the declared ones, where some are."""
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        schema = {}
+    closed = {"additionalProperties": False} if declares_all(schema) else {}
+    return {**schema, **closed, "type": "object"}
+
+
+def declares_all(schema: Schema) -> bool:
+    others = schema.get("additionalProperties", not schema.keys() & {"properties"})
+    return others is False and not _COMBINING & schema.keys()
+
+
+def with_definitions(schema: Schema, root: Schema) -> Schema:
+    """A part of a schema as a whole of its own. References to other places allow anything."""
+    whole = dict(schema)
+    for key in ("$defs", "definitions"):
+        if key in root:
+            whole[key] = root[key]
+    return {} if _ELSEWHERE.search(json.dumps(whole)) else whole
+
+
+class Rules:
+    """The rules of one grammar. A rule's name can be used before the rule is added."""
+
+    def __init__(self, literal: Literal) -> None:
+        self.literal = literal
+        self._rules: dict[str, str] = {}
+
+    def add(self, name: str, body: str, *, options: str = "") -> str:
+        self._rules[name] = f"{name}{options}: {body}"
+        return name
+
+    def one_of(self, name: str, bodies: Iterable[str]) -> str:
+        return self.add(name, "\n    | ".join(bodies))
+
+    def json(self, name: str, schema: Schema) -> str:
+        return self.add(name, "%json " + json.dumps(bounded(schema)))
+
+    def raw_until(self, name: str, closing: str, pattern: str = r"(?s:.*)") -> str:
+        """Any text up to a mark, and the mark."""
+        expression = self.literal(closing)
+        if expression == quote(closing):
+            return self.add(name, f"/{pattern}/", options=f"[suffix={expression}]")
+        # Text never spells a control token, so this needs no care.
+        text = self.add(f"{name}_text", f"/{pattern}/")
+        return self.add(name, f"{text} {self.literal(closing.lstrip())}")
+
+    def source(self, start: str) -> str:
+        rules = [f"start: SPACE? {start}", *self._rules.values(), r"SPACE: /[ \n]{1,8}/"]
+        return "\n".join(rules) + "\n"
+
+
+def repeated(call: str, *, parallel: bool, separator: str = "SPACE?") -> str:
+    return f"{call} ({separator} {call})*" if parallel else call
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a call is written as one JSON object, in Lark."""
+
+    head: str = r'"{" SPACE? "\"name\""'  # up to the key of the name
+    arguments_key: str = "arguments"
+    tail: str = 'SPACE? "}"'  # behind the arguments
+
+
+PLAIN = Form()
+
+
+def json_call(rules: Rules, schemas: Schemas, form: Form = PLAIN) -> str:
+    calls = (
+        f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
+        f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE?'
+        f" {rules.json(f'arguments_{i}', schema)} {form.tail}"
+        for i, (name, schema) in enumerate(closed(schemas).items())
+    )
+    return rules.one_of("call", calls)
+
+
+def closed(schemas: Schemas) -> Schemas:
+    return {name: arguments_schema(schema) for name, schema in schemas.items()}

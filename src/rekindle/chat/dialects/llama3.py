@@ -1,0 +1,48 @@
+"""Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
+
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.json_calls import call_from
+from rekindle.chat.dialects.json_text import members
+from rekindle.chat.dialects.lark import Form, Rules, json_call, quote, repeated
+from rekindle.generation import Trigger
+
+PYTHON_TAG = "<|python_tag|>"
+
+# A brace alone would take every answer in JSON for a call.
+_NAMED = tuple(f'{brace}"name"' for brace in ("{", "{ ", "{\n", "{\n  ", "{\n    "))
+_TYPED = ('{"type": "function"', '{"type":"function"')
+_BEGINNINGS = _NAMED + _TYPED
+
+
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    if not cursor.accept(PYTHON_TAG):
+        cursor.accept(";")
+    cursor.skip_space()
+    source = cursor.json_value("{")
+    if not members(source).keys() & {"parameters", "arguments", "function"}:
+        raise NotACall("no arguments")
+    return [call_from(source)]
+
+
+def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+    rules = Rules(literal)
+    typed = (rf'{quote(each)} "," SPACE? "\"name\""' for each in _TYPED)
+    head = rules.one_of("head", (*map(quote, _NAMED), *typed))
+    call = json_call(rules, schemas, Form(head, arguments_key="parameters"))
+    calls = repeated(call, parallel=parallel, separator='"; "')
+    return rules.source(f"({literal(PYTHON_TAG)})? {calls}")
+
+
+LLAMA3 = Dialect(
+    name="llama3",
+    triggers=(
+        Trigger(PYTHON_TAG),
+        *(Trigger(beginning, at_start=True) for beginning in _BEGINNINGS),
+        # Several calls are joined so. What stands behind a call is still the beginning.
+        *(Trigger(f"; {beginning}", at_start=True) for beginning in _BEGINNINGS),
+    ),
+    endings=("}",),
+    read=reader(_walk),
+    grammar=_grammar,
+)

@@ -1,0 +1,178 @@
+"""LFM2 and others: calls as Python would write them, with keyword arguments only."""
+
+import re
+from typing import Any
+
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.json_text import dump
+from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
+from rekindle.chat.dialects.members import Item, declared, separated
+from rekindle.chat.dialects.parameters import resolved, types
+from rekindle.generation import Trigger
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_NUMBER = re.compile(r"[-+0-9.eE]+")
+_STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "\"'"}
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_PYTHON = {"True": True, "False": False, "None": None}
+_CONSTANTS = {**_PYTHON, "true": True, "false": False, "null": None}
+
+
+def _calls(cursor: Cursor) -> list[ReadCall]:
+    if cursor.peek() != "[":
+        return [_call(cursor)]
+    calls: list[ReadCall] = []
+    cursor.expect("[")
+    cursor.skip_space()
+    while not cursor.accept("]"):
+        calls.append(_call(cursor))
+        _separator(cursor, "]")
+    return calls
+
+
+def _call(cursor: Cursor) -> ReadCall:
+    name = cursor.scan(_WORD)
+    cursor.expect("(")
+    cursor.skip_space()
+    found: dict[str, Any] = {}
+    while not cursor.accept(")"):
+        key = cursor.scan(_WORD)
+        cursor.skip_space()
+        cursor.expect("=")
+        cursor.skip_space()
+        found[key] = _value(cursor)
+        _separator(cursor, ")")
+    return ReadCall(name, dump(found))
+
+
+def _separator(cursor: Cursor, end: str) -> None:
+    cursor.skip_space()
+    if not cursor.sees(end):
+        cursor.expect(",")
+        cursor.skip_space()
+
+
+def _value(cursor: Cursor) -> Any:
+    match cursor.peek():
+        case "[":
+            return _list(cursor)
+        case "{":
+            return _dict(cursor)
+        case '"' | "'" as mark:
+            cursor.expect(mark)
+            text = "" if cursor.sees(mark) else cursor.scan(_STRING[mark])
+            cursor.expect(mark)
+            return _unescaped(text)
+        case sign if sign.isdigit() or sign in "-+.":
+            return _number(cursor.scan(_NUMBER))
+    word = cursor.scan(_WORD)
+    if word not in _CONSTANTS:
+        raise NotACall("no value")
+    return _CONSTANTS[word]
+
+
+def _list(cursor: Cursor) -> list[Any]:
+    cursor.expect("[")
+    cursor.skip_space()
+    found = []
+    while not cursor.accept("]"):
+        found.append(_value(cursor))
+        _separator(cursor, "]")
+    return found
+
+
+def _dict(cursor: Cursor) -> dict[str, Any]:
+    cursor.expect("{")
+    cursor.skip_space()
+    found = {}
+    while not cursor.accept("}"):
+        key = _value(cursor)
+        cursor.skip_space()
+        cursor.expect(":")
+        cursor.skip_space()
+        if not isinstance(key, str):
+            raise NotACall("a key is no string")
+        found[key] = _value(cursor)
+        _separator(cursor, "}")
+    return found
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text) if text.lstrip("-+").isdigit() else float(text)
+    except ValueError:
+        raise NotACall("no number") from None
+
+
+def _unescaped(text: str) -> str:
+    text = _ESCAPE.sub(lambda match: _character(match[1]), text)
+    # Pairs of \u escapes make one character.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _character(escape: str) -> str:
+    return chr(int(escape[1:], 16)) if len(escape) > 1 else _CONTROL.get(escape, escape)
+
+
+def _write_value(rules: Rules, name: str, schema: Schema, root: Schema) -> str:
+    """JSON, which Python reads too but for the constants."""
+    kinds = types(resolved(schema, root))
+    constants = {"boolean": '"True" | "False"', "null": '"None"'}
+    texts = [text for kind, text in constants.items() if kind in kinds]
+    if texts and kinds <= constants.keys() and "enum" not in schema and "const" not in schema:
+        return rules.one_of(name, texts)
+    return rules.json(name, with_definitions(schema, root))
+
+
+def _arguments(rules: Rules, name: str, schema: Schema) -> str:
+    members = declared(schema)
+    if members is None:
+        value = rules.json(f"{name}_any", {})
+        one = rules.add(f"{name}_one", f'/[a-z_][a-z0-9_]{{0,31}}/ "=" {value}')
+        return f'({one} (", " {one})*)?'
+    items = [
+        Item(
+            f'{quote(member.key)} "=" ' + _write_value(rules, f"{name}_{i}", member.schema, schema),
+            member.required,
+        )
+        for i, member in enumerate(members)
+    ]
+    return separated(rules, f"{name}_list", items, separator='", "')
+
+
+def _dialect(name: str, opening: str, closing: str, *, listed: bool) -> Dialect:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+        cursor.expect(opening)
+        cursor.skip_space()
+        calls = _calls(cursor)
+        cursor.skip_space()
+        cursor.expect(closing)
+        return calls
+
+    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+        rules = Rules(literal)
+        call = rules.one_of(
+            "call",
+            (
+                f'{quote(name)} "(" {_arguments(rules, f"arguments_{i}", schema)} ")"'
+                for i, (name, schema) in enumerate(closed(schemas).items())
+            ),
+        )
+        calls = repeated(call, parallel=parallel and listed, separator='", "')
+        if listed:
+            calls = f'"[" {calls} "]"'
+        return rules.source(f"{literal(opening)} SPACE? {calls} SPACE? {literal(closing)}")
+
+    return Dialect(
+        name=name,
+        triggers=(Trigger(opening),),
+        endings=(closing,),
+        read=reader(walk),
+        grammar=grammar,
+    )
+
+
+LFM2 = _dialect("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", listed=True)
+TOOL_CODE = _dialect("gemma", "```tool_code", "```", listed=False)

@@ -1,0 +1,87 @@
+"""Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS: a tag per function and per parameter."""
+
+from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
+from rekindle.chat.dialects.parameters import arguments_json
+from rekindle.chat.dialects.tagged import parameters
+from rekindle.generation import Trigger
+
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+
+
+def _call(cursor: Cursor, schemas: Schemas) -> ReadCall:
+    cursor.expect(FUNCTION)
+    name = cursor.name()
+    cursor.expect(">")
+    found: dict[str, str] = {}
+    cursor.skip_space()
+    while cursor.expect(PARAMETER, FUNCTION_END) == PARAMETER:
+        key = cursor.until(">")
+        found[key] = _without_line_breaks(_value(cursor))
+        cursor.skip_space()
+    return ReadCall(name, arguments_json(found, schemas.get(name, {})))
+
+
+def _value(cursor: Cursor) -> str:
+    """Ends where another tag of the call follows: a closing tag alone may be part of it."""
+    value = ""
+    while True:
+        value += cursor.until(PARAMETER_END)
+        behind = cursor.position
+        cursor.skip_space()
+        if cursor.sees(PARAMETER, FUNCTION_END):
+            return value
+        cursor.position = behind
+        value += PARAMETER_END
+
+
+def _without_line_breaks(value: str) -> str:
+    """The format puts one at each end."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+        opened = cursor.accept(opening)
+        cursor.skip_space()
+        call = _call(cursor, schemas)
+        if opened:
+            cursor.skip_space()
+            cursor.expect(closing)
+        return [call]
+
+    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+        rules = Rules(literal)
+        functions = []
+        for i, (name, schema) in enumerate(closed(schemas).items()):
+            written = parameters(
+                rules,
+                f"arguments_{i}",
+                schema,
+                opening=(literal(PARAMETER), literal(f">{line_break}")),
+                closing=f"{line_break}{PARAMETER_END}\n",
+            )
+            functions.append(f'{literal(FUNCTION)} {quote(name)} ">\\n" {written}')
+        function = rules.one_of("function", functions)
+        end = f'{literal(FUNCTION_END)} "\\n" {literal(closing)}'
+        call = rules.add("call", f'({literal(opening)} "\\n")? {function} {end}')
+        return rules.source(repeated(call, parallel=parallel))
+
+    return Dialect(
+        name="qwen_xml",
+        triggers=(Trigger(opening), Trigger(FUNCTION)),
+        endings=(closing, FUNCTION_END),
+        read=reader(walk),
+        grammar=grammar,
+        hidden=(closing,),  # Qwen3-Coder is known to leave out the opening tag, but not this
+    )
+
+
+QWEN_XML = _dialect("<tool_call>", "</tool_call>", line_break="\n")
+SEED = _dialect("<seed:tool_call>", "</seed:tool_call>", line_break="")
+
+
+def qwen_xml(template_source: str) -> Dialect:
+    return SEED if "<seed:tool_call>" in template_source else QWEN_XML

@@ -1,0 +1,299 @@
+"""A reply, as it streams, taken apart into text, reasoning and calls.
+
+Only what may be the beginning of a mark is held back, and a call until it is whole. Nothing is
+lost but marks and the white space around them: a call that turns out to be none is text.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls, Schemas
+
+
+@dataclass(frozen=True, slots=True)
+class SaidText:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaidReasoning:
+    text: str
+
+
+Part = SaidText | SaidReasoning | ReadCall
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    reasoning: str
+    text: str
+    calls: tuple[ReadCall, ...]
+
+
+def parse(
+    dialect: Dialect, schemas: Schemas | None, text: str, *, begins_in_reasoning: bool
+) -> Said:
+    parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
+    parts = parser.feed(text) + parser.finish()
+    return Said(
+        reasoning="".join(part.text for part in parts if isinstance(part, SaidReasoning)),
+        text="".join(part.text for part in parts if isinstance(part, SaidText)),
+        calls=tuple(part for part in parts if isinstance(part, ReadCall)),
+    )
+
+
+class _Mode(Enum):
+    TEXT = auto()
+    REASONING = auto()
+    CALL = auto()  # what is held begins with a trigger
+
+
+class _MarkKind(Enum):
+    OPENING = auto()
+    TRIGGER = auto()
+    HIDDEN = auto()
+
+
+class _Mark(NamedTuple):
+    position: int
+    text: str
+    kind: _MarkKind
+
+
+_EAGER_CHARS = 512  # picked: up to here every piece is read, as most false calls show early
+
+
+class ReplyParser:
+    """`schemas` None: calls are not looked for, and what looks like one is text."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        schemas: Schemas | None,
+        *,
+        begins_in_reasoning: bool,
+        with_reasoning: bool = True,  # False: thoughts are text, with their marks
+    ) -> None:
+        self._dialect = dialect
+        self._schemas = schemas
+        self._with_reasoning = with_reasoning
+        self._marks = _Marks(dialect, with_calls=schemas is not None)
+        begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
+        self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
+        self._may_reopen = begins_in_reasoning  # some repeat the mark that the prompt ends with
+        self._parts: list[Part] = []
+        self._held = ""
+        self._trigger = ""
+        self._n_read = 0  # of what is held, when it was last read in vain
+        self._space = ""  # behind what was shown: shown itself only if something follows
+        self._drop_space = begins_in_reasoning and with_reasoning  # in front of what follows
+        self._at_start = True  # no text was shown yet
+        self._behind_call = False
+
+    def feed(self, text: str) -> list[Part]:
+        self._held += text
+        return self._advance(final=False)
+
+    def finish(self) -> list[Part]:
+        """What was held back. The parser is of no use afterwards."""
+        parts = self._advance(final=True)
+        if self._mode is _Mode.REASONING and self._with_reasoning:
+            parts.append(SaidReasoning(self._space))
+        elif not self._behind_call:
+            parts.append(SaidText(self._space))
+        return _merged(parts)
+
+    def _advance(self, *, final: bool) -> list[Part]:
+        steps = {
+            _Mode.TEXT: self._text_step,
+            _Mode.REASONING: self._reasoning_step,
+            _Mode.CALL: self._call_step,
+        }
+        while self._held and steps[self._mode](final=final):
+            pass
+        parts, self._parts = self._parts, []
+        return _merged(parts)
+
+    # Each step says whether there may be more to do with what is held.
+
+    def _text_step(self, *, final: bool) -> bool:
+        mark = self._marks.first(self._held, at_start=self._at_start)
+        if not final:
+            n_decided = self._marks.n_decided(self._held, at_start=self._at_start)
+            if n_decided < len(self._held) and (mark is None or n_decided <= mark.position):
+                self._say(self._take(n_decided))
+                return False
+        if mark is None:
+            self._say(self._take(len(self._held)))
+            return False
+        self._say(self._take(mark.position))
+        match mark.kind:
+            case _MarkKind.HIDDEN:
+                self._take(len(mark.text))
+            case _MarkKind.OPENING:
+                self._pass_reasoning_mark(len(mark.text))
+                self._mode = _Mode.REASONING
+            case _MarkKind.TRIGGER:
+                self._mode = _Mode.CALL
+                self._trigger = mark.text
+                self._n_read = 0
+        return True
+
+    def _reasoning_step(self, *, final: bool) -> bool:
+        marks = self._dialect.reasoning
+        assert marks is not None
+        if self._may_reopen:
+            rest = self._held.lstrip()
+            if not final and len(rest) < len(marks.opening) and marks.opening.startswith(rest):
+                return False
+            self._may_reopen = False
+            if rest.startswith(marks.opening):
+                self._pass_reasoning_mark(len(self._held) - len(rest) + len(marks.opening))
+        index = self._held.find(marks.closing)
+        if index >= 0:
+            self._think(self._take(index))
+            self._pass_reasoning_mark(len(marks.closing))
+            self._mode = _Mode.TEXT
+            return True
+        n_held = 0 if final else _overlap(self._held, marks.closing)
+        self._think(self._take(len(self._held) - n_held))
+        return False
+
+    def _call_step(self, *, final: bool) -> bool:
+        if not final and self._n_read > _EAGER_CHARS and not self._may_have_ended():
+            return False
+        self._n_read = len(self._held)
+        try:
+            read = self._read()
+        except NotACall:
+            self._mode = _Mode.TEXT
+            self._say(self._take(len(self._trigger)))
+            return True
+        if read is None:
+            if final:
+                self._say(self._take(len(self._held)))
+            return False
+        self._take(read.n_chars)
+        self._parts.extend(read.calls)
+        self._behind_call = True
+        self._mode = _Mode.TEXT
+        return True
+
+    def _may_have_ended(self) -> bool:
+        """Reading a long call at every piece of it would take time with its square."""
+        endings = self._dialect.endings
+        n_known = self._n_read - max(map(len, endings)) + 1
+        return any(self._held.find(ending, n_known) >= 0 for ending in endings)
+
+    def _read(self) -> ReadCalls | None:
+        assert self._schemas is not None
+        read = self._dialect.read(self._held, self._schemas)
+        if read is not None and any(call.name not in self._schemas for call in read.calls):
+            raise NotACall("the client offered no such tool")
+        return read
+
+    def _take(self, n_chars: int) -> str:
+        taken, self._held = self._held[:n_chars], self._held[n_chars:]
+        return taken
+
+    def _pass_reasoning_mark(self, n_chars: int) -> None:
+        mark = self._take(n_chars)
+        if self._with_reasoning:
+            self._space = ""
+            self._drop_space = True
+        else:
+            self._think(mark)
+
+    def _think(self, text: str) -> None:
+        if not self._with_reasoning:
+            self._parts.append(SaidText(self._space + text))
+            self._space = ""
+            return
+        shown = self._without_space(text)
+        if shown:
+            self._parts.append(SaidReasoning(shown))
+
+    def _say(self, text: str) -> None:
+        shown = self._without_space(text)
+        if shown:
+            self._parts.append(SaidText(shown))
+            self._behind_call = False
+            self._at_start = False
+        if self._schemas is None and not self._at_start and self._space:
+            self._parts.append(SaidText(self._space))  # no call can follow and take it away
+            self._space = ""
+
+    def _without_space(self, text: str) -> str:
+        """What can be shown of it now. White space at its end waits for what follows."""
+        if self._drop_space:
+            text = text.lstrip()
+        if text:
+            self._drop_space = False
+        shown = text.rstrip()
+        if not shown:
+            self._space += text
+            return ""
+        space, self._space = self._space, text[len(shown) :]
+        return space + shown
+
+
+class _Marks:
+    """What may interrupt text."""
+
+    def __init__(self, dialect: Dialect, *, with_calls: bool) -> None:
+        self._anywhere = dict.fromkeys(dialect.hidden, _MarkKind.HIDDEN)
+        self._at_start: dict[str, _MarkKind] = {}
+        if dialect.reasoning is not None:
+            marks = self._anywhere if dialect.reasoning.anywhere else self._at_start
+            marks[dialect.reasoning.opening] = _MarkKind.OPENING
+        for trigger in dialect.triggers if with_calls else ():
+            marks = self._at_start if trigger.at_start else self._anywhere
+            marks[trigger.text] = _MarkKind.TRIGGER
+        longest_first = sorted(self._anywhere, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def first(self, text: str, *, at_start: bool) -> _Mark | None:
+        """The first mark; the longest of those that stand at one place."""
+        match = self._pattern.search(text)
+        found = _Mark(match.start(), match[0], self._anywhere[match[0]]) if match else None
+        if at_start:
+            start = len(text) - len(text.lstrip())
+            longest = max(
+                (m for m in self._at_start if text.startswith(m, start)), key=len, default=""
+            )
+            if longest and (
+                found is None or (start, -len(longest)) < (found.position, -len(found.text))
+            ):
+                return _Mark(start, longest, self._at_start[longest])
+        return found
+
+    def n_decided(self, text: str, *, at_start: bool) -> int:
+        """How much of the text no mark that is still incomplete can begin in."""
+        n_open = max((_overlap(text, mark) for mark in self._anywhere), default=0)
+        if at_start:
+            rest = text.lstrip()
+            if any(len(rest) < len(mark) and mark.startswith(rest) for mark in self._at_start):
+                n_open = max(n_open, len(rest))
+        return len(text) - n_open
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """Neighbours of one kind become one, and nothing is empty."""
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, SaidText) and isinstance(last, SaidText):
+            merged[-1] = SaidText(last.text + part.text)
+        elif isinstance(part, SaidReasoning) and isinstance(last, SaidReasoning):
+            merged[-1] = SaidReasoning(last.text + part.text)
+        elif isinstance(part, ReadCall) or part.text:
+            merged.append(part)
+    return merged
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How long an end of `text` is a beginning of `mark`, and not the whole of it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
