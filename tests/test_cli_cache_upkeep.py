@@ -268,7 +268,7 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
     troubles: list[BaseException] = []
 
     def serve() -> None:
-        with closing(open_tier(stored.directory, budget_bytes=3 * 2**20, now=time.time)) as tier:
+        with closing(open_tier(stored.directory, budget_bytes=16 * 2**20, now=time.time)) as tier:
             for seed in range(1000, 100_000):
                 if stop.is_set():
                     return

@@ -199,8 +199,8 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {},
             {},
             {"zzz": {}},
-            "The configuration file has an unknown section [zzz]; it can be model, engine, cache,"
-            " server.",
+            "The configuration file has an unknown section [zzz]; it can be model, chat, engine,"
+            " cache, server.",
         ),
         (
             {},

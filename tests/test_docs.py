@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from rekindle.chat.dialects import NAMES
 from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply import ReplyOptions
-from rekindle.chat.responder import ReplyStream
+from rekindle.chat.reply_stream import ReplyStream
 from rekindle.cli import app
 from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings, resolve
 from rekindle.generation import (
@@ -18,7 +18,6 @@ from rekindle.generation import (
     CacheSource,
     CacheStatus,
     EngineStatus,
-    Sampling,
     TierStatus,
 )
 from rekindle.telemetry import Telemetry
@@ -135,9 +134,8 @@ def test_every_metric_that_is_named_anywhere_is_in_the_table() -> None:
 def test_every_field_of_the_log_line_is_documented_in_order(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options = ReplyOptions(sampling=Sampling())
     with caplog.at_level(logging.INFO, logger="rekindle.request"):
-        ReplyStream("id", Prompt((1,), (), ""), script(""), options, ByteTokenizer()).close()
+        ReplyStream("id", Prompt((1,), (), ""), script(""), ByteTokenizer()).close()
     logged = re.findall(r"(\w+)=", caplog.messages[-1])
     assert [quoted(row[0])[0] for row in rows(OPERATIONS, "## The log")] == logged
     [example] = re.findall(r"INFO (request=.+)", OPERATIONS)
@@ -216,3 +214,9 @@ def test_internal_links_lead_to_files() -> None:
         if not (path.parent / target.partition("#")[0]).exists()
     ]
     assert broken == []
+
+
+def test_every_tool_dialect_is_named_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "wire-apis.md").read_text("utf-8")
+    section = text.split("### Dialects", 1)[1].split("\n#", 1)[0]
+    assert set(quoted(section)) - {"--tool-dialect"} == set(NAMES)

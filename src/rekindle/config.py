@@ -54,6 +54,12 @@ class WritePolicy(Enum):
     REUSED = "reused"
 
 
+class ReasoningHistory(Enum):
+    AUTO = "auto"
+    KEEP = "keep"
+    TEMPLATE = "template"
+
+
 class LogLevel(Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -90,6 +96,25 @@ class ModelSettings:
     chat_template: str | None = field(
         default=None,
         metadata=_about("Jinja file, Jinja text or 'chatml', instead of the model's own template."),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSettings:
+    reasoning_history: ReasoningHistory = field(
+        default=ReasoningHistory.AUTO,
+        metadata=_about(
+            "What becomes of earlier reasoning: keep it, do as the template says, or auto: keep"
+            " it within a tool loop and where the template has a switch for it."
+        ),
+    )
+    tool_dialect: str | None = field(
+        default=None,
+        metadata=_about("How the model writes tool calls. Without it: found in the template."),
+    )
+    rewarm: bool = field(
+        default=True,
+        metadata=_about("Compute the next turn's prompt while idle, where it will be another."),
     )
 
 
@@ -218,6 +243,7 @@ class ServerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     model: ModelSettings = ModelSettings()
+    chat: ChatSettings = ChatSettings()
     engine: EngineSettings = EngineSettings()
     cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
@@ -225,6 +251,7 @@ class Settings:
 
 SECTIONS = {
     "model": ModelSettings,
+    "chat": ChatSettings,
     "engine": EngineSettings,
     "cache": CacheSettings,
     "server": ServerSettings,

@@ -26,16 +26,22 @@ from rekindle.cache.fingerprint import (
     Identity,
     default_cache_dir,
     fingerprint,
+    turn_fingerprint,
     weights_digest,
 )
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.recent_turns import MemoryTurns
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.tiers.memory import machine_memory_bytes
 from rekindle.cache.transfers import Transfers
+from rekindle.cache.turn_database import TurnDatabase
+from rekindle.chat.dialects import choose
 from rekindle.chat.guard import Guard
 from rekindle.chat.prompt import PromptBuilder
 from rekindle.chat.responder import Responder
+from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template import CHATML, ChatTemplate
+from rekindle.chat.turn_memory import TurnMemory
 from rekindle.config import CacheSettings, EngineSettings, Settings, api_keys
 from rekindle.engine.handle import EngineHandle
 from rekindle.engine.loop import OpenCache
@@ -46,6 +52,7 @@ from rekindle.llama.model import Model, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.model_source import ModelFile
 from rekindle.model_state import StateTraits
+from rekindle.stored_turns import TurnStore
 from rekindle.telemetry import Telemetry
 
 if sys.platform == "win32":
@@ -67,9 +74,11 @@ class Assembly:
     app: FastAPI
     engine: EngineHandle
     model: Model
+    turns: TurnStore
 
     def close(self) -> None:
         self.engine.close()
+        self.turns.close()
         self.model.close()
 
 
@@ -93,12 +102,24 @@ def assemble(
         eos_text=vocabulary.eos_text,
         guard=Guard(vocabulary.special_strings),
     )
+    traits = template.traits
+    dialect = choose(
+        template_source,
+        supports_tools=traits.tools and traits.calls,
+        override=settings.chat.tool_dialect,
+    )
+    turns = _turn_store(settings.cache, weights)
+    prompts = PromptBuilder(
+        template, vocabulary, dialect, TurnMemory(turns), settings.chat.reasoning_history
+    )
     responder = Responder(
         engine,
         vocabulary,
-        PromptBuilder(template, vocabulary),
+        prompts,
+        dialect,
         model.facts.default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
+        rewarmer=Rewarmer(engine, prompts) if settings.chat.rewarm else None,
     )
     card = ModelCard(
         id=settings.model.alias or file.name,
@@ -123,7 +144,7 @@ def assemble(
     )
     telemetry = Telemetry()
     telemetry.watch(engine.status)
-    return Assembly(create_app(responder, card, api, telemetry), engine, model)
+    return Assembly(create_app(responder, card, api, telemetry), engine, model, turns)
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
@@ -255,6 +276,13 @@ def _weights_digest(
 
 def _cache_directory(settings: CacheSettings) -> Path:
     return settings.cache_dir or default_cache_dir()
+
+
+def _turn_store(settings: CacheSettings, weights: str) -> TurnStore:
+    """Tokens mean the same whatever the KV types are: the weights alone are their fingerprint."""
+    if not settings.cache_disk:
+        return MemoryTurns()
+    return TurnDatabase(_cache_directory(settings), fingerprint=turn_fingerprint(weights))
 
 
 def _cache_opener(

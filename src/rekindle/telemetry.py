@@ -40,6 +40,11 @@ class Telemetry:
         self._generated_tokens = Counter(
             "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
         )
+        self._remembered_turns = Counter(
+            "rekindle_remembered_turns",
+            "Earlier replies that kept their sampled tokens in a prompt.",
+            registry=self._registry,
+        )
         self._ignored_fields = Counter(
             "rekindle_ignored_fields",
             "Request fields that this server does not know, by name.",
@@ -59,9 +64,10 @@ class Telemetry:
         self._in_flight.dec()
         self._requests.labels(route=route, status=str(status)).inc()
 
-    def count_reply(self, *, n_prompt: int, n_generated: int) -> None:
+    def count_reply(self, *, n_prompt: int, n_generated: int, n_remembered_turns: int) -> None:
         self._prompt_tokens.inc(n_prompt)
         self._generated_tokens.inc(n_generated)
+        self._remembered_turns.inc(n_remembered_turns)
 
     def count_ignored_field(self, name: str) -> None:
         self._ignored_fields.labels(field=self._bounded(name)).inc()

@@ -47,6 +47,7 @@ class ByteTokenizer:
     bos_text = "<s>"
     eos_text = "<|im_end|>"
     bos_token = BOS
+    end_strings = ("<|im_end|>",)
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         if parse_special and END_OF_TURN_TEXT in text:
@@ -81,6 +82,7 @@ def done(
     n_prompt: int = 10,
     n_cached: int = 4,
     spans: tuple[CachedSpan, ...] | None = None,
+    n_remembered_turns: int = 0,
 ) -> ReplyDone:
     live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
@@ -88,6 +90,7 @@ def done(
         n_cached=n_cached,
         n_generated=n_generated,
         spans=live if spans is None else spans,
+        n_remembered_turns=n_remembered_turns,
         queue_seconds=0.0,
         restore_seconds=0.0012,
         prefill_seconds=0.5,

@@ -16,7 +16,6 @@ from tests.api.fakes import FakeResponder
 from tests.api.http import USER, chat, client_of, complete
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
-FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,6 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "boolean"),
         ({"tools": [{"type": "custom"}]}, "tools.0.type", "custom"),
         ({"tools": [{"function": {}}]}, "tools.0.function.name", "a valid string"),
-        ({"tools": [FUNCTION], "tool_choice": "required"}, "tool_choice", "not supported yet"),
-        ({"tools": [FUNCTION], "tool_choice": FUNCTION}, "tool_choice", "not supported yet"),
         ({"functions": [{"name": "f"}]}, "functions", "Use `tools`"),
         ({"modalities": ["text", "audio"]}, "modalities", "only `text`"),
         ({"audio": {"voice": "a"}}, "audio", "not supported"),
@@ -154,6 +151,9 @@ def test_tool_result_for_a_call_that_nobody_made_is_refused() -> None:
     assert "`call_2`" in error["message"]
     early = [answered[0], answered[2], answered[1]]
     assert chat(messages=early).json()["error"]["param"] == "messages.1.tool_call_id"
+    punctuation = {"role": "tool", "tool_call_id": "_-", "content": "2"}
+    error = chat(messages=[*answered, punctuation]).json()["error"]
+    assert error["param"] == "messages.3.tool_call_id"
 
 
 @pytest.mark.anyio

@@ -1,6 +1,5 @@
 """Messages and tools as `chat` sees them."""
 
-import json
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.api.http import USER, chat, post
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1,"a":2}'}}
 ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}
 
 
 def conversation_of(**fields: Any) -> Conversation:
@@ -64,6 +62,34 @@ def conversation_of(**fields: Any) -> Conversation:
             {"role": "assistant", "content": "a", "reasoning": "hm", "reasoning_content": ""},
             Message(Role.ASSISTANT, (Reasoning("hm"), Text("a"))),
         ),
+        (
+            {"role": "assistant", "content": "a", "reasoning_details": [{"text": "hm"}]},
+            Message(Role.ASSISTANT, (Text("a"),)),
+        ),
+        (
+            {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [CALL]},
+            Message(Role.ASSISTANT, (Reasoning("hm"), ToolCall("c1", "f", '{"b": 1,"a":2}'))),
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "1", "function": {"name": "f", "arguments": {"b": "\u00e9", "a": [1]}}},
+                    {"id": "2", "function": {"name": "g", "arguments": {}}},
+                    {"id": "3", "function": {"name": "h", "arguments": None}},
+                    {"function": {"name": "i"}},
+                ],
+            },
+            Message(
+                Role.ASSISTANT,
+                (
+                    ToolCall("1", "f", '{"b": "\u00e9", "a": [1]}'),
+                    ToolCall("2", "g", "{}"),
+                    ToolCall("3", "h", ""),
+                    ToolCall("", "i", ""),
+                ),
+            ),
+        ),
         (ASKED, Message(Role.ASSISTANT, (ToolCall("c1", "f", '{"b": 1,"a":2}'),))),
         (
             {"role": "tool", "content": "r", "name": "f"},
@@ -81,16 +107,37 @@ def test_tool_result_is_tied_to_its_call() -> None:
     assert messages[2] == Message(Role.TOOL, (ToolResult("c1", None, "r"),))
 
 
-def test_tools_keep_the_order_of_their_keys() -> None:
-    (tool,) = conversation_of(tools=[{"type": "function", "function": FUNCTION}]).tools
-    assert tool.name == "f"
-    assert tool.definition_json == json.dumps({"type": "function", "function": FUNCTION})
+@pytest.mark.parametrize(
+    ("called", "answered", "found"),
+    [
+        (["call_x"], "callx", "call_x"),
+        (["callX"], "call_x", "callX"),
+        (["call_1", "call1", "Call-1"], "call1", "call1"),
+        (["call_1", "call_2"], "CALL.2", "call_2"),
+        ([""], "call_9", ""),
+        ([""], None, ""),
+        (["call_1", "call_2"], None, ""),
+        (["call_1", "call_2"], "", ""),
+    ],
+)
+def test_result_finds_its_call_by_what_the_client_left_of_the_id(
+    called: list[str], answered: str | None, found: str
+) -> None:
+    """D14."""
+    calls = [{**CALL, "id": each} if each else {"function": CALL["function"]} for each in called]
+    asked = {"role": "assistant", "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": answered, "content": "r"}
+    messages = conversation_of(messages=[USER, asked, result]).messages
+    assert messages[2].parts == (ToolResult(found, None, "r"),)
 
 
-def test_tool_choice_none_hides_the_tools() -> None:
-    tools = [{"type": "function", "function": FUNCTION}]
-    assert conversation_of(tools=tools, tool_choice="none").tools == ()
-    assert len(conversation_of(tools=tools, tool_choice="auto").tools) == 1
+def test_id_for_one_of_several_calls_without_ids_is_refused() -> None:
+    """D14."""
+    calls = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "r"}
+    reply = chat(messages=[USER, {"role": "assistant", "tool_calls": calls}, result])
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "messages.2.tool_call_id"
 
 
 def test_template_kwargs_come_from_three_fields() -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from tests.api.fakes import FakeResponder
 from tests.api.http import app_of, chat, complete
-from tests.api.test_streams import chunks
+from tests.api.test_streams import CALLING, SCORED_CALL, chunks
 
 
 async def document() -> tuple[Any, set[tuple[str, str]]]:
@@ -64,5 +64,9 @@ def test_replies_fit_the_types_that_describe_them() -> None:
     text.validate_python(complete().json(), extra="forbid")
     for seen in chunks(chat(stream=True, stream_options={"include_usage": True}).text):
         chunk.validate_python(seen, extra="forbid")
+    for script in (CALLING, SCORED_CALL):
+        whole.validate_python(chat(FakeResponder(script)).json(), extra="forbid")
+        for seen in chunks(chat(FakeResponder(script), stream=True).text):
+            chunk.validate_python(seen, extra="forbid")
     for seen in chunks(complete(stream=True).text):
         text.validate_python(seen, extra="forbid")

@@ -25,6 +25,7 @@ TIMINGS = {
 REKINDLE = {
     "cached_tokens": 4,
     "prefilled_tokens": 6,
+    "remembered_turns": 0,
     "restore_ms": 1.2,
     "spans": [{"source": "live", "match": "tokens", "start": 0, "stop": 4}],
 }
@@ -107,6 +108,7 @@ def test_each_cached_span_is_told_with_its_source() -> None:
     assert chat(FakeResponder(script)).json()["rekindle"] == {
         "cached_tokens": 600,
         "prefilled_tokens": 10,
+        "remembered_turns": 0,
         "restore_ms": 1.2,
         "spans": [
             {"source": "live", "match": "tokens", "start": 0, "stop": 256},

@@ -13,7 +13,9 @@ from rekindle.api.app import ApiSettings
 from rekindle.chat.reply import (
     Candidate,
     FinishReason,
+    ReplyCall,
     ReplyProgress,
+    ReplyReasoning,
     ReplyText,
     ScoredToken,
 )
@@ -50,6 +52,18 @@ SCORED: Script = (
     ),
     done(),
 )
+CALLING: Script = (
+    ReplyReasoning("Hm \u2028"),
+    ReplyText("Let me see."),
+    ReplyCall(0, "call_1", "read", '{"path": "caf\u00e9 \u2028\U0001f600"}'),
+    ReplyCall(1, "call_2", "now", ""),
+    done(finish=FinishReason.TOOL_CALLS),
+)
+SCORED_CALL: Script = (
+    ReplyReasoning("Hm", (ScoredToken(Candidate(1, "Hm", b"Hm", -0.5), (), 0),)),
+    ReplyCall(0, "call_1", "now", "{}", (ScoredToken(Candidate(2, "{}", b"{}", -1.5), (), 2),)),
+    done(finish=FinishReason.TOOL_CALLS),
+)
 BROKEN: Script = (ReplyText("a"), DecodeFailed("llama.cpp ran out of memory."))
 
 
@@ -61,6 +75,9 @@ BROKEN: Script = (ReplyText("a"), DecodeFailed("llama.cpp ran out of memory."))
         ("chat_progress", CHAT, SLOW, {"return_progress": True}),
         ("chat_progress_unasked", CHAT, SLOW, {}),
         ("chat_logprobs", CHAT, SCORED, {"logprobs": True, "top_logprobs": 2}),
+        ("chat_calls", CHAT, CALLING, {}),
+        ("chat_calls_two_with_usage", CHAT, CALLING, {"n": 2, **USAGE}),
+        ("chat_calls_logprobs", CHAT, SCORED_CALL, {"logprobs": True}),
         ("chat_broken", CHAT, BROKEN, USAGE),
         ("completion_echo", COMPLETIONS, AWKWARD, {"echo": True}),
         ("completion_with_usage", COMPLETIONS, AWKWARD, USAGE),

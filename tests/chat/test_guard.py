@@ -78,16 +78,18 @@ def test_only_the_fragment_with_client_specials_is_taken_as_plain_text() -> None
     assert GUARD.pieces(f"<|start|>{marked}<|end|>\n<|start|>", SENTINEL) == (
         Piece("<|start|>", parse_special=True),
         Piece("a<|end|>b", parse_special=False),
-        Piece("<|end|>\n<|start|>", parse_special=True),
+        Piece("<|end|>\n", parse_special=True),
+        Piece("<|start|>", parse_special=True),
     )
 
 
-def test_harmless_text_is_left_alone_and_stays_one_piece() -> None:
+def test_harmless_text_is_left_alone_and_stays_with_what_is_in_front_of_it() -> None:
     text = "if a < b and c > d: print('end')"
 
     assert GUARD.mark(text, SENTINEL) == text
     assert GUARD.pieces(f"<|start|>{text}<|end|>", SENTINEL) == (
-        Piece(f"<|start|>{text}<|end|>", parse_special=True),
+        Piece(f"<|start|>{text}", parse_special=True),
+        Piece("<|end|>", parse_special=True),
     )
 
 

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from rekindle.cache.recent_turns import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, Text
+from rekindle.chat.dialects import choose
 from rekindle.chat.guard import Guard
 from rekindle.chat.prompt import PromptBuilder
 from rekindle.chat.template import CHATML, ChatTemplate
+from rekindle.chat.turn_memory import TurnMemory
 from rekindle.errors import InvalidRequest
 from rekindle.llama.model import Model
 from rekindle.llama.vocabulary import Vocabulary
@@ -32,7 +35,8 @@ def builder(source: str, vocabulary: Vocabulary) -> PromptBuilder:
     template = ChatTemplate(
         source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text, guard=guard
     )
-    return PromptBuilder(template, vocabulary)
+    dialect = choose(source, supports_tools=False)
+    return PromptBuilder(template, vocabulary, dialect, TurnMemory(MemoryTurns()))
 
 
 def say(*turns: tuple[Role, str]) -> Conversation:

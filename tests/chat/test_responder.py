@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.chat.dialects import choose
 from rekindle.chat.guard import Guard
 from rekindle.chat.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
-from rekindle.chat.responder import ReplyStream, Responder
+from rekindle.chat.reply_stream import ReplyStream
+from rekindle.chat.responder import Responder
 from rekindle.chat.template import CHATML, ChatTemplate
+from rekindle.chat.turn_memory import TurnMemory
 from rekindle.errors import EngineError
 from rekindle.generation import (
     CachedSpan,
@@ -41,6 +45,7 @@ class ByteTokenizer:
     n_vocab = 257
     special_strings = ("<end>",)
     bos_text = eos_text = "<end>"
+    end_strings = ("<end>",)
     bos_token = None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
@@ -95,8 +100,7 @@ def script(
 
 
 def run(stream: ScriptedStream, stop: tuple[str, ...] = ()) -> list[ReplyEvent]:
-    options = ReplyOptions(sampling=Sampling(), stop=stop)
-    reply = ReplyStream("id", Prompt((1,) * 10, (), ""), stream, options, ByteTokenizer())
+    reply = ReplyStream("id", Prompt((1,) * 10, (), ""), stream, ByteTokenizer(), stop=stop)
 
     async def collect() -> list[ReplyEvent]:
         return [event async for event in reply]
@@ -166,7 +170,9 @@ def test_the_engine_is_told_whether_to_use_the_cache(cache_prompt: bool) -> None
     """A8"""
     engine, tokenizer = RecordingEngine(), ByteTokenizer()
     template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
-    responder = Responder(engine, tokenizer, PromptBuilder(template, tokenizer), Sampling())
+    dialect = choose(CHATML, supports_tools=False)
+    prompts = PromptBuilder(template, tokenizer, dialect, TurnMemory(MemoryTurns()))
+    responder = Responder(engine, tokenizer, prompts, dialect, Sampling())
     options = ReplyOptions(sampling=Sampling(), cache_prompt=cache_prompt)
     asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
     assert [request.cache_prompt for request in engine.requests] == [cache_prompt]

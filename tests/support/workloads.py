@@ -96,8 +96,9 @@ class Client:
     def chat_prompt(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), **_: Any
     ) -> list[int]:
-        text = self.post("/apply-template", {"messages": messages, "tools": tools})["prompt"]
-        return self.tokenize(text, parse_special=True)
+        body = {"messages": messages, "tools": tools}
+        tokens: list[int] = self.post("/apply-template", body)["tokens"]
+        return tokens
 
     def complete(
         self, prompt: Sequence[int], *, route: str = "/v1/completions", **fields: Any
@@ -160,7 +161,7 @@ class Client:
         n_sampled: int = reply["timings"]["predicted_n"]
         return Answer(
             prompt=tuple(prompt),
-            sampled=tuple(self._known_ids(_pieces(choice))),
+            sampled=tuple(self.known_ids(_pieces(choice))),
             n_reply_rows=n_sampled - (choice["finish_reason"] == "length"),
             text=choice["message"]["content"] if "message" in choice else choice["text"],
             n_prefilled=reply["rekindle"]["prefilled_tokens"],
@@ -170,7 +171,7 @@ class Client:
             ),
         )
 
-    def _known_ids(self, pieces: Sequence[str]) -> Iterator[int]:
+    def known_ids(self, pieces: Sequence[str]) -> Iterator[int]:
         for piece in pieces:
             if piece not in self._ids:
                 tokens = self.tokenize(piece, parse_special=True)
@@ -307,8 +308,6 @@ class Traffic:
         return answer
 
     def _add(self, answer: Answer) -> None:
-        # A chat's reply comes back as text. Where that tokenises to other ids than were sampled
-        # the prompt leaves the tree there: only remembered turns could do better.
         self._account.add(answer, self.floor.n_new(answer.prompt))
         self.floor.learn(answer.computed)
 

@@ -115,7 +115,7 @@ class NativeApi:
     async def apply_template(self, request: Request) -> TemplateReply:
         body = await read_body(request, ChatCompletionRequest, self._telemetry)
         prompt = await self._responder.prepare_chat(conversation_of(body))
-        return TemplateReply(prompt=prompt.text)
+        return TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
 
 
 def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizeReply:

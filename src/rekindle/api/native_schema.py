@@ -39,6 +39,7 @@ class DetokenizeReply(TypedDict):
 
 class TemplateReply(TypedDict):
     prompt: str
+    tokens: list[int]  # remembered turns as they were sampled, whatever their text
 
 
 class SamplingProps(TypedDict):

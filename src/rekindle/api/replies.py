@@ -13,9 +13,12 @@ from fastapi import Request
 from rekindle.api.responder import ReplyStream, Responder
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import (
+    ReplyCall,
     ReplyDone,
     ReplyEvent,
     ReplyOptions,
+    ReplyPart,
+    ReplyReasoning,
     ReplyText,
     ScoredToken,
 )
@@ -35,9 +38,11 @@ class WantedReply:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply, complete."""
+    """One reply, complete. `reasoning` and `calls`: of chats only."""
 
     text: str
+    reasoning: str
+    calls: tuple[ReplyCall, ...]
     scored: tuple[ScoredToken, ...]
     done: ReplyDone
 
@@ -78,7 +83,9 @@ class Replies:
             await sink(index, event)
             if isinstance(event, ReplyDone):
                 self._telemetry.count_reply(
-                    n_prompt=event.stats.n_prompt, n_generated=event.stats.n_generated
+                    n_prompt=event.stats.n_prompt,
+                    n_generated=event.stats.n_generated,
+                    n_remembered_turns=event.stats.n_remembered_turns,
                 )
 
 
@@ -108,11 +115,13 @@ async def start_replies(
 
 
 def _reply(events: Sequence[ReplyEvent]) -> Reply:
-    texts = [event for event in events if isinstance(event, ReplyText)]
+    parts = [event for event in events if isinstance(event, ReplyPart)]
     done = events[-1]
     assert isinstance(done, ReplyDone)
     return Reply(
-        text="".join(event.text for event in texts),
-        scored=tuple(token for event in texts for token in event.scored),
+        text="".join(part.text for part in parts if isinstance(part, ReplyText)),
+        reasoning="".join(part.text for part in parts if isinstance(part, ReplyReasoning)),
+        calls=tuple(part for part in parts if isinstance(part, ReplyCall)),
+        scored=tuple(token for part in parts for token in part.scored),
         done=done,
     )

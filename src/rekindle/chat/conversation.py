@@ -50,6 +50,14 @@ class Message:
         """All text parts, a line each: clients send blocks, and other servers join them so."""
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

@@ -62,29 +62,31 @@ class Guard:
         return sum(1 for _ in self._special.finditer(text))
 
     def pieces(self, rendered: str, sentinel: str) -> tuple[Piece, ...]:
-        if sentinel not in rendered:
-            return (Piece(rendered, parse_special=True),)
+        """Cut in front of every control string that the template wrote: no token spans a cut."""
         pieces = []
-        n_done = 0
-        for start, end in self._fragments(rendered):
-            if rendered.find(sentinel, start, end) < 0:
+        for start, body, end in self._sections(rendered):
+            if rendered.find(sentinel, body, end) < 0:
+                if start < end:
+                    pieces.append(Piece(rendered[start:end], parse_special=True))
                 continue
-            if n_done < start:
-                pieces.append(Piece(rendered[n_done:start], parse_special=True))
-            if plain := rendered[start:end].replace(sentinel, ""):
+            if start < body:
+                pieces.append(Piece(rendered[start:body], parse_special=True))
+            if plain := rendered[body:end].replace(sentinel, ""):
                 pieces.append(Piece(plain, parse_special=False))
-            n_done = end
-        if n_done < len(rendered):
-            pieces.append(Piece(rendered[n_done:], parse_special=True))
         return tuple(pieces)
 
-    def _fragments(self, rendered: str) -> Iterator[tuple[int, int]]:
-        """What lies between the special strings that the template wrote itself."""
-        start = 0
+    def control_string(self, piece: Piece) -> str:
+        """The one that the piece begins with, if any."""
+        found = self._special.match(piece.text) if piece.parse_special else None
+        return found[0] if found else ""
+
+    def _sections(self, rendered: str) -> Iterator[tuple[int, int, int]]:
+        """Each control string of the template's own, and what follows it: start, body, end."""
+        start = body = 0
         for match in self._special.finditer(rendered):
-            yield start, match.start()
-            start = match.end()
-        yield start, len(rendered)
+            yield start, body, match.start()
+            start, body = match.span()
+        yield start, body, len(rendered)
 
     def _loose_ends(self, text: str) -> Iterator[int]:
         """Where to cut so that neither end completes a special string with its neighbours.

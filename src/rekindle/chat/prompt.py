@@ -2,19 +2,42 @@
 
 A boundary is a position that a later request is likely to share and then leave: after system
 and tools, before each of the last user messages, before the generation prompt.
+
+Replies that this server gave keep the tokens they were sampled as, wherever the client sends
+them back with the same meaning.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from rekindle.chat.conversation import Conversation, Role
+from rekindle.chat.conversation import Conversation, Message, Reasoning, Role, Text, ToolCall
+from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.guard import Piece
+from rekindle.chat.layout import Layout
+from rekindle.chat.meaning import (
+    call_key,
+    history_keys,
+    means_the_same,
+    next_key,
+    split_reasoning,
+)
+from rekindle.chat.reply_parser import Said
+from rekindle.chat.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.template import ChatTemplate
+from rekindle.chat.text_splicer import TextSplicer
+from rekindle.chat.token_run import PieceTokenizer, TokenRun
+from rekindle.chat.turn_memory import Turn, TurnMemory
+from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation import Tokenizer
 
 # Clients drop or rewrite the last message, or a whole tool loop, not what came long before.
 MAX_USER_BOUNDARIES = 2
+MAX_TURNS_TRIED = 4  # of those that may be one message; picked
+
+Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +45,88 @@ class Prompt:
     tokens: tuple[int, ...]
     boundaries: tuple[int, ...]
     text: str
+    conversation: Conversation | None = None  # None: raw text, which has no parts
+    begins_in_reasoning: bool = False
+    n_remembered: int = 0  # turns in it that kept their tokens
+    # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
+    remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
 
 class PromptBuilder:
     """Blocking: rendering and tokenising a long history takes tens of milliseconds."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        memory: TurnMemory,
+        reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+    ) -> None:
         self._template = template
         self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._memory = memory
+        self._reasoning_history = reasoning_history
+        self._tokenize = PieceTokenizer(tokenizer)
+        self._texts = TextSplicer(memory, tokenizer, self._tokenize)
+        self._switches = _keeping_switches(template.source)
 
     def from_conversation(self, conversation: Conversation) -> Prompt:
-        pieces = self.render(conversation)
-        text = "".join(piece.text for piece in pieces)
-        tokens = self._with_bos(self._tokenize(pieces), text)
-        lengths = self._prefix_lengths(conversation, text)
-        return Prompt(tuple(tokens), self._boundaries(tokens, text, lengths), text)
+        keys = history_keys(conversation.messages, self._dialect.reasoning)
+        shown, layout, spliced = self._build(conversation, keys)
+        self._memory.note_use(list(spliced.turns.values()))
+        history_end, lengths = self._prefix_lengths(shown, layout.text)
+        tokens = tuple(spliced.run.tokens)
+        opening = layout.text[history_end:]
+        begins_in_reasoning = self._begins_in_reasoning(layout.text)
+
+        def remember(
+            reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
+        ) -> None:
+            turn = Turn(
+                prompt_key=spliced.run.key(),
+                gap_chars=history_end - spliced.end,
+                generation_prompt=opening,
+                begins_in_reasoning=begins_in_reasoning,
+                tokens=tuple(reply),
+                end_text=end_text,
+                said=said,
+            )
+            answered = _with_reply(conversation, said, call_ids).messages
+            history = [b"", *keys][len(answered) - 1]
+            key = next_key(history, answered[-1], self._dialect.reasoning)
+            self._memory.remember(turn, [key, *map(call_key, call_ids)])
+
+        return Prompt(
+            tokens,
+            self._boundaries(spliced, lengths),
+            layout.text,
+            conversation=conversation,
+            begins_in_reasoning=begins_in_reasoning,
+            n_remembered=len(spliced.turns),
+            remember=remember,
+        )
+
+    def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
+        """What prompts after this reply will begin with, up to the next user message."""
+        assert prompt.conversation is not None
+        answered = _with_reply(prompt.conversation, said, call_ids)
+        next_message = Message(Role.USER, (Text(_NEXT),))
+        asked = replace(answered, messages=(*answered.messages, next_message))
+        try:
+            layout, spliced = self._build(asked)[1:]
+        except InvalidRequest:
+            return ()  # some templates refuse the conversation that would follow
+        place = layout.text.rfind(_NEXT)
+        before = [position for offset, position, _ in spliced.marks if offset <= place]
+        return tuple(spliced.run.tokens[: before[-1]]) if before else ()
 
     def from_text(self, text: str) -> Prompt:
-        tokens = self._tokenizer.tokenize(text, parse_special=True)
-        return self._plain(self._with_bos(tokens, text), text)
+        run = TokenRun(self._bos_before(text))
+        turns = self._texts.splice(run, text)
+        self._memory.note_use(turns)
+        return self._plain(run, text, n_remembered=len(turns))
 
     def from_tokens(self, tokens: Sequence[int]) -> Prompt:
         n_vocab = self._tokenizer.n_vocab
@@ -53,35 +139,115 @@ class PromptBuilder:
                     param=f"prompt.{index}",
                 )
         text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
-        return self._plain(list(tokens), text)
+        return self._plain(TokenRun(tokens), text)
 
     def render(self, conversation: Conversation) -> tuple[Piece, ...]:
         return self._template.render(
             conversation, add_generation_prompt=not conversation.continue_last
         )
 
-    def _plain(self, tokens: list[int], text: str) -> Prompt:
-        if not tokens:
+    def _plain(self, run: TokenRun, text: str, n_remembered: int = 0) -> Prompt:
+        if not run.tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-        return Prompt(tuple(tokens), (), text)
 
-    def _tokenize(self, pieces: Iterable[Piece]) -> list[int]:
-        tokens: list[int] = []
-        for piece in pieces:
-            tokens += self._tokenizer.tokenize(piece.text, parse_special=piece.parse_special)
-        return tokens
+        def remember(
+            reply: Sequence[int], _end_text: str, _said: Said, _call_ids: Sequence[str]
+        ) -> None:
+            self._texts.remember(run.key(), text, reply)
 
-    def _with_bos(self, tokens: list[int], text: str) -> list[int]:
+        return Prompt(tuple(run.tokens), (), text, n_remembered=n_remembered, remember=remember)
+
+    def _build(
+        self, conversation: Conversation, keys: Sequence[bytes] | None = None
+    ) -> tuple[Conversation, Layout, Spliced]:
+        """The conversation as it is shown to the template, its text, and its tokens."""
+        if keys is None:
+            keys = history_keys(conversation.messages, self._dialect.reasoning)
+        candidates = self._candidates(conversation, keys)
+        return self._spliced(self._with_switches(conversation), candidates)
+
+    def _with_switches(self, conversation: Conversation) -> Conversation:
+        """Templates that can keep earlier reasoning do, unless the client says otherwise."""
+        if self._reasoning_history is ReasoningHistory.TEMPLATE or not self._switches:
+            return conversation
+        kwargs = self._switches | conversation.template_kwargs
+        return replace(conversation, template_kwargs=kwargs)
+
+    def _candidates(
+        self, conversation: Conversation, keys: Sequence[bytes]
+    ) -> dict[int, Candidate]:
+        """For each assistant message the turns that mean the same."""
+        wanted = {
+            index: [*(call_key(call.id) for call in message.calls if call.id), keys[index]]
+            for index, message in enumerate(conversation.messages)
+            if message.role is Role.ASSISTANT
+        }
+        found = self._memory.find([key for each in wanted.values() for key in each])
+        loop_start = _tool_loop_start(conversation.messages)
+        candidates = {}
+        for index, its_keys in wanted.items():
+            message = conversation.messages[index]
+            turns = {turn.id: turn for key in its_keys for turn in found[key]}
+            fitting = [
+                turn
+                for turn in turns.values()
+                if means_the_same(message, turn.said, self._dialect.reasoning)
+            ]
+            if fitting:
+                keeps = self._keeps_reasoning(in_tool_loop=index >= loop_start)
+                candidates[index] = Candidate(fitting[:MAX_TURNS_TRIED], keeps)
+        return candidates
+
+    def _keeps_reasoning(self, *, in_tool_loop: bool) -> bool:
+        match self._reasoning_history:
+            case ReasoningHistory.KEEP:
+                return True
+            case ReasoningHistory.TEMPLATE:
+                return False
+            case ReasoningHistory.AUTO:
+                return in_tool_loop or bool(self._switches)
+
+    def _spliced(
+        self, conversation: Conversation, candidates: Mapping[int, Candidate]
+    ) -> tuple[Conversation, Layout, Spliced]:
+        """Reasoning that the client left out is given back to the turns that are spliced."""
+        marks = self._dialect.reasoning
+        restored = {
+            index: candidate.turns[0].said.reasoning
+            for index, candidate in candidates.items()
+            if not split_reasoning(conversation.messages[index], marks)[0]
+        }
+        schemas = schemas_of(conversation)
+        layout: Layout | None = None
+        while True:
+            shown = _with_reasoning(conversation, restored)
+            before, layout = layout, Layout(self.render(shown), self._template.guard)
+            if before is None or before.text != layout.text:
+                splicer = Splicer(
+                    layout, self._tokenize, self._dialect, schemas, self._tokenizer.end_strings
+                )
+                run = TokenRun(self._bos_before(layout.text))
+                spliced = splicer.splice(run, candidates)
+            kept = {i: reasoning for i, reasoning in restored.items() if i in spliced.turns}
+            is_settled = not any(restored[i] for i in restored.keys() - kept.keys())
+            if is_settled:
+                return shown, layout, spliced
+            restored = kept
+
+    def _bos_before(self, text: str) -> tuple[int, ...]:
         bos = self._tokenizer.bos_token
-        if bos is None or text.startswith(self._tokenizer.bos_text):
-            return tokens
-        return [bos, *tokens]
+        return () if bos is None or text.startswith(self._tokenizer.bos_text) else (bos,)
 
-    def _prefix_lengths(self, conversation: Conversation, text: str) -> list[int]:
-        """Where the prompt of an earlier cut of the conversation ends in this one's text."""
+    def _begins_in_reasoning(self, text: str) -> bool:
+        marks = self._dialect.reasoning
+        return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
+
+    def _prefix_lengths(self, conversation: Conversation, text: str) -> tuple[int, list[int]]:
+        """Where the history ends in the text, and where those of its earlier cuts do."""
         messages = conversation.messages
         users = [i for i, message in enumerate(messages) if message.role is Role.USER and i > 0]
         cuts = {*users[:1], *users[-MAX_USER_BOUNDARIES:], len(messages)}
+        history_end = len(text)
         lengths = []
         for cut in sorted(cuts):
             shorter = replace(conversation, messages=messages[:cut], continue_last=False)
@@ -92,21 +258,83 @@ class PromptBuilder:
             prefix = "".join(piece.text for piece in pieces)
             if prefix and len(prefix) < len(text) and text.startswith(prefix):
                 lengths.append(len(prefix))
-        return lengths
+                if cut == len(messages) and not conversation.continue_last:
+                    history_end = len(prefix)
+        return history_end, lengths
 
-    def _boundaries(self, tokens: list[int], text: str, lengths: list[int]) -> tuple[int, ...]:
+    def _boundaries(self, spliced: Spliced, lengths: Sequence[int]) -> tuple[int, ...]:
         """Character offsets become token positions; an offset inside a token is none."""
-        wanted = {len(text[:length].encode()): length for length in lengths}
-        found = []
-        n_bytes = 0
-        bos = self._tokenizer.bos_token
-        has_added_bos = bos is not None and not text.startswith(self._tokenizer.bos_text)
-        for position, token in enumerate(tokens):
-            if n_bytes in wanted and position > 0:
-                found.append(position)
-                del wanted[n_bytes]
-            if not wanted:
-                break
-            if not (position == 0 and has_added_bos):
-                n_bytes += len(self._tokenizer.detokenize((token,), render_special=True))
-        return tuple(found)
+        found = set()
+        wanted = sorted(set(lengths), reverse=True)
+        for offset, position, piece in reversed(spliced.marks):
+            while wanted and wanted[0] >= offset + len(piece.text):
+                wanted.pop(0)  # it lies in a spliced turn
+            while wanted and wanted[0] >= offset:
+                inner = self._position_in(piece, wanted.pop(0) - offset)
+                if inner is not None and position + inner > 0:
+                    found.add(position + inner)
+        return tuple(sorted(found))
+
+    def _position_in(self, piece: Piece, n_chars: int) -> int | None:
+        n_bytes = len(piece.text[:n_chars].encode("utf-8", "replace"))
+        for position, token in enumerate(self._tokenize(piece)):
+            if n_bytes <= 0:
+                return position if n_bytes == 0 else None
+            n_bytes -= len(self._tokenizer.detokenize((token,), render_special=True))
+        return None
+
+
+def schemas_of(conversation: Conversation) -> Schemas:
+    schemas: dict[str, dict[str, Any]] = {}
+    for tool in conversation.tools:
+        function = json.loads(tool.definition_json)["function"]
+        schemas[tool.name] = function.get("parameters") or {"type": "object"}
+    return schemas
+
+
+def _tool_loop_start(messages: Sequence[Message]) -> int:
+    """The index behind the last user message: what follows works on one task."""
+    users = [index for index, message in enumerate(messages) if message.role is Role.USER]
+    return users[-1] + 1 if users else 0
+
+
+def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> Conversation:
+    messages = list(conversation.messages)
+    for index, reasoning in restored.items():
+        message = messages[index]
+        if reasoning:
+            messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
+    return replace(conversation, messages=tuple(messages))
+
+
+def _with_reply(conversation: Conversation, said: Said, call_ids: Sequence[str]) -> Conversation:
+    """As a client will send it back. A message that was left open goes on in the reply."""
+    messages = conversation.messages
+    text = said.text
+    if conversation.continue_last:
+        text = messages[-1].text + text
+        messages = messages[:-1]
+    calls = (
+        ToolCall(call_id, call.name, call.arguments_json)
+        for call_id, call in zip(call_ids, said.calls, strict=True)
+    )
+    reply = Message(Role.ASSISTANT, (Text(text), *calls) if text else tuple(calls))
+    return replace(conversation, messages=(*messages, reply), continue_last=False)
+
+
+_NEXT = "the next message"
+
+# By these templates can be told to keep the reasoning of earlier turns.
+_SWITCHES: dict[str, Any] = {
+    "clear_thinking": False,
+    "preserve_thinking": True,
+    "preserve_reasoning": True,
+    "keep_past_thinking": True,
+    "keep_thinking": True,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+
+
+def _keeping_switches(source: str) -> dict[str, Any]:
+    return {name: value for name, value in _SWITCHES.items() if name in source}

@@ -6,6 +6,19 @@ from enum import StrEnum
 from rekindle.generation import CachedSpan, Sampling
 
 
+class ToolMode(StrEnum):
+    NONE = "none"  # the definitions stay in the prompt, which stays the same
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    mode: ToolMode = ToolMode.AUTO
+    names: tuple[str, ...] = ()  # the tools that may be called; none named: every one
+    parallel: bool = True  # several calls in one reply
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
     sampling: Sampling
@@ -13,6 +26,7 @@ class ReplyOptions:
     stop: tuple[str, ...] = ()
     n_top_logprobs: int | None = None  # None: no log probabilities
     cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
+    tool_choice: ToolChoice = ToolChoice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,25 @@ class ReplyText:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyReasoning:
+    """Part of what the model thought before it answered."""
+
+    text: str
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCall:
+    """A whole tool call: one that is cut off is text, and never comes as a call."""
+
+    index: int  # among the calls of this reply
+    id: str
+    name: str
+    arguments_json: str  # as it was sampled, where the model writes JSON
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyProgress:
     n_done: int
     n_total: int
@@ -51,6 +84,7 @@ class ReplyProgress:
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +93,7 @@ class ReplyStats:
     n_cached: int
     n_generated: int
     spans: tuple[CachedSpan, ...]  # where the cached tokens came from
+    n_remembered_turns: int = 0  # earlier replies that kept their sampled tokens in the prompt
     queue_seconds: float
     restore_seconds: float
     prefill_seconds: float
@@ -75,4 +110,5 @@ class ReplyDone:
     stats: ReplyStats
 
 
-ReplyEvent = ReplyText | ReplyProgress | ReplyDone
+ReplyPart = ReplyText | ReplyReasoning | ReplyCall
+ReplyEvent = ReplyPart | ReplyProgress | ReplyDone

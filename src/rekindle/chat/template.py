@@ -46,7 +46,7 @@ _SENTINEL = re.compile(f"[{SENTINEL_CLASS}]")
 class ChatTemplate:
     def __init__(self, source: str, *, bos_text: str, eos_text: str, guard: Guard) -> None:
         self.source = source
-        self._guard = guard
+        self.guard = guard
         self._special_tokens = {"bos_token": bos_text, "eos_token": eos_text}
         self._environment = Sandbox(guard)
         try:
@@ -64,25 +64,25 @@ class ChatTemplate:
     ) -> tuple[Piece, ...]:
         """An open last message ends the prompt, whatever `add_generation_prompt` says."""
         try:
-            sentinel = self._guard.sentinel(conversation, self.source)
+            sentinel = self.guard.sentinel(conversation, self.source)
             shaped = reshape(conversation, self.traits)
             if conversation.continue_last:
                 text = self._text_left_open(shaped, sentinel)
             else:
                 text = self._text(shaped, sentinel, add_generation_prompt=add_generation_prompt)
-            return self._guard.pieces(text, sentinel)
+            return self.guard.pieces(text, sentinel)
         except RecursionError as error:
             raise InvalidRequest("The conversation holds JSON that is nested too deep.") from error
 
     def _text(
         self, conversation: Conversation, sentinel: str, *, add_generation_prompt: bool
     ) -> str:
-        mark = partial(self._guard.mark, sentinel=sentinel)
+        mark = partial(self.guard.mark, sentinel=sentinel)
         context = self._context(conversation, self.traits, mark)
         return self._evaluate({**context, "add_generation_prompt": add_generation_prompt})
 
     def _text_left_open(self, conversation: Conversation, sentinel: str) -> str:
-        end = self._guard.sentinel(conversation, self.source, sentinel)
+        end = self.guard.sentinel(conversation, self.source, sentinel)
         closed = self._text(_ending_in(end, conversation), sentinel, add_generation_prompt=False)
         text, found, _ = closed.rpartition(end)
         if not found:
@@ -124,11 +124,11 @@ class ChatTemplate:
 def _message(message: Message, traits: Traits, mark: Mark) -> dict[str, Json]:
     fields: dict[str, Json] = {"role": str(message.role)}
     text = message.text
-    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    calls = message.calls
     if message.name:
         fields["name"] = mark(message.name)
-    if reasoning := "".join(part.text for part in message.parts if isinstance(part, Reasoning)):
-        fields[traits.reasoning_key] = mark(reasoning)
+    if message.reasoning:
+        fields[traits.reasoning_key] = mark(message.reasoning)
     if calls:
         fields["tool_calls"] = [_call(call, traits, mark) for call in calls]
     for result in message.parts:

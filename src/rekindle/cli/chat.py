@@ -141,6 +141,7 @@ def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
     from rekindle.cli.chat_client import Failed, Prefilling, Reasoning, Text, Timings
 
     parts: list[str] = []
+    thinking = False
     ending: Failed | Timings | None = None
     with Status("Reading the prompt", console=console) as status, closing(events):
         try:
@@ -150,9 +151,13 @@ def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
                         status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
                     case Reasoning(text):
                         status.stop()
+                        thinking = True
                         console.print(text, end="", style="dim", markup=False, soft_wrap=True)
                     case Text(text):
                         status.stop()
+                        if thinking:
+                            console.print("\n")
+                            thinking = False
                         parts.append(text)
                         console.print(text, end="", markup=False, soft_wrap=True)
                     case Failed() | Timings():

@@ -111,8 +111,9 @@ def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
     if progress := chunk.get("prompt_progress"):
         yield Prefilling(n_done=progress["processed"], n_tokens=progress["total"])
     for choice in chunk.get("choices") or ():
-        delta = choice["delta"]
-        if reasoning := delta.get("reasoning_content"):
+        delta = choice.get("delta") or {}
+        # Other servers, which `--url` may name, call it `reasoning`.
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield Reasoning(reasoning)
         if text := delta.get("content"):
             yield Text(text)

@@ -1,4 +1,4 @@
-"""OpenAI chat messages and tools as a neutral `Conversation`."""
+"""OpenAI chat messages as a neutral `Conversation`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from rekindle.api.openai.schema import (
     ChatMessage,
     ContentPart,
     ToolCallEntry,
-    ToolEntry,
 )
+from rekindle.api.openai.tools import tools_of
 from rekindle.chat.conversation import (
     Conversation,
     Message,
@@ -17,7 +17,6 @@ from rekindle.chat.conversation import (
     Reasoning,
     Role,
     Text,
-    Tool,
     ToolCall,
     ToolResult,
 )
@@ -41,7 +40,7 @@ def conversation_of(body: ChatCompletionRequest) -> Conversation:
     given = {name: value for name, value in kwargs.items() if value is not None}
     return Conversation(
         messages=_messages(body.messages),
-        tools=_tools(body),
+        tools=tools_of(body.tools or ()),
         documents_json=tuple(
             json.dumps(document, ensure_ascii=False) for document in body.documents or ()
         ),
@@ -51,7 +50,7 @@ def conversation_of(body: ChatCompletionRequest) -> Conversation:
 
 
 def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    called: set[str] = set()
+    calls = _Calls()
     messages = []
     for index, entry in enumerate(entries):
         path = f"messages.{index}"
@@ -59,23 +58,53 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
             raise InvalidRequest(
                 f"`{path}.role`: `function` is not supported. Use `tool`.", f"{path}.role"
             )
-        if entry.tool_call_id and entry.role == "tool" and entry.tool_call_id not in called:
-            raise InvalidRequest(
-                f"`{path}.tool_call_id`: no earlier message in this request"
-                f" has a tool call `{entry.tool_call_id}`.",
-                f"{path}.tool_call_id",
-            )
-        message = Message(ROLES[entry.role], tuple(_parts(entry, path)), name=entry.name)
-        called.update(part.id for part in message.parts if isinstance(part, ToolCall))
+        parts = (_result(entry, calls, path),) if entry.role == "tool" else _parts(entry, path)
+        message = Message(ROLES[entry.role], tuple(parts), name=entry.name)
+        calls.add([part.id for part in message.parts if isinstance(part, ToolCall)])
         messages.append(message)
     return tuple(messages)
 
 
+class _Calls:
+    """The ids of the calls so far, by what clients leave of them: one makes `call_1` `call1`."""
+
+    def __init__(self) -> None:
+        self._exact: set[str] = set()
+        self._by_core: dict[str, str] = {}
+        self._lone_without_id = False
+
+    def add(self, ids: Sequence[str]) -> None:
+        if not ids:
+            return
+        self._exact.update(ids)
+        self._by_core.update((_core(each), each) for each in ids if _core(each))
+        self._lone_without_id = list(ids) == [""]
+
+    def find(self, call_id: str) -> str | None:
+        """The id of the call that is meant, as the call has it."""
+        if call_id in self._exact:
+            return call_id
+        if found := self._by_core.get(_core(call_id)):
+            return found
+        return "" if self._lone_without_id else None
+
+
+def _core(call_id: str) -> str:
+    return "".join(filter(str.isalnum, call_id)).lower()
+
+
+def _result(entry: ChatMessage, calls: _Calls, path: str) -> ToolResult:
+    sent = entry.tool_call_id or ""
+    call_id = calls.find(sent) if sent else ""
+    if call_id is None:
+        raise InvalidRequest(
+            f"`{path}.tool_call_id`: no earlier message in this request has a tool call `{sent}`.",
+            f"{path}.tool_call_id",
+        )
+    return ToolResult(call_id, entry.name, "\n".join(_texts(entry, path)))
+
+
 def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
-    if entry.role == "tool":
-        text = "\n".join(_texts(entry, path))
-        yield ToolResult(entry.tool_call_id or "", entry.name, text)
-        return
     if entry.role == "assistant" and (reasoning := entry.reasoning_content or entry.reasoning):
         yield Reasoning(reasoning)
     for text in _texts(entry, path):
@@ -114,47 +143,10 @@ def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
         )
     if call.function is None:
         raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
-    return ToolCall(call.id, call.function.name, call.function.arguments)
-
-
-def _tools(body: ChatCompletionRequest) -> tuple[Tool, ...]:
-    tools = tuple(_tool(entry, f"tools.{index}") for index, entry in enumerate(body.tools or ()))
-    match body.tool_choice:
-        case None | "auto":
-            return tools
-        case "none":
-            return ()
-        case "required":
-            raise InvalidRequest("`tool_choice` `required` is not supported yet.", "tool_choice")
-        case str() as choice:
-            raise InvalidRequest(
-                f"`tool_choice` should be `auto` or `none`, not `{choice}`.", "tool_choice"
-            )
-        case _:
-            raise InvalidRequest(
-                "`tool_choice` that names tools is not supported yet.", "tool_choice"
-            )
-
-
-def _tool(entry: ToolEntry, path: str) -> Tool:
-    if entry.type != "function":
-        raise InvalidRequest(
-            f"`{path}.type`: tools of type `{entry.type}` are not supported, only `function` is.",
-            f"{path}.type",
-        )
-    if entry.function is None:
-        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
-    name = entry.function.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequest(
-            f"`{path}.function.name` should be a valid string.", f"{path}.function.name"
-        )
-    if not isinstance(entry.function.get("parameters", {}), dict):
-        raise InvalidRequest(
-            f"`{path}.function.parameters` should be a JSON schema.", f"{path}.function.parameters"
-        )
-    definition = {"type": "function", "function": entry.function}
-    return Tool(name, json.dumps(definition, ensure_ascii=False))
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(call.id, call.function.name, arguments or "")
 
 
 def _continues_last(body: ChatCompletionRequest) -> bool:

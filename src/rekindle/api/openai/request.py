@@ -1,4 +1,4 @@
-"""From a completion request to `ReplyOptions`: sampling, limits, grammar."""
+"""From a completion request to `ReplyOptions`: sampling, limits, grammar, tool choice."""
 
 import json
 import math
@@ -12,7 +12,9 @@ from rekindle.api.openai.schema import (
     GenerationFields,
     ResponseFormat,
 )
-from rekindle.chat.reply import ReplyOptions
+from rekindle.api.openai.tools import tool_choice_of
+from rekindle.chat.conversation import Tool
+from rekindle.chat.reply import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation import Grammar, GrammarKind, Sampling
 
@@ -22,23 +24,33 @@ T = TypeVar("T")
 
 
 def chat_options(
-    body: ChatCompletionRequest, defaults: Sampling, n_vocab: int, *, default_cache_prompt: bool
+    body: ChatCompletionRequest,
+    tools: Sequence[Tool],
+    defaults: Sampling,
+    n_vocab: int,
+    *,
+    default_cache_prompt: bool,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
         raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+    tool_choice = tool_choice_of(body, tools)
+    sampling = _sampling(body, defaults, n_vocab)
+    if tool_choice.mode is ToolMode.REQUIRED:
+        _check_call_can_be_required(body, sampling)
     limits = (
         ("max_completion_tokens", body.max_completion_tokens),
         ("max_tokens", body.max_tokens),
         ("n_predict", body.n_predict),
     )
     return ReplyOptions(
-        sampling=_sampling(body, defaults, n_vocab),
+        sampling=sampling,
         max_tokens=_max_tokens(limits),
         stop=_stop(body),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         cache_prompt=_given(body.cache_prompt, default_cache_prompt),
+        tool_choice=tool_choice,
     )
 
 
@@ -93,6 +105,19 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
         ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
         grammar=grammar,
     )
+
+
+def _check_call_can_be_required(body: ChatCompletionRequest, sampling: Sampling) -> None:
+    if sampling.grammar is not None:
+        raise InvalidRequest(
+            "`tool_choice` that requires a call and `response_format` exclude each other.",
+            "tool_choice",
+        )
+    if body.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` with `tool_choice` that requires a call: a call must be able to end.",
+            "ignore_eos",
+        )
 
 
 def _given(value: T | None, default: T) -> T:

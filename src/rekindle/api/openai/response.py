@@ -11,8 +11,10 @@ from rekindle.api.openai.bodies import (
     AssistantMessage,
     CacheStories,
     CacheStory,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
+    ChatFinish,
     ChatLogprobs,
     Completion,
     CompletionChoice,
@@ -25,6 +27,7 @@ from rekindle.api.openai.bodies import (
     Span,
     Timings,
     TokenLogprob,
+    ToolCallBody,
     TopLogprob,
     Usage,
 )
@@ -37,6 +40,7 @@ FINISH: dict[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
 }
+CHAT_FINISH: dict[FinishReason, ChatFinish] = {**FINISH, FinishReason.TOOL_CALLS: "tool_calls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,9 @@ def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatComplet
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(role="assistant", content=reply.text, refusal=None),
+                message=_message(reply),
                 logprobs=chat_logprobs(reply.scored) if reply.scored else None,
-                finish_reason=FINISH[reply.done.finish],
+                finish_reason=CHAT_FINISH[reply.done.finish],
             )
             for index, reply in enumerate(replies)
         ],
@@ -179,10 +183,28 @@ def model_of(card: ModelCard) -> Model:
     )
 
 
+def _message(reply: Reply) -> AssistantMessage:
+    content = None if reply.calls and not reply.text else reply.text
+    message = AssistantMessage(role="assistant", content=content, refusal=None)
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            ToolCallBody(
+                id=call.id,
+                type="function",
+                function=CalledFunction(name=call.name, arguments=call.arguments_json),
+            )
+            for call in reply.calls
+        ]
+    return message
+
+
 def _story(stats: ReplyStats) -> CacheStory:
     return CacheStory(
         cached_tokens=stats.n_cached,
         prefilled_tokens=stats.n_prefilled,
+        remembered_turns=stats.n_remembered_turns,
         restore_ms=round(stats.restore_seconds * 1e3, 3),
         spans=[
             Span(source=span.source.value, match="tokens", start=span.start, stop=span.stop)

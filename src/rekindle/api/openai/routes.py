@@ -87,13 +87,15 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest, self._telemetry)
+        conversation = conversation_of(body)
         options = chat_options(
             body,
+            conversation.tools,
             self._responder.default_sampling,
             self._responder.tokenizer.n_vocab,
             default_cache_prompt=self._responder.default_cache_prompt,
         )
-        prompt = await self._responder.prepare_chat(conversation_of(body))
+        prompt = await self._responder.prepare_chat(conversation)
         envelope = self._envelope(body)
         wanted = [WantedReply(prompt, each) for each in variants(options, envelope.n_per_prompt)]
         if body.stream:

@@ -99,7 +99,7 @@ class ContentPart(Wire):
 
 class FunctionCall(Wire):
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCallEntry(Wire):
@@ -115,13 +115,14 @@ class ChatMessage(Wire):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: Annotated[Any, Ignored()] = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Refused("Use `tool_calls`.")] = None
     audio: Annotated[Any, Refused()] = None
 
 
-# A plain dict: templates show definitions to the model as the client wrote them.
+# A plain dict: whatever keys a definition has, templates show them to the model.
 FunctionDefinition = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -144,13 +145,35 @@ class ToolEntry(Wire):
     function: FunctionDefinition | None = None
 
 
+class FunctionName(Wire):
+    name: str
+
+
+class ToolReference(Wire):
+    type: Literal["function"] = "function"
+    function: FunctionName | None = None
+    name: str | None = None  # as the Responses API has it, without `function` around it
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1)]
+
+
+class ToolChoiceEntry(Wire):
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = None
+
+
 class ChatCompletionRequest(GenerationFields):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: int | None = None
 
     tools: list[ToolEntry] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: Annotated[bool | None, Ignored()] = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
+    parallel_tool_calls: bool | None = None
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

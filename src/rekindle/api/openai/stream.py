@@ -3,14 +3,21 @@
 A frame's head and tail are made once per reply; a token costs one JSON string and a join.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
 
-from rekindle.api.openai.bodies import ChatLogprobs, CompletionLogprobs, PromptProgress
+from rekindle.api.openai.bodies import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    FunctionDelta,
+    PromptProgress,
+    ToolCallDelta,
+)
 from rekindle.api.openai.response import (
+    CHAT_FINISH,
     FINGERPRINT,
     FINISH,
     Envelope,
@@ -21,9 +28,12 @@ from rekindle.api.openai.response import (
     usage_of,
 )
 from rekindle.chat.reply import (
+    FinishReason,
+    ReplyCall,
     ReplyDone,
     ReplyEvent,
     ReplyProgress,
+    ReplyReasoning,
     ReplyStats,
     ReplyText,
     ScoredToken,
@@ -32,11 +42,16 @@ from rekindle.chat.reply import (
 DONE = b"data: [DONE]\n\n"
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 END = b"}\n\n"
+REASONING_HEAD = b'"delta":{"reasoning_content":'
+ARGUMENTS_CHARACTERS = 1024  # of one chunk; picked: a file as an argument is no single huge line
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """Where the two endpoints differ: how a choice holds its text."""
+    """Where the two endpoints differ: how a choice holds its text.
+
+    Reasoning and calls need no entry here: only chats have them.
+    """
 
     id_prefix: str
     object: str
@@ -44,6 +59,7 @@ class ChunkShape:
     text_tail: bytes
     empty: bytes
     logprobs: Callable[[Sequence[ScoredToken]], ChatLogprobs | CompletionLogprobs]
+    finish: Mapping[FinishReason, str]
 
 
 CHAT = ChunkShape(
@@ -53,6 +69,7 @@ CHAT = ChunkShape(
     text_tail=b"}",
     empty=b'"delta":{}',
     logprobs=chat_logprobs,
+    finish=CHAT_FINISH,
 )
 COMPLETION = ChunkShape(
     id_prefix="cmpl-",
@@ -61,6 +78,7 @@ COMPLETION = ChunkShape(
     text_tail=b"",
     empty=b'"text":""',
     logprobs=completion_logprobs,
+    finish=FINISH,
 )
 CHAT_OPENING = b'"delta":{"role":"assistant","content":""}'
 
@@ -105,6 +123,7 @@ class Chunks:
             for index in range(len(openings))
         ]
         self._text_heads = [choice + shape.text_head for choice in self._choices]
+        self._reasoning_heads = [choice + REASONING_HEAD for choice in self._choices]
         self._text_tail = shape.text_tail + UNFINISHED + END
 
     def begin(self) -> bytes:
@@ -116,10 +135,11 @@ class Chunks:
 
     def encode(self, index: int, event: ReplyEvent) -> bytes:
         if isinstance(event, ReplyText):
-            text = _quoted(event.text)
-            if event.scored:
-                return self._scored(index, text, event.scored)
-            return self._text_heads[index] + text + self._text_tail
+            return self._text(self._text_heads[index], event)
+        if isinstance(event, ReplyReasoning):
+            return self._text(self._reasoning_heads[index], event)
+        if isinstance(event, ReplyCall):
+            return self._call(index, event)
         if isinstance(event, ReplyDone):
             return self._finish(index, event)
         return self._progress(index, event) if self._options.progress else b""
@@ -134,16 +154,28 @@ class Chunks:
         usage = to_json(usage_of(self._all_stats(), self._n_per_prompt))
         return self._envelope + b',"choices":[],"usage":' + usage + self._account() + END + DONE
 
-    def _scored(self, index: int, text: bytes, scored: Sequence[ScoredToken]) -> bytes:
-        return (
-            self._text_heads[index]
-            + text
-            + self._shape.text_tail
-            + b',"logprobs":'
-            + to_json(self._shape.logprobs(scored), ensure_ascii=True)
-            + b',"finish_reason":null}]'
-            + END
-        )
+    def _text(self, head: bytes, event: ReplyText | ReplyReasoning) -> bytes:
+        if event.scored:
+            tail = self._shape.text_tail + self._unfinished(event.scored) + END
+            return head + _quoted(event.text) + tail
+        return head + _quoted(event.text) + self._text_tail
+
+    def _call(self, index: int, event: ReplyCall) -> bytes:
+        """Its name, and with it the scores of all its tokens; then its arguments."""
+        scored = event.scored
+        frames = []
+        for delta in _call_deltas(event):
+            calls = to_json([delta], ensure_ascii=True)
+            end = self._unfinished(scored) + END
+            frames.append(self._choices[index] + b'"delta":{"tool_calls":' + calls + b"}" + end)
+            scored = ()
+        return b"".join(frames)
+
+    def _unfinished(self, scored: Sequence[ScoredToken]) -> bytes:
+        if not scored:
+            return UNFINISHED
+        logprobs = to_json(self._shape.logprobs(scored), ensure_ascii=True)
+        return b',"logprobs":' + logprobs + b',"finish_reason":null}]'
 
     def _finish(self, index: int, event: ReplyDone) -> bytes:
         self._stats[index] = event.stats
@@ -151,7 +183,7 @@ class Chunks:
             self._choices[index]
             + self._shape.empty
             + b',"logprobs":null,"finish_reason":'
-            + to_json(FINISH[event.finish])
+            + to_json(self._shape.finish[event.finish])
             + b"}]"
         )
         # llama-server has its timings in the last chunk, whichever that is.
@@ -182,6 +214,19 @@ class Chunks:
 
     def _all_stats(self) -> list[ReplyStats]:
         return [stats for stats in self._stats if stats is not None]
+
+
+def _call_deltas(call: ReplyCall) -> Iterator[ToolCallDelta]:
+    yield ToolCallDelta(
+        index=call.index,
+        id=call.id,
+        type="function",
+        function=FunctionDelta(name=call.name, arguments=""),
+    )
+    arguments = call.arguments_json
+    for start in range(0, len(arguments), ARGUMENTS_CHARACTERS):
+        piece = arguments[start : start + ARGUMENTS_CHARACTERS]
+        yield ToolCallDelta(index=call.index, function=FunctionDelta(arguments=piece))
 
 
 def _quoted(text: str) -> bytes:

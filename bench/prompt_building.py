@@ -1,0 +1,170 @@
+"""What a prompt costs to build when its history is long: turn 1 against turn 100.
+
+    python -m bench.prompt_building [N_TURNS [TOKENS_PER_TURN]]
+
+A tool loop of an agent, rendered with a template of the Qwen kind and tokenised with the embedded
+model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the ones
+before it, and the last one also by a server that has just started and one that remembers nothing.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.cache.turn_database import TurnDatabase
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.chat.dialects import choose
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.guard import Guard
+from rekindle.chat.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.reply_parser import parse
+from rekindle.chat.template import ChatTemplate
+from rekindle.chat.turn_memory import TurnMemory
+from rekindle.llama.model import Model
+from rekindle.llama.vocabulary import Vocabulary
+from rekindle.model_source import resolve_model
+from rekindle.stored_turns import TurnStore
+
+N_REPEATS = 5
+SHOWN_TURNS = (1, 10, 25, 50, 100)
+
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for m in messages %}
+{{- '<|im_start|>' + (m.role if m.role != 'tool' else 'user') + '\\n' }}
+{%- if m.role == 'tool' %}{{- '<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+{%- else %}{{- m.content }}{%- endif %}
+{%- for call in m.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": '
+    + (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
+TOOLS = tuple(
+    Tool(
+        name,
+        json.dumps(
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": f"Tool to {name} things. " * 20,
+                    "parameters": PARAMETERS,
+                },
+            }
+        ),
+    )
+    for name in ("read", "write", "search", "run", "list", "move", "look", "test")
+)
+WORDS = "the server keeps every prefix that it has computed and looks it up by its tokens "
+
+
+def main(n_turns: int = 100, tokens_per_turn: int = 1000) -> None:
+    model = Model(resolve_model(None).path, gpu_layers=0)
+    vocabulary = model.vocabulary
+    template = ChatTemplate(
+        TEMPLATE,
+        bos_text=vocabulary.bos_text,
+        eos_text=vocabulary.eos_text,
+        guard=Guard(vocabulary.special_strings),
+    )
+    dialect = choose(TEMPLATE, supports_tools=True)
+
+    def builder(store: TurnStore) -> PromptBuilder:
+        return PromptBuilder(template, vocabulary, dialect, TurnMemory(store))
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
+        prompts = builder(store)
+        table = Table("turn", "tokens", "remembered turns", "to build, ms", "to remember, ms")
+        conversation = _begun()
+        for turn in range(1, n_turns + 1):
+            # The first build of a turn is the one that counts; the others have nothing new.
+            prompt, build_seconds = _timed(partial(prompts.from_conversation, conversation))
+            call, remember_seconds = _sampled(prompt, vocabulary, turn, dialect)
+            if turn in SHOWN_TURNS or turn == n_turns:
+                _add(table, str(turn), prompt, build_seconds, remember_seconds)
+            last = conversation
+            conversation = _answered(conversation, call, turn, tokens_per_turn)
+        store.close()
+        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
+        for name, fresh in (("after a restart", store), ("nothing remembered", MemoryTurns())):
+            prompt, seconds = _timed(partial(builder(fresh).from_conversation, last))
+            _add(table, name, prompt, seconds)
+        again = [_timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
+        _add(table, "once more", prompts.from_conversation(last), median(again))
+        store.close()
+    Console().print(table)
+    model.close()
+
+
+def _add(
+    table: Table, name: str, prompt: Prompt, seconds: float, remember_seconds: float | None = None
+) -> None:
+    remembering = "" if remember_seconds is None else f"{remember_seconds * 1e3:.2f}"
+    n_tokens, n_remembered = len(prompt.tokens), prompt.n_remembered
+    table.add_row(name, f"{n_tokens:,}", str(n_remembered), f"{seconds * 1e3:.1f}", remembering)
+
+
+T = TypeVar("T")
+
+
+def _timed(action: Callable[[], T]) -> tuple[T, float]:
+    started = time.perf_counter()
+    value = action()
+    return value, time.perf_counter() - started
+
+
+def _begun() -> Conversation:
+    system = Message(Role.SYSTEM, (Text(WORDS * 100),))
+    return Conversation((system, Message(Role.USER, (Text("Find the bug."),))), TOOLS)
+
+
+def _sampled(
+    prompt: Prompt, vocabulary: Vocabulary, turn: int, dialect: Dialect
+) -> tuple[ToolCall, float]:
+    """A reply, and how long it took to remember it."""
+    name = TOOLS[turn % len(TOOLS)].name
+    arguments = json.dumps({"path": f"src/file_{turn}.py"})
+    text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    tokens = vocabulary.tokenize(text, parse_special=True)
+    said = parse(dialect, schemas_of(_begun()), text, begins_in_reasoning=False)
+    call_id = f"call_{turn}"
+    _, seconds = _timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id]))
+    return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds
+
+
+def _answered(conversation: Conversation, call: ToolCall, turn: int, n_tokens: int) -> Conversation:
+    result = f"{turn}: " + WORDS * (n_tokens // 16)
+    messages = (
+        *conversation.messages,
+        Message(Role.ASSISTANT, (Text("I look."), call)),
+        Message(Role.TOOL, (ToolResult(call.id, call.name, result),)),
+    )
+    return Conversation(messages, conversation.tools)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""What computing ahead is worth: the first token of turn 2, with and without `rewarm`.
+
+    python -m bench.rewarm [REPLY_TOKENS [ROUNDS]]
+
+A template that thinks in the generation prompt and drops that from history, as Qwen 3 does with
+thinking switched off: turn 2 reads otherwise than turn 1 was sampled. The user reads for a while.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
+from rekindle.model_source import resolve_model
+from rekindle.server import assemble, background
+
+READING_SECONDS = 6.0
+TEMPLATE = """\
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}
+"""
+
+
+def main(reply_tokens: int = 400, n_rounds: int = 3) -> None:
+    table = Table("rewarm", "turn 2: prompt", "prefilled", "first token, ms (median)")
+    with ExitStack() as stack:
+        urls = {is_on: stack.enter_context(_server(stack, rewarm=is_on)) for is_on in (False, True)}
+        results: dict[bool, list[tuple[int, int, float]]] = {False: [], True: []}
+        for number in range(n_rounds):
+            for is_on, url in urls.items():
+                results[is_on].append(_turns(url, number, reply_tokens))
+    for is_on, rounds in results.items():
+        n_prompt, n_prefilled, _ = rounds[-1]
+        first_token_ms = median(seconds for _, _, seconds in rounds) * 1e3
+        table.add_row(
+            "on" if is_on else "off", str(n_prompt), str(n_prefilled), f"{first_token_ms:.0f}"
+        )
+    Console().print(table)
+
+
+@contextmanager
+def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    settings = Settings(
+        model=ModelSettings(chat_template=TEMPLATE),
+        chat=ChatSettings(rewarm=rewarm),
+        engine=EngineSettings(parallel=1),
+        cache=CacheSettings(cache_dir=Path(folder)),
+    )
+    with background(assemble(settings, resolve_model(None)), settings) as url:
+        yield url
+
+
+def _turns(url: str, number: int, reply_tokens: int) -> tuple[int, int, float]:
+    """Turn 2: tokens of its prompt, those prefilled, seconds to the first token."""
+    messages = [{"role": "user", "content": f"Tell me story number {number} of the sea."}]
+    first = _ask(url, messages, reply_tokens)
+    messages += [
+        {"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+        {"role": "user", "content": "And then?"},
+    ]
+    time.sleep(READING_SECONDS)
+    started = time.perf_counter()
+    second = _ask(url, messages, 1)
+    seconds = time.perf_counter() - started
+    return second["usage"]["prompt_tokens"], second["timings"]["prompt_n"], seconds
+
+
+def _ask(url: str, messages: list[dict[str, str]], max_tokens: int) -> dict:  # type: ignore[type-arg]
+    body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+    reply.raise_for_status()
+    return reply.json()  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""The tools of a chat request, and which of them its reply may or must call."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    ToolChoiceEntry,
+    ToolEntry,
+    ToolReference,
+)
+from rekindle.chat.canonical_tools import canonical_definition
+from rekindle.chat.conversation import Tool
+from rekindle.chat.reply import ToolChoice, ToolMode
+from rekindle.errors import InvalidRequest
+
+
+def tools_of(entries: Sequence[ToolEntry]) -> tuple[Tool, ...]:
+    tools: dict[str, Tool] = {}
+    for index, entry in enumerate(entries):
+        path = f"tools.{index}"
+        tool = _tool(entry, path)
+        if tool.name in tools:
+            raise InvalidRequest(
+                f"`{path}.function.name`: there are two tools `{tool.name}`.",
+                f"{path}.function.name",
+            )
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def tool_choice_of(body: ChatCompletionRequest, tools: Sequence[Tool]) -> ToolChoice:
+    wanted = body.tool_choice
+    if isinstance(wanted, ToolChoiceEntry):
+        names = {tool.name for tool in tools}
+        return _object_choice(wanted, names, parallel=body.parallel_tool_calls)
+    mode = ToolMode(wanted or "auto")
+    if mode is ToolMode.REQUIRED and not tools:
+        raise InvalidRequest(
+            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
+        )
+    return ToolChoice(mode, parallel=body.parallel_tool_calls is not False)
+
+
+def _object_choice(
+    wanted: ToolChoiceEntry, known: Collection[str], *, parallel: bool | None
+) -> ToolChoice:
+    references = list(_references(wanted))
+    for path, name in references:
+        if name not in known:
+            raise InvalidRequest(f"`{path}`: there is no tool `{name}` in `tools`.", path)
+    names = tuple(dict.fromkeys(name for _, name in references))
+    if wanted.allowed_tools is not None:
+        mode = ToolMode(wanted.allowed_tools.mode)
+        return ToolChoice(mode, names, parallel=parallel is not False)
+    # OpenAI: a named function is called exactly once. Clients that want a value rely on it.
+    return ToolChoice(ToolMode.REQUIRED, names, parallel=parallel is True)
+
+
+def _references(wanted: ToolChoiceEntry) -> Iterator[tuple[str, str]]:
+    """The path and the name of each tool that is named."""
+    if wanted.type == "function":
+        yield _reference(wanted, "tool_choice")
+        return
+    if wanted.allowed_tools is None:
+        path = "tool_choice.allowed_tools"
+        raise InvalidRequest(f"`{path}` is required.", path)
+    for index, reference in enumerate(wanted.allowed_tools.tools):
+        yield _reference(reference, f"tool_choice.allowed_tools.tools.{index}")
+
+
+def _reference(reference: ToolReference | ToolChoiceEntry, path: str) -> tuple[str, str]:
+    if reference.function is not None:
+        return f"{path}.function.name", reference.function.name
+    if reference.name is not None:
+        return f"{path}.name", reference.name
+    raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+
+
+def _tool(entry: ToolEntry, path: str) -> Tool:
+    if entry.type != "function":
+        raise InvalidRequest(
+            f"`{path}.type`: tools of type `{entry.type}` are not supported, only `function` is.",
+            f"{path}.type",
+        )
+    if entry.function is None:
+        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+    name = entry.function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(
+            f"`{path}.function.name` should be a valid string.", f"{path}.function.name"
+        )
+    if not isinstance(entry.function.get("parameters", {}), dict):
+        raise InvalidRequest(
+            f"`{path}.function.parameters` should be a JSON schema.", f"{path}.function.parameters"
+        )
+    return Tool(name, canonical_definition(entry.function))

@@ -1,0 +1,306 @@
+"""One reply while it is sampled: tokens in, events out, and at its end a turn to remember."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rekindle.chat.detokenizer import StopScanner, Utf8Assembler
+from rekindle.chat.dialects.base import Dialect, ReadCall, Schemas
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import (
+    Candidate,
+    FinishReason,
+    ReplyCall,
+    ReplyDone,
+    ReplyEvent,
+    ReplyPart,
+    ReplyProgress,
+    ReplyReasoning,
+    ReplyStats,
+    ReplyText,
+    ScoredToken,
+)
+from rekindle.chat.reply_parser import Part, ReplyParser, Said, SaidReasoning, SaidText, parse
+from rekindle.errors import RekindleError
+from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
+    Finished,
+    PrefillProgress,
+    PromptEvaluated,
+    StopCause,
+    Tokenizer,
+    TokenSampled,
+    TokenStream,
+)
+
+_log = logging.getLogger("rekindle.request")
+
+MAX_TRIMMED = 32  # tokens behind a stop string's beginning; picked
+
+# Prompt, sampled tokens, what they say, ids of the calls.
+OnEnd = Callable[[Prompt, Sequence[int], Said, Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReader:
+    """How the text of a reply is taken apart."""
+
+    dialect: Dialect
+    schemas: Schemas | None  # None: no calls are looked for
+    begins_in_reasoning: bool
+    bytes_of: Callable[[int], bytes]  # of a token, with the control tokens that are marks
+
+    def parser(self) -> ReplyParser:
+        return ReplyParser(self.dialect, self.schemas, begins_in_reasoning=self.begins_in_reasoning)
+
+    def read(self, text: str) -> Said:
+        return parse(self.dialect, self.schemas, text, begins_in_reasoning=self.begins_in_reasoning)
+
+
+class ReplyStream:
+    """The events of one reply. Iterate it to the end, or close it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        tokens: TokenStream,
+        tokenizer: Tokenizer,
+        *,
+        stop: tuple[str, ...] = (),
+        reader: ReplyReader | None = None,  # None: raw text
+        is_remembered: bool = True,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._prompt = prompt
+        self._tokens = tokens
+        self._tokenizer = tokenizer
+        self._parser = reader.parser() if reader else None
+        self._read = reader.read if reader else _as_text
+        self._bytes_of = reader.bytes_of if reader else tokenizer.piece
+        self._is_remembered = is_remembered
+        self._on_end = on_end
+        self._characters = Utf8Assembler()
+        self._stops = StopScanner(stop)
+        self._submitted_at = time.monotonic()
+        self._evaluated: PromptEvaluated | None = None
+        self._first_token_at = self._last_token_at = 0.0
+        self._sampled: list[int] = []
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._calls: list[ReplyCall] = []
+        self._n_characters = 0  # of the reply, shown or held back
+        self._n_shown = 0
+        self._unsent: list[ScoredToken] = []
+        self._is_stopped = False  # by a stop string
+        self._ended = False
+
+    async def __aiter__(self) -> AsyncIterator[ReplyEvent]:
+        try:
+            async for event in self._tokens:
+                match event:
+                    case TokenSampled():
+                        for part in self._on_token(event):
+                            yield part
+                        if self._is_stopped:
+                            yield await self._done(FinishReason.STOP, None)
+                            return
+                    case Finished():
+                        for part in self._on_finish():
+                            yield part
+                        yield await self._done(self._reason(event.cause), event.token)
+                        return
+                    case PromptEvaluated():
+                        self._evaluated = event
+                    case PrefillProgress():
+                        yield ReplyProgress(
+                            event.n_done, event.n_total, event.n_cached, event.elapsed_seconds
+                        )
+        except RekindleError as error:
+            self._end(f"failed: {error.message}")
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the request in the engine if it still runs. Harmless when repeated."""
+        self._tokens.cancel()
+        if not self._ended:
+            for _ in self._on_finish():
+                pass  # nobody listens any more, but the turn is remembered as it is
+            self._remember(None)
+            self._end("cancelled")
+
+    async def _done(self, reason: FinishReason, end_token: int | None) -> ReplyDone:
+        self._ended = True
+        await asyncio.to_thread(self._remember, end_token)
+        self._end(reason.value)
+        if self._on_end is not None:
+            self._on_end(self._prompt, self._sampled, self._said(), self._call_ids())
+        return ReplyDone(reason, self._stats())
+
+    def _on_token(self, event: TokenSampled) -> Iterator[ReplyPart]:
+        self._last_token_at = time.monotonic()
+        if not self._sampled:
+            self._first_token_at = self._last_token_at
+        self._sampled.append(event.token)
+        text = self._characters.feed(self._bytes_of(event.token))
+        if event.logprobs is not None:
+            chosen = self._candidate(event.token, event.logprobs.logprob)
+            top = tuple(self._candidate(token, value) for token, value in event.logprobs.top)
+            self._unsent.append(ScoredToken(chosen, top, self._n_characters))
+        self._n_characters += len(text)
+        parts: Sequence[Part]
+        if self._parser is None:
+            parts = (SaidText(text),) if text else ()
+        else:
+            parts = self._parser.feed(text)
+        for part in parts:
+            yield from self._shown(part)
+            if self._is_stopped:
+                return
+
+    def _on_finish(self) -> Iterator[ReplyPart]:
+        tail = self._characters.flush()
+        parts: list[Part] = [SaidText(tail)] if tail else []
+        if self._parser is not None:
+            parts = [*self._parser.feed(tail), *self._parser.finish()]
+        for part in parts:
+            yield from self._shown(part)
+            if self._is_stopped:
+                return
+        text = self._stops.flush()
+        scored = self._take_scored()
+        if text or scored:
+            self._text.append(text)
+            yield ReplyText(text, scored)
+
+    def _shown(self, part: Part) -> Iterator[ReplyPart]:
+        match part:
+            case SaidText(text):
+                scan = self._stops.feed(text)
+                if scan.stopped:
+                    self._is_stopped = True
+                    n_shown = self._n_shown + len(scan.text)
+                    self._unsent = [each for each in self._unsent if each.text_offset < n_shown]
+                self._n_shown += len(scan.text)
+                if scan.text or (scan.stopped and self._unsent):
+                    self._text.append(scan.text)
+                    yield ReplyText(scan.text, self._take_scored())
+            case SaidReasoning(text):
+                self._reasoning.append(text)
+                yield ReplyReasoning(text, self._take_scored())
+            case ReadCall(name, arguments_json):
+                call = ReplyCall(
+                    len(self._calls), _new_call_id(), name, arguments_json, self._take_scored()
+                )
+                self._calls.append(call)
+                yield call
+
+    def _reason(self, cause: StopCause) -> FinishReason:
+        if self._is_stopped:  # in what came out last
+            return FinishReason.STOP
+        if cause is StopCause.LENGTH:
+            return FinishReason.LENGTH
+        return FinishReason.TOOL_CALLS if self._calls else FinishReason.STOP
+
+    def _take_scored(self) -> tuple[ScoredToken, ...]:
+        if not self._unsent:
+            return ()
+        scored, self._unsent = tuple(self._unsent), []
+        return scored
+
+    def _candidate(self, token: int, logprob: float) -> Candidate:
+        data = self._tokenizer.detokenize((token,), render_special=True)
+        return Candidate(token, data.decode("utf-8", "replace"), data, logprob)
+
+    def _said(self) -> Said:
+        calls = tuple(ReadCall(call.name, call.arguments_json) for call in self._calls)
+        return Said("".join(self._reasoning), "".join(self._text), calls)
+
+    def _call_ids(self) -> list[str]:
+        return [call.id for call in self._calls]
+
+    def _remember(self, end_token: int | None) -> None:
+        tokens = self._tokens_said()
+        if not self._is_remembered or not tokens:
+            return
+        end = () if end_token is None else (end_token,)
+        end_text = self._tokenizer.detokenize(end, render_special=True).decode("utf-8", "replace")
+        try:
+            self._prompt.remember(tokens, end_text, self._said(), self._call_ids())
+        except Exception:  # it costs a prefill later, and the reply is whole
+            _log.exception("request=%s is not remembered", self._request_id)
+
+    def _tokens_said(self) -> list[int]:
+        """Without those behind a stop string; none where the cut falls into a token."""
+        if not self._is_stopped:
+            return self._sampled
+        said = self._said()
+        tokens = list(self._sampled)
+        while tokens and len(self._sampled) - len(tokens) <= MAX_TRIMMED:
+            text = b"".join(map(self._bytes_of, tokens)).decode("utf-8", "replace")
+            if self._read(text) == said:
+                return tokens
+            tokens.pop()
+        return []
+
+    def _stats(self) -> ReplyStats:
+        evaluated = self._evaluated
+        return ReplyStats(
+            n_prompt=len(self._prompt.tokens),
+            n_cached=evaluated.n_cached if evaluated else 0,
+            n_generated=len(self._sampled),
+            spans=evaluated.spans if evaluated else (),
+            n_remembered_turns=self._prompt.n_remembered,
+            queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
+            restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
+            prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,
+            decode_seconds=self._last_token_at - self._first_token_at,
+        )
+
+    def _end(self, outcome: str) -> None:
+        self._ended = True
+        stats = self._stats()
+        first_token_ms = (self._first_token_at - self._submitted_at) * 1e3
+        _log.info(
+            "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d queue_ms=%.0f"
+            " restore_ms=%.1f first_token_ms=%s generated=%d tokens_per_s=%s finish=%s",
+            self._request_id,
+            stats.n_prompt,
+            stats.n_cached,
+            _by_source(stats.spans),
+            stats.n_prefilled if self._evaluated else 0,
+            stats.n_remembered_turns,
+            stats.queue_seconds * 1e3,
+            stats.restore_seconds * 1e3,
+            f"{first_token_ms:.0f}" if self._sampled else "-",
+            stats.n_generated,
+            f"{(stats.n_generated - 1) / stats.decode_seconds:.1f}"
+            if stats.decode_seconds > 0
+            else "-",
+            outcome,
+        )
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _as_text(text: str) -> Said:
+    return Said("", text, ())
+
+
+def _by_source(spans: Sequence[CachedSpan]) -> str:
+    """`live:512,disk:1024`; a source may have several spans."""
+    counts: Counter[CacheSource] = Counter()
+    for span in spans:
+        counts[span.source] += span.stop - span.start
+    parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
+    return ",".join(parts) or "-"

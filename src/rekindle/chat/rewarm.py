@@ -1,0 +1,84 @@
+"""Computes the next turn's prompt while nobody asks for anything.
+
+Where a template will show this turn in another way than it was sampled (it drops the reasoning,
+or what the generation prompt put in front), the next request would have to compute that.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+
+from rekindle.chat.prompt import Prompt, PromptBuilder
+from rekindle.chat.reply_parser import Said
+from rekindle.errors import RekindleError
+from rekindle.generation import (
+    Engine,
+    Finished,
+    GenerationRequest,
+    PromptEvaluated,
+    Sampling,
+    StopCause,
+)
+
+_log = logging.getLogger("rekindle.rewarm")
+
+MIN_TOKENS = 8  # fewer are not worth the trouble; picked
+
+
+class Rewarmer:
+    def __init__(self, engine: Engine, prompts: PromptBuilder) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def after(
+        self, prompt: Prompt, reply: Sequence[int], said: Said, call_ids: Sequence[str]
+    ) -> None:
+        """Returns at once. A turn that ended in calls is followed by results, and stays."""
+        if prompt.conversation is None or call_ids or not reply:
+            return
+        task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _rewarm(self, prompt: Prompt, reply: tuple[int, ...], said: Said) -> None:
+        try:
+            ahead = await asyncio.to_thread(self._prompts.after_reply, prompt, said, ())
+            known = prompt.tokens + reply
+            if len(ahead) - _n_shared(ahead, known) >= MIN_TOKENS:
+                await self._compute(ahead)
+        except RekindleError as error:
+            _log.debug("nothing is computed ahead: %s", error.message)
+        except Exception:
+            _log.exception("nothing could be computed ahead")
+
+    async def _compute(self, tokens: tuple[int, ...]) -> None:
+        stream = self._engine.submit(
+            GenerationRequest(
+                id=f"rewarm.{secrets.token_hex(6)}",
+                prompt=tokens,
+                boundaries=(),
+                sampling=Sampling(),
+                max_tokens=0,
+                background=True,
+            )
+        )
+        async for event in stream:
+            match event:
+                case PromptEvaluated(n_prompt, n_cached):
+                    _log.info(
+                        "rewarm: the next turn will read otherwise than it was sampled:"
+                        " %d tokens computed ahead, %d were there",
+                        n_prompt - n_cached,
+                        n_cached,
+                    )
+                case Finished(StopCause.YIELDED):
+                    _log.debug("rewarm: a request arrived, the rest is left to it")
+
+
+def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))

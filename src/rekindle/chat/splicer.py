@@ -1,0 +1,137 @@
+"""Puts remembered turns into a rendered conversation: their sampled tokens in place of its text.
+
+A turn is spliced only where three things hold. The tokens in front of it are the prompt it was
+sampled after. What the template rendered there reads, by the model's own dialect, as what the
+model said. And it ends where the template ends the turn. Anything else is tokenised as rendered.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os.path import commonprefix
+
+from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.guard import Piece
+from rekindle.chat.layout import Layout
+from rekindle.chat.meaning import said_calls
+from rekindle.chat.reply_parser import Said, parse
+from rekindle.chat.token_run import PieceTokenizer, TokenRun
+from rekindle.chat.turn_memory import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Turns that may be the message, best first."""
+
+    turns: Sequence[Turn]
+    keeps_reasoning: bool  # also where the template leaves it out
+
+
+@dataclass(slots=True)
+class Spliced:
+    run: TokenRun
+    turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
+    end: int = 0  # where the last of them ends in the text
+    # Offset in the text and position in the tokens of each piece that was tokenised.
+    marks: list[tuple[int, int, Piece]] = field(default_factory=list)
+
+
+class Splicer:
+    def __init__(
+        self,
+        layout: Layout,
+        tokenize: PieceTokenizer,
+        dialect: Dialect,
+        schemas: Schemas,
+        end_strings: Sequence[str],
+    ) -> None:
+        self._layout = layout
+        self._tokenize = tokenize
+        self._dialect = dialect
+        self._schemas = schemas
+        self._end_strings = frozenset(end_strings)
+
+    def splice(self, run: TokenRun, candidates: Mapping[int, Candidate]) -> Spliced:
+        """`run` holds what comes before the text. Keys are indexes of messages, ascending."""
+        done = Spliced(run)
+        for index, candidate in candidates.items():
+            for turn in candidate.turns:
+                fit = self._fit(done, turn, keeps_reasoning=candidate.keeps_reasoning)
+                if fit is not None:
+                    self._append(done, fit.prompt)
+                    run.extend(array("i", turn.tokens))
+                    done.turns[index], done.end = turn, fit.end
+                    break
+        self._append(done, self._layout.cut(done.end, len(self._layout.text)))
+        return done
+
+    def _append(self, done: Spliced, pieces: Sequence[tuple[int, Piece]]) -> None:
+        for offset, piece in pieces:
+            done.marks.append((offset, len(done.run.tokens), piece))
+            done.run.extend(self._tokenize(piece))
+
+    def _fit(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> "_Fit | None":
+        text = self._layout.text
+        history_end = done.end + turn.gap_chars
+        if history_end > len(text):
+            return None
+        opening = turn.generation_prompt
+        is_opened = text.startswith(opening, history_end)
+        if is_opened:
+            prompt = self._layout.cut(done.end, history_end + len(opening))
+        elif keeps_reasoning:
+            prompt = self._layout.followed_by(opening, done.end, history_end)
+        else:
+            return None
+        if done.run.key(self._tokenize(piece) for _, piece in prompt) != turn.prompt_key:
+            return None
+        for body in _bodies(text, history_end, opening):
+            for end in self._ends(body, turn):
+                shown = parse(
+                    self._dialect,
+                    self._schemas,
+                    text[body:end],
+                    begins_in_reasoning=turn.begins_in_reasoning and is_opened,
+                )
+                if _is_same(shown, turn.said, keeps_reasoning=keeps_reasoning):
+                    return _Fit(prompt, end)
+        return None
+
+    def _ends(self, body: int, turn: Turn) -> Iterator[int]:
+        """Where the turn that begins at `body` may end, likeliest first."""
+        first: dict[str, int] = {}
+        for offset, control in self._layout.controls(body):
+            first.setdefault(control, offset)
+            if control == turn.end_text or (not turn.end_text and control in self._end_strings):
+                break
+        ends = [first[turn.end_text]] if turn.end_text in first else []
+        ends += sorted(first[control] for control in first.keys() & self._end_strings)[:1]
+        if not turn.said.calls:  # whose syntax may hold control strings of its own
+            ends += sorted(first.values())[:1]
+        yield from dict.fromkeys(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    prompt: Sequence[tuple[int, Piece]]  # what stands between the turn and the one before it
+    end: int
+
+
+def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
+    if shown.text.strip() != said.text.strip() or said_calls(shown) != said_calls(said):
+        return False
+    reasoning = shown.reasoning.strip()
+    return reasoning == said.reasoning.strip() or (keeps_reasoning and not reasoning)
+
+
+def _bodies(text: str, history_end: int, opening: str) -> Iterator[int]:
+    """Where the turn's own text may begin: behind the opening, or as much of it as is there."""
+    if text.startswith(opening, history_end):
+        yield history_end + len(opening)
+        return
+    shared = commonprefix([opening, text[history_end : history_end + len(opening)]])  # noqa: RUF071
+    yield history_end + len(shared)
+    if (line := shared.rfind("\n") + 1) and line < len(shared):
+        yield history_end + line  # the answer may begin as the rest of the opening does
+    if (control := shared.rfind(">") + 1) and control < len(shared):
+        yield history_end + control

@@ -1,0 +1,57 @@
+"""Tokens as they are put together, with a key of all of them so far; and texts known as tokens."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+from threading import Lock
+
+from rekindle.chat.guard import Piece
+from rekindle.chat.meaning import KEY_BYTES
+from rekindle.generation import Tokenizer
+
+MAX_KNOWN_CHARS = 16_000_000  # about two dozen histories of 100k tokens; picked
+
+
+class TokenRun:
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self._state = blake2b(digest_size=KEY_BYTES)
+        self.extend(array("i", tokens))
+
+    def extend(self, tokens: "array[int]") -> None:
+        self.tokens += tokens
+        self._state.update(tokens)
+
+    def key(self, more: "Iterable[array[int]]" = ()) -> bytes:
+        """Of these tokens, and of `more` behind them."""
+        state = self._state.copy()
+        for tokens in more:
+            state.update(tokens)
+        return state.digest()
+
+
+class PieceTokenizer:
+    """Each piece of a prompt is tokenised once, however often it comes back. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[Piece, array[int]] = OrderedDict()
+        self._n_chars = 0
+        self._lock = Lock()
+
+    def __call__(self, piece: Piece) -> "array[int]":
+        with self._lock:
+            if (tokens := self._known.get(piece)) is not None:
+                self._known.move_to_end(piece)
+                return tokens
+        parse_special = piece.parse_special
+        tokens = array("i", self._tokenizer.tokenize(piece.text, parse_special=parse_special))
+        with self._lock:
+            if piece not in self._known:
+                self._known[piece] = tokens
+                self._n_chars += len(piece.text)
+            while self._n_chars > MAX_KNOWN_CHARS:
+                old, _ = self._known.popitem(last=False)
+                self._n_chars -= len(old.text)
+        return tokens

@@ -1,0 +1,124 @@
+"""The exact tokens of past replies, so that a history that comes back as text gets them again.
+
+A turn is found by the ids of its tool calls, by what the conversation up to it means, or, for
+raw completions, by its text. Whether it fits is for whoever asks to check.
+"""
+
+import json
+import logging
+import struct
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from rekindle.chat.dialects.base import ReadCall
+from rekindle.chat.meaning import digest
+from rekindle.chat.reply_parser import Said
+from rekindle.stored_turns import StoredTurn, TurnStore
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+MAX_DECODED = 4096  # picked: a few long conversations
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A reply, and the prompt it was sampled after."""
+
+    prompt_key: bytes  # of the prompt's tokens
+    gap_chars: int  # of the prompt's text, from the last remembered turn in it to its history's end
+    generation_prompt: str  # what the template wrote behind the history
+    begins_in_reasoning: bool
+    tokens: tuple[int, ...]
+    end_text: str  # of the token that ended the turn; empty: nothing did
+    said: Said
+
+    @property
+    def id(self) -> bytes:
+        return digest(self.prompt_key, array("i", self.tokens).tobytes())
+
+
+class TurnMemory:
+    def __init__(self, store: TurnStore) -> None:
+        self._store = store
+        self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
+        self._lock = Lock()
+
+    def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
+        self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
+        """By key, most recently used first. Blocks for a moment."""
+        found: dict[bytes, list[Turn]] = {key: [] for key in keys}
+        for stored in self._store.find(keys) if keys else ():
+            if (turn := self._turn(stored)) is not None:
+                for key in stored.keys:
+                    if key in found:
+                        found[key].append(turn)
+        return found
+
+    def note_use(self, turns: Sequence[Turn]) -> None:
+        if turns:
+            self._store.touch([turn.id for turn in turns])
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _turn(self, stored: StoredTurn) -> Turn | None:
+        with self._lock:
+            known = self._decoded.get(stored.id)
+            if known is not None and known[0] == stored.data:
+                self._decoded.move_to_end(stored.id)
+                return known[1]
+        turn = _decoded(stored)
+        with self._lock:
+            self._decoded[stored.id] = stored.data, turn
+            if len(self._decoded) > MAX_DECODED:
+                self._decoded.popitem(last=False)
+        return turn
+
+
+def _encoded(turn: Turn) -> bytes:
+    fields = {
+        "format": FORMAT,
+        "prompt_key": turn.prompt_key.hex(),
+        "gap_chars": turn.gap_chars,
+        "generation_prompt": turn.generation_prompt,
+        "begins_in_reasoning": turn.begins_in_reasoning,
+        "end_text": turn.end_text,
+        "reasoning": turn.said.reasoning,
+        "text": turn.said.text,
+        "calls": [[call.name, call.arguments_json] for call in turn.said.calls],
+    }
+    head = json.dumps(fields).encode()  # ASCII: a lone surrogate has no other form
+    return _LENGTH.pack(len(head)) + head + array("i", turn.tokens).tobytes()
+
+
+def _decoded(stored: StoredTurn) -> Turn | None:
+    """None for what another version wrote, or nobody: it is as if it were not there."""
+    try:
+        [n_head] = _LENGTH.unpack_from(stored.data)
+        fields = json.loads(stored.data[_LENGTH.size : _LENGTH.size + n_head])
+        if fields["format"] != FORMAT:
+            return None
+        tokens = array("i")
+        tokens.frombytes(stored.data[_LENGTH.size + n_head :])
+        calls = tuple(ReadCall(name, arguments) for name, arguments in fields["calls"])
+        turn = Turn(
+            prompt_key=bytes.fromhex(fields["prompt_key"]),
+            gap_chars=fields["gap_chars"],
+            generation_prompt=fields["generation_prompt"],
+            begins_in_reasoning=fields["begins_in_reasoning"],
+            tokens=tuple(tokens),
+            end_text=fields["end_text"],
+            said=Said(fields["reasoning"], fields["text"], calls),
+        )
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        _log.warning("a remembered turn cannot be read: %s", error)
+        return None
+    return turn if turn.id == stored.id else None

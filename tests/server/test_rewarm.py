@@ -1,0 +1,64 @@
+"""While nobody asks, the next turn's prompt is computed, where the template will change it."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.server_process import ServerProcess, serve
+from tests.support.workloads import Client, Message, prose, system, user
+
+# As with Qwen 3's when thinking is switched off, what the prompt opens is not in the history.
+TEMPLATE = (
+    "{%- for m in messages %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|im_start|>assistant\\nWell, ' }}"
+    "{%- endif %}"
+)
+REPLY_TOKENS = 40
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def rewarms(request: pytest.FixtureRequest) -> bool:
+    is_on: bool = request.param
+    return is_on
+
+
+@pytest.fixture
+def server(embedded_model: Path, rewarms: bool) -> Iterator[ServerProcess]:  # noqa: FBT001
+    switch = () if rewarms else ("--no-rewarm",)
+    with serve("--chat-template", TEMPLATE, "--parallel", "2", *switch) as server:
+        yield server
+
+
+def wait_until_rewarmed(server: ServerProcess) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while "computed ahead" not in server.log:
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.05)
+
+
+def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
+    server: ServerProcess,
+    rewarms: bool,  # noqa: FBT001
+) -> None:
+    with closing(Client(server.url)) as client:
+        history: list[Message] = [system("a poet"), user(prose("the sea", 20))]
+        first = client.chat(history, max_tokens=REPLY_TOKENS, ignore_eos=True)
+        if rewarms:
+            wait_until_rewarmed(server)
+        history += [{"role": "assistant", "content": first.text}, user("And then?")]
+        second = client.chat(history)
+        if rewarms:
+            assert second.n_prefilled < REPLY_TOKENS
+            [ahead] = re.findall(r"(\d+) tokens computed ahead", server.log)
+            assert int(ahead) >= REPLY_TOKENS - 2
+        else:
+            assert second.n_prefilled >= REPLY_TOKENS
+            assert "computed ahead" not in server.log

@@ -1,0 +1,145 @@
+"""Conversations without a model: a prompt is built, a reply is made up, and comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.chat.conversation import Conversation, Message, Part, Reasoning, Role, Text, ToolCall
+from rekindle.chat.dialects import choose
+from rekindle.chat.guard import Guard
+from rekindle.chat.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.reply_parser import Said, parse
+from rekindle.chat.template import ChatTemplate
+from rekindle.chat.turn_memory import TurnMemory
+from rekindle.config import ReasoningHistory
+from rekindle.generation import Tokenizer
+from rekindle.stored_turns import TurnStore
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A reply as it was sampled, and as a client sends it back."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    said: Said
+    message: Message
+
+    @property
+    def all_tokens(self) -> tuple[int, ...]:
+        return self.prompt.tokens + self.tokens
+
+
+class TurnBench:
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        *,
+        history: ReasoningHistory = ReasoningHistory.AUTO,
+        store: TurnStore | None = None,
+        end_text: str = "",
+        dialect: str | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(
+            source,
+            bos_text=tokenizer.bos_text,
+            eos_text=tokenizer.eos_text,
+            guard=Guard(tokenizer.special_strings),
+        )
+        traits = self.template.traits
+        self.dialect = choose(
+            source, supports_tools=traits.tools and traits.calls, override=dialect
+        )
+        self.end_text = end_text or tokenizer.eos_text
+        self.history = history
+        self._n_calls = 0
+        self.forget(store)
+
+    def forget(self, store: TurnStore | None = None) -> None:
+        """Begins anew, with what the store holds."""
+        self.memory = TurnMemory(store or MemoryTurns())
+        self.prompts = self.builder(self.memory)
+
+    def builder(self, memory: TurnMemory) -> PromptBuilder:
+        return PromptBuilder(self.template, self.tokenizer, self.dialect, memory, self.history)
+
+    def plain(self, conversation: Conversation) -> tuple[int, ...]:
+        """What is sent, rendered and tokenised by a server that remembers nothing."""
+        return self.builder(TurnMemory(MemoryTurns())).from_conversation(conversation).tokens
+
+    def reply(
+        self, conversation: Conversation, text: str, tokens: Sequence[int] | None = None
+    ) -> Exchange:
+        """Has the reply sampled: as `tokens`, or as some that a tokeniser would not choose."""
+        prompt = self.prompts.from_conversation(conversation)
+        if tokens is None:
+            tokens = odd_tokens(self.tokenizer, text)
+        said = parse(
+            self.dialect,
+            schemas_of(conversation) if conversation.tools else None,
+            text,
+            begins_in_reasoning=prompt.begins_in_reasoning,
+        )
+        ids = []
+        for _ in said.calls:
+            self._n_calls += 1
+            ids.append(f"call_{self._n_calls:04}")
+        prompt.remember(tokens, self.end_text, said, ids)
+        return Exchange(prompt, tuple(tokens), said, message_of(said, ids))
+
+
+def message_of(said: Said, ids: Sequence[str], *, with_reasoning: bool = False) -> Message:
+    parts: list[Part] = []
+    if with_reasoning and said.reasoning:
+        parts.append(Reasoning(said.reasoning))
+    if said.text:
+        parts.append(Text(said.text))
+    parts += [
+        ToolCall(call_id, call.name, call.arguments_json)
+        for call_id, call in zip(ids, said.calls, strict=True)
+    ]
+    return Message(Role.ASSISTANT, tuple(parts))
+
+
+def extended(conversation: Conversation, *messages: Message) -> Conversation:
+    return replace(conversation, messages=(*conversation.messages, *messages))
+
+
+def odd_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Control strings are their tokens; the rest is cut into other tokens than a tokeniser's."""
+    tokens: list[int] = []
+    for token in tokenizer.tokenize(text, parse_special=True):
+        piece = tokenizer.piece(token).decode("utf-8", "replace")
+        if len(piece) > 1 and "\ufffd" not in piece:
+            for part in (piece[:1], piece[1:]):
+                tokens += tokenizer.tokenize(part, parse_special=False)
+        else:
+            tokens.append(token)
+    return tokens
+
+
+def cut_tokens(tokenizer: Tokenizer, text: str, cuts: Sequence[int]) -> list[int]:
+    """Plain text, no token of which spans a cut."""
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [
+        token
+        for start, stop in pairwise(edges)
+        for token in tokenizer.tokenize(text[start:stop], parse_special=False)
+    ]
+
+
+class SpacedTokenizer:
+    """Puts a space in front of every text, as vocabularies of SentencePiece do."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        return self._tokenizer.tokenize(f" {text}", parse_special=parse_special)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
