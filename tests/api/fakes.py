@@ -82,7 +82,7 @@ def done(
     n_prompt: int = 10,
     n_cached: int = 4,
     spans: tuple[CachedSpan, ...] | None = None,
-    n_remembered_turns: int = 0,
+    remembered: tuple[tuple[int, int], ...] = (),
 ) -> ReplyDone:
     live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
@@ -90,7 +90,7 @@ def done(
         n_cached=n_cached,
         n_generated=n_generated,
         spans=live if spans is None else spans,
-        n_remembered_turns=n_remembered_turns,
+        remembered=remembered,
         queue_seconds=0.0,
         restore_seconds=0.0012,
         prefill_seconds=0.5,

@@ -179,5 +179,6 @@ def test_apply_template_returns_the_prompt_of_the_same_chat() -> None:
     responder = FakeResponder()
     messages = [{"role": "developer", "content": "s"}, USER]
     reply = post("/apply-template", {"messages": messages, "temperature": 0}, responder)
-    assert reply.json() == {"prompt": "[system]s[user]hi"}
+    text = "[system]s[user]hi"
+    assert reply.json() == {"prompt": text, "tokens": list(text.encode())}
     assert not responder.started

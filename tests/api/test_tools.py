@@ -170,7 +170,7 @@ THOUGHTFUL: Script = (
     ReplyText("Reading.", (token("Reading."),)),
     ReplyCall(0, "call_1", "read", ARGUMENTS, (token("<call>"), token("..."))),
     ReplyCall(1, "call_2", "now", ""),
-    done(9, finish=CALLED, n_remembered_turns=3),
+    done(9, finish=CALLED, remembered=((0, 1), (1, 2), (3, 9))),
 )
 SILENT: Script = (ReplyCall(0, "call_1", "now", "{}"), done(3, finish=CALLED))
 CALLS = [

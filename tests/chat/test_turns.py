@@ -17,10 +17,11 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
+from rekindle.chat.reply_parser import Said
 from rekindle.config import ReasoningHistory
 from rekindle.llama.model import Model
 from rekindle.llama.vocabulary import Vocabulary
-from tests.support.turn_bench import Exchange, TurnBench, extended
+from tests.support.turn_bench import Exchange, TurnBench, extended, odd_tokens
 
 # Shaped as Qwen 3's: reasoning is shown behind the last user message only, calls are JSON.
 THINKING = """\
@@ -72,7 +73,8 @@ READ = Tool(
 ASKED = Conversation(
     (Message(Role.SYSTEM, (Text("Be brief."),)), Message(Role.USER, (Text("Look."),))), (READ,)
 )
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "caf\u00e9.py",  "line": 3}}\n</tool_call>'
+ARGUMENTS = '{"path": "caf\u00e9.py",  "line": 3}'
+CALL = f'<tool_call>\n{{"name": "read", "arguments": {ARGUMENTS}}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
@@ -263,12 +265,9 @@ RAW = "Once upon a time there was a lighthouse keeper who counted the waves, and
 
 
 def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
-    from tests.support.turn_bench import odd_tokens
-
     built = bench.prompts.from_text(prompt)
     tokens = odd_tokens(bench.tokenizer, text)
-    said = bench.prompts.from_text("x")
-    built.remember(tokens, "", said, ())  # type: ignore[arg-type]
+    built.remember(tokens, "", Said("", text, ()), ())
     return built.tokens + tuple(tokens)
 
 

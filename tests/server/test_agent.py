@@ -85,6 +85,11 @@ class Agent:
         [choice] = reply.choices
         story = reply.model_extra["rekindle"]
         assert reply.usage.prompt_tokens == len(prompt)
+        # D1: what was found, and as what.
+        n_turns = sum(span["match"] == "remembered_turn" for span in story["spans"])
+        assert (
+            n_turns >= story["remembered_turns"] == sum(m["role"] == "assistant" for m in history)
+        )
         self._account.n_prefilled += story["prefilled_tokens"]
         self._account.n_floor += self._floor.n_new(prompt)
         pieces = [each.token for each in choice.logprobs.content]

@@ -47,9 +47,13 @@ class Prompt:
     text: str
     conversation: Conversation | None = None  # None: raw text, which has no parts
     begins_in_reasoning: bool = False
-    n_remembered: int = 0  # turns in it that kept their tokens
+    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
+
+    @property
+    def n_remembered(self) -> int:
+        return len(self.remembered)
 
 
 class PromptBuilder:
@@ -104,7 +108,7 @@ class PromptBuilder:
             layout.text,
             conversation=conversation,
             begins_in_reasoning=begins_in_reasoning,
-            n_remembered=len(spliced.turns),
+            remembered=tuple(spliced.run.remembered),
             remember=remember,
         )
 
@@ -124,9 +128,8 @@ class PromptBuilder:
 
     def from_text(self, text: str) -> Prompt:
         run = TokenRun(self._bos_before(text))
-        turns = self._texts.splice(run, text)
-        self._memory.note_use(turns)
-        return self._plain(run, text, n_remembered=len(turns))
+        self._memory.note_use(self._texts.splice(run, text))
+        return self._plain(run, text)
 
     def from_tokens(self, tokens: Sequence[int]) -> Prompt:
         n_vocab = self._tokenizer.n_vocab
@@ -146,7 +149,7 @@ class PromptBuilder:
             conversation, add_generation_prompt=not conversation.continue_last
         )
 
-    def _plain(self, run: TokenRun, text: str, n_remembered: int = 0) -> Prompt:
+    def _plain(self, run: TokenRun, text: str) -> Prompt:
         if not run.tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
 
@@ -155,7 +158,8 @@ class PromptBuilder:
         ) -> None:
             self._texts.remember(run.key(), text, reply)
 
-        return Prompt(tuple(run.tokens), (), text, n_remembered=n_remembered, remember=remember)
+        remembered = tuple(run.remembered)
+        return Prompt(tuple(run.tokens), (), text, remembered=remembered, remember=remember)
 
     def _build(
         self, conversation: Conversation, keys: Sequence[bytes] | None = None

@@ -93,11 +93,15 @@ class ReplyStats:
     n_cached: int
     n_generated: int
     spans: tuple[CachedSpan, ...]  # where the cached tokens came from
-    n_remembered_turns: int = 0  # earlier replies that kept their sampled tokens in the prompt
+    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     queue_seconds: float
     restore_seconds: float
     prefill_seconds: float
     decode_seconds: float
+
+    @property
+    def n_remembered_turns(self) -> int:
+        return len(self.remembered)
 
     @property
     def n_prefilled(self) -> int:

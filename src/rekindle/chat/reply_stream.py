@@ -258,7 +258,7 @@ class ReplyStream:
             n_cached=evaluated.n_cached if evaluated else 0,
             n_generated=len(self._sampled),
             spans=evaluated.spans if evaluated else (),
-            n_remembered_turns=self._prompt.n_remembered,
+            remembered=self._prompt.remembered,
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
             restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
             prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,

@@ -5,7 +5,6 @@ sampled after. What the template rendered there reads, by the model's own dialec
 model said. And it ends where the template ends the turn. Anything else is tokenised as rendered.
 """
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
@@ -17,6 +16,8 @@ from rekindle.chat.meaning import said_calls
 from rekindle.chat.reply_parser import Said, parse
 from rekindle.chat.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.turn_memory import Turn
+
+MAX_ENDS_TRIED = 32  # of a turn whose own end is not there; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Splicer:
                 fit = self._fit(done, turn, keeps_reasoning=candidate.keeps_reasoning)
                 if fit is not None:
                     self._append(done, fit.prompt)
-                    run.extend(array("i", turn.tokens))
+                    run.extend_sampled(turn.tokens)
                     done.turns[index], done.end = turn, fit.end
                     break
         self._append(done, self._layout.cut(done.end, len(self._layout.text)))
@@ -99,16 +100,25 @@ class Splicer:
 
     def _ends(self, body: int, turn: Turn) -> Iterator[int]:
         """Where the turn that begins at `body` may end, likeliest first."""
-        first: dict[str, int] = {}
+        likely: list[int] = []
+        others: list[int] = []
         for offset, control in self._layout.controls(body):
-            first.setdefault(control, offset)
-            if control == turn.end_text or (not turn.end_text and control in self._end_strings):
+            if control == turn.end_text:
+                likely.insert(0, offset)
                 break
-        ends = [first[turn.end_text]] if turn.end_text in first else []
-        ends += sorted(first[control] for control in first.keys() & self._end_strings)[:1]
-        if not turn.said.calls:  # whose syntax may hold control strings of its own
-            ends += sorted(first.values())[:1]
-        yield from dict.fromkeys(ends)
+            if control in self._end_strings:
+                if likely:
+                    break  # it ends the turn behind this one
+                likely.append(offset)
+                if not turn.end_text:
+                    break
+            others.append(offset)
+            if not turn.said.calls and len(others) == MAX_ENDS_TRIED:
+                break
+        yield from likely
+        # The template may write another end than the model does, behind headers of its own.
+        if not turn.said.calls:  # whose syntax is full of control strings
+            yield from (offset for offset in others if offset not in likely)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class TextSplicer:
             cut = self._cut(turn, text)
             if cut is not None:
                 run.extend(tokens)
-                run.extend(array("i", turn.tokens[: cut.n_tokens]))
+                run.extend_sampled(turn.tokens[: cut.n_tokens])
                 used.append(turn)
                 position = cut.position
         run.extend(self._tokens(text[position:], inside=position > 0))

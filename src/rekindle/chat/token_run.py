@@ -16,12 +16,18 @@ MAX_KNOWN_CHARS = 16_000_000  # about two dozen histories of 100k tokens; picked
 class TokenRun:
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
+        self.remembered: list[tuple[int, int]] = []  # where turns that were sampled begin and end
         self._state = blake2b(digest_size=KEY_BYTES)
         self.extend(array("i", tokens))
 
     def extend(self, tokens: "array[int]") -> None:
         self.tokens += tokens
         self._state.update(tokens)
+
+    def extend_sampled(self, tokens: Iterable[int]) -> None:
+        start = len(self.tokens)
+        self.extend(array("i", tokens))
+        self.remembered.append((start, len(self.tokens)))
 
     def key(self, more: "Iterable[array[int]]" = ()) -> bytes:
         """Of these tokens, and of `more` behind them."""

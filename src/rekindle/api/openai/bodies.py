@@ -37,7 +37,7 @@ class Span(TypedDict):
     """Positions [start, stop) of the prompt."""
 
     source: Literal["live", "memory", "disk"]
-    match: Literal["tokens"]
+    match: Literal["tokens", "remembered_turn"]
     start: int
     stop: int
 

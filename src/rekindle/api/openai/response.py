@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rekindle import __version__
@@ -33,6 +33,7 @@ from rekindle.api.openai.bodies import (
 )
 from rekindle.api.replies import Reply
 from rekindle.chat.reply import Candidate, FinishReason, ReplyStats, ScoredToken
+from rekindle.generation import CachedSpan
 
 FINGERPRINT = f"rekindle-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -206,11 +207,21 @@ def _story(stats: ReplyStats) -> CacheStory:
         prefilled_tokens=stats.n_prefilled,
         remembered_turns=stats.n_remembered_turns,
         restore_ms=round(stats.restore_seconds * 1e3, 3),
-        spans=[
-            Span(source=span.source.value, match="tokens", start=span.start, stop=span.stop)
-            for span in stats.spans
-        ],
+        spans=[part for span in stats.spans for part in _parts(span, stats.remembered)],
     )
+
+
+def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[Span]:
+    """A span, cut where remembered turns begin and end."""
+    turns = [(max(a, span.start), min(b, span.stop)) for a, b in remembered]
+    position = span.start
+    for start, stop in (turn for turn in turns if turn[0] < turn[1]):
+        if position < start:
+            yield Span(source=span.source.value, match="tokens", start=position, stop=start)
+        yield Span(source=span.source.value, match="remembered_turn", start=start, stop=stop)
+        position = stop
+    if position < span.stop:
+        yield Span(source=span.source.value, match="tokens", start=position, stop=span.stop)
 
 
 def _top_logprob(candidate: Candidate) -> TopLogprob:
