@@ -30,6 +30,7 @@ class GrammarStart:
 
     triggers: tuple[Trigger, ...] = ()  # none: at once, or right behind the first quiet span
     quiet: tuple[str, str] | None = None  # what opens and closes spans without triggers
+    quiet_anywhere: bool = True  # otherwise they open only where the reply begins
     begins_quiet: bool = False  # the prompt has opened one
 
 
@@ -137,6 +138,17 @@ class Finished:
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    id: str
+    inputs: tuple[tuple[int, ...], ...]  # none is empty, or longer than EmbedderStatus.n_ctx
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    vectors: tuple[bytes, ...]  # one per input: float32, little-endian, of length 1
+
+
 class TokenStream(Protocol):
     """The events of one request, in order, ending with `Finished` or an exception."""
 
@@ -184,6 +196,13 @@ class CacheStatus:
     counters: CacheCounters
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderStatus:
+    n_ctx: int  # the longest input
+    n_dimensions: int
+    n_requests: int  # that run or wait
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     n_slots: int
@@ -195,11 +214,16 @@ class EngineStatus:
     n_cells_used: int
     cache: CacheStatus | None = None  # None: the engine is still starting
     n_background: int = 0  # neither in n_running nor in n_waiting
+    embedder: EmbedderStatus | None = None  # None: there is none
 
 
 class Engine(Protocol):
     def submit(self, request: GenerationRequest) -> TokenStream:
         """Queues the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> Embedded:
+        """Raises Overloaded or ShuttingDown at once. Whoever stops waiting cancels the request."""
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:

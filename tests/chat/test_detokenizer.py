@@ -37,8 +37,9 @@ def test_text_before_the_first_stop_string_and_nothing_else(
         scan = scanner.feed(rest[:size])
         rest = rest[size:]
         shown += scan.text
-        if scan.stopped:
+        if scan.stop is not None:
             stopped = True
+            assert text[len(shown) :].startswith(scan.stop)
             break
     if not stopped:
         shown += scanner.flush()

@@ -19,6 +19,8 @@ from rekindle.errors import EngineError
 from rekindle.generation import (
     CachedSpan,
     CacheSource,
+    Embedded,
+    EmbeddingRequest,
     EngineStatus,
     Finished,
     GenerationRequest,
@@ -46,7 +48,7 @@ class ByteTokenizer:
     special_strings = ("<end>",)
     bos_text = eos_text = "<end>"
     end_strings = ("<end>",)
-    bos_token = None
+    bos_token: int | None = None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return list(text.encode())
@@ -84,6 +86,9 @@ class RecordingEngine:
     def submit(self, request: GenerationRequest) -> ScriptedStream:
         self.requests.append(request)
         return ScriptedStream([])
+
+    async def embed(self, request: EmbeddingRequest) -> Embedded:
+        raise AssertionError(request.id)
 
     def check_grammar(self, grammar: Grammar) -> None: ...
 

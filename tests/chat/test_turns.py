@@ -139,9 +139,7 @@ def test_d13_a_call_with_its_json_written_otherwise_keeps_its_tokens(
 
 
 @pytest.mark.parametrize("call_id", ["call0001", "CALL-0001", "toolu_1"])
-def test_d13_a_call_whose_id_was_rewritten_keeps_its_tokens(
-    bench: TurnBench, call_id: str
-) -> None:
+def test_d13_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, call_id: str) -> None:
     exchange = bench.reply(ASKED, CALL)
     [call] = exchange.message.calls
     sent = Message(Role.ASSISTANT, (replace(call, id=call_id),))
@@ -300,3 +298,77 @@ def test_d10_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) ->
     assert tokens[: n_prompt + 2] == known[: n_prompt + 2]
     text = bench.tokenizer.detokenize(tokens, render_special=True).decode()
     assert text == RAW + " then he slept well."
+
+
+def test_a7_a_request_without_the_cache_takes_every_turn_as_it_was_sent(bench: TurnBench) -> None:
+    exchange = bench.reply(ASKED, CALL)
+    conversation = extended(ASKED, exchange.message, result("x = 1"))
+    cold = bench.prompts.from_conversation(conversation, recalls=False)
+    assert cold.tokens == bench.plain(conversation)
+    known = raw_reply(bench, RAW, " then he slept.")
+    text = RAW + " then he slept. The next day"
+    assert bench.prompts.from_text(text).tokens[: len(known)] == known
+    plain = tuple(bench.tokenizer.tokenize(text, parse_special=True))
+    assert bench.prompts.from_text(text, recalls=False).tokens == plain
+
+
+# Shaped as Mistral's: the model writes ids into its calls, and results refer to them.
+WITH_IDS = """\
+{%- if tools %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.role == 'tool' %}
+{{- '[TOOL_RESULTS]' + m.tool_call_id + ': ' + m.content + '[/TOOL_RESULTS]' }}
+{%- elif m.tool_calls %}
+{{- '[TOOL_CALLS][' }}
+{%- for call in m.tool_calls %}
+{{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson
+    + ', "id": "' + call.id + '"}' + (', ' if not loop.last else '') }}
+{%- endfor %}
+{{- ']<|im_end|>' }}
+{%- else %}{{- m.content + '<|im_end|>' }}
+{%- endif %}
+{%- endfor %}
+"""
+
+
+def test_ids_that_the_model_wrote_are_those_that_results_refer_to(vocabulary: Vocabulary) -> None:
+    bench = TurnBench(WITH_IDS, vocabulary, end_text="<|im_end|>")
+    assert bench.dialect.name == "mistral"
+    asked = replace(ASKED, messages=ASKED.messages[1:])
+    call = f'{{"name": "read", "arguments": {ARGUMENTS}, "id": "aB3dE6gH9"}}'
+    exchange = bench.reply(asked, f"[TOOL_CALLS][{call}]")
+    assert [each.id for each in exchange.message.calls] == ["aB3dE6gH9"]
+    rest = after(bench, extended(asked, exchange.message, result("x", "aB3dE6gH9")), exchange)
+    assert "[TOOL_RESULTS]aB3dE6gH9: x" in vocabulary.detokenize(rest, render_special=True).decode()
+    [sent] = exchange.message.calls
+    renamed = Message(Role.ASSISTANT, (replace(sent, id="zzzzzzzzz"),))
+    assert missed(bench, extended(asked, renamed, result("x", "zzzzzzzzz")))
+
+
+# Shaped as Llama 3's: text beside calls would be left out, so it is a message of its own.
+CALLS_ALONE = """\
+{%- if tools %}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}{%- endif %}
+{%- for m in messages %}
+{%- if m.tool_calls %}
+{{- '<|im_start|>assistant\\n<tool_call>\\n{"name": "' + m.tool_calls[0].function.name
+    + '", "arguments": ' + m.tool_calls[0].function.arguments | tojson
+    + '}\\n</tool_call><|im_end|>\\n' }}
+{%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def test_text_and_call_that_are_rendered_as_two_messages_are_one_turn(
+    vocabulary: Vocabulary,
+) -> None:
+    bench = TurnBench(CALLS_ALONE, vocabulary)
+    assert bench.template.traits.split_calls
+    exchange = bench.reply(ASKED, f"I look.\n{CALL}")
+    after(bench, extended(ASKED, exchange.message, result("x = 1")), exchange)
+    [call] = exchange.message.calls
+    others = ((Text("I do not look."), call), (Text("I look."), replace(call, name="write")))
+    for parts in others:
+        assert missed(bench, extended(ASKED, Message(Role.ASSISTANT, parts), result("x = 1")))

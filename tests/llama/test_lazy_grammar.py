@@ -1,5 +1,6 @@
 """Grammars that begin at a trigger: the scanner alone, and under the embedded model's tokens."""
 
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -225,13 +226,26 @@ def test_what_follows_a_trigger_in_its_token_counts(
     assert re.fullmatch(r'It \{"a[0-9]{2}"\}' + END, writer.complete())
 
 
-def test_a_reply_that_is_off_the_grammar_by_then_goes_on_without(
+def test_a_trigger_that_the_grammar_does_not_go_on_from_was_none(
     backend: LlamaBackend, vocabulary: Vocabulary
 ) -> None:
     grammar = Grammar(GrammarKind.REGEX, r"\{[0-9]{2}", GrammarStart(triggers=(Trigger("{"),)))
-    writer = Writer(backend, vocabulary, grammar).write("It", ' {"', " is", "{")
+    writer = Writer(backend, vocabulary, grammar).write("It", ' {"', " is")
     assert writer.sampler.is_plain_greedy
-    assert IS_OFF in writer.complete()
+    writer.write("{")
+    assert not writer.sampler.is_plain_greedy
+    assert re.fullmatch(r'It \{" is\{[0-9]{2}' + END, writer.complete())
+
+
+def test_quiet_spans_that_open_only_at_the_beginning_do_not_open_behind_text(
+    backend: LlamaBackend, vocabulary: Vocabulary
+) -> None:
+    start = GrammarStart(triggers=(Trigger("<call>"),), quiet=("[", "]"), quiet_anywhere=False)
+    grammar = Grammar(GrammarKind.REGEX, CALL, start)
+    writer = Writer(backend, vocabulary, grammar).write("So", "[", "<", "call", ">")
+    assert not writer.sampler.is_plain_greedy
+    writer = Writer(backend, vocabulary, grammar).write("[", "<", "call", ">")
+    assert writer.sampler.is_plain_greedy
 
 
 def test_without_its_trigger_the_reply_is_free(
@@ -281,7 +295,7 @@ def test_control_tokens_count_as_their_text_and_are_matched_as_themselves(
     [
         ("]", "[0-9]{3}", r"\]\d{3}"),
         ("][", r"\[[0-9]{3}", r"\]\[\d{3}"),
-        ("][", "[0-9]{3}", r"\]\[Z*"),  # too late
+        ("][", "[0-9]{3}", r"\]\[\d{3}"),  # what came in one token with the end is let be
     ],
 )
 def test_a_reply_that_begins_quiet_is_bound_behind_the_span(
@@ -289,9 +303,7 @@ def test_a_reply_that_begins_quiet_is_bound_behind_the_span(
 ) -> None:
     start = GrammarStart(quiet=("[", "]"), begins_quiet=True)
     writer = Writer(backend, vocabulary, Grammar(GrammarKind.REGEX, source, start))
-    writer.write("Well", "[", " ")
-    assert writer.sampler.is_plain_greedy
-    writer.write(last)
+    writer.write("Well", "[", " ", last)
     assert re.fullmatch(rf"Well\[ {rest}({END})?", writer.complete())
 
 
@@ -375,3 +387,32 @@ def test_a_real_reply_is_unchanged_up_to_its_trigger_and_bound_from_there(
     assert bound[: at + 8] == free[: at + 8]
     assert re.fullmatch(re.escape(trigger) + r"[^0-9]{0,20} \[[0-9]{3}\]" + END, bound[at:])
     assert beside.startswith(still_beside)
+
+
+def test_a_reply_that_must_come_under_its_grammar_does_not_end_before(
+    backend: LlamaBackend, vocabulary: Vocabulary
+) -> None:
+    logits = np.zeros(vocabulary.n_vocab, dtype=np.float32)
+    logits[list(vocabulary.eog_tokens)] = 9.0
+    for start, ends in (
+        (GrammarStart(quiet=("[", "]"), begins_quiet=True), False),
+        (GrammarStart(triggers=(Trigger("<call>"),)), True),
+    ):
+        grammar = Grammar(GrammarKind.REGEX, CALL, start)
+        sampler = backend.new_sampler(Sampling(temperature=0, grammar=grammar), (1,), None)
+        token, _ = sampler.sample(None, 0, logits.copy())
+        assert (token in vocabulary.eog_tokens) == ends
+        sampler.close()
+
+
+def test_what_a_grammar_needs_comes_before_a_bias_against_it(
+    backend: LlamaBackend, vocabulary: Vocabulary
+) -> None:
+    digits = [vocabulary.tokenize(str(n), parse_special=False)[0] for n in range(10)]
+    bias = tuple((token, -math.inf) for token in range(vocabulary.n_vocab))
+    grammar = Grammar(GrammarKind.REGEX, "[0-9]")
+    sampling = Sampling(temperature=0, grammar=grammar, logit_bias=bias)
+    sampler = backend.new_sampler(sampling, (1,), None)
+    token, _ = sampler.sample(None, 0, np.zeros(vocabulary.n_vocab, dtype=np.float32))
+    assert token in digits
+    sampler.close()

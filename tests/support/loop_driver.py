@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rekindle.engine.loop import Cancel, Delivery, EngineLoop, OpenCache, Submit
-from rekindle.generation import GenerationRequest, PromptEvaluated, Sampling, TokenSampled
+from rekindle.engine.backend import Embedder
+from rekindle.engine.loop import Cancel, Delivery, Embed, EngineLoop, OpenCache, Submit
+from rekindle.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    PromptEvaluated,
+    Sampling,
+    TokenSampled,
+)
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
 
@@ -18,11 +25,20 @@ class Asked(NamedTuple):
 class Bench:
     """An engine loop whose steps the test takes, and all it has said."""
 
-    def __init__(self, backend: FakeBackend, open_cache: OpenCache | None = None) -> None:
+    def __init__(
+        self,
+        backend: FakeBackend,
+        open_cache: OpenCache | None = None,
+        embedder: Embedder | None = None,
+    ) -> None:
         self.backend = backend
         self.said: list[Delivery] = []
         self.loop = EngineLoop(
-            backend, self.said.extend, open_cache or cache_opener(), queue_size=8
+            backend,
+            self.said.extend,
+            open_cache or cache_opener(),
+            queue_size=8,
+            embedder=embedder,
         )
         self.loop.start()
 
@@ -47,6 +63,10 @@ class Bench:
         )
         self.loop.inbox.put(Submit(request))
 
+    def embed(self, name: str, *inputs: Sequence[int]) -> None:
+        request = EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs)))
+        self.loop.inbox.put(Embed(request))
+
     def step(self) -> None:
         self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
         self.loop.receive()
@@ -57,7 +77,8 @@ class Bench:
         for _ in range(n_steps):
             self.step()
             status = self.loop.status()
-            if status.n_running == status.n_waiting == status.n_background == 0:
+            n_embedding = status.embedder.n_requests if status.embedder else 0
+            if status.n_running == status.n_waiting == status.n_background == n_embedding == 0:
                 return
         raise AssertionError("still running")
 

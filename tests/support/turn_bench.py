@@ -85,9 +85,9 @@ class TurnBench:
             begins_in_reasoning=prompt.begins_in_reasoning,
         )
         ids = []
-        for _ in said.calls:
+        for call in said.calls:
             self._n_calls += 1
-            ids.append(f"call_{self._n_calls:04}")
+            ids.append(call.id or f"call_{self._n_calls:04}")
         prompt.remember(tokens, self.end_text, said, ids)
         return Exchange(prompt, tuple(tokens), said, message_of(said, ids))
 

@@ -71,7 +71,12 @@ class Tool:
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
+    more_tools: tuple[Tool, ...] = ()  # defined in some message, not at the head of the prompt
     documents_json: tuple[str, ...] = ()
     # Arbitrary JSON that the template may read (`enable_thinking`, ...); the client's own keys.
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     continue_last: bool = False  # the last assistant message is open: go on inside it
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        return self.tools + self.more_tools

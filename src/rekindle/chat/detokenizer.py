@@ -1,6 +1,7 @@
 """Tokens to text as they come: whole characters only, and nothing behind a stop string."""
 
 import codecs
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -19,7 +20,8 @@ class Utf8Assembler:
 
 class Scan(NamedTuple):
     text: str  # safe to show
-    stopped: bool
+    stop: str | None = None  # the stop string behind it, if it was found
+    n_cut: int = 0  # characters from there on
 
 
 class StopScanner:
@@ -31,15 +33,16 @@ class StopScanner:
 
     def feed(self, text: str) -> Scan:
         if not self._stops:
-            return Scan(text, stopped=False)
+            return Scan(text)
         text = self._held + text
         self._held = ""
-        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        found = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
-            return Scan(text[: min(found)], stopped=True)
+            index, stop = min(found, key=itemgetter(0))
+            return Scan(text[:index], stop, len(text) - index)
         n_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - n_held :]
-        return Scan(text[: len(text) - n_held], stopped=False)
+        return Scan(text[: len(text) - n_held])
 
     def flush(self) -> str:
         held, self._held = self._held, ""

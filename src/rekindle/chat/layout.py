@@ -16,6 +16,12 @@ class Layout:
         self._guard = guard
         self._pieces = pieces
         self._starts = [0, *accumulate(len(piece.text) for piece in pieces)][:-1]
+        self._controls = [
+            (start, control)
+            for start, piece in zip(self._starts, pieces, strict=True)
+            if (control := guard.control_string(piece))
+        ]
+        self._control_starts = [start for start, _ in self._controls]
 
     def cut(self, start: int, stop: int) -> list[tuple[int, Piece]]:
         """The pieces of a part of the text, each with its offset."""
@@ -45,6 +51,5 @@ class Layout:
 
     def controls(self, start: int) -> Iterator[tuple[int, str]]:
         """The control strings that the template wrote, from `start` on, with their offsets."""
-        for index in range(bisect_left(self._starts, start), len(self._pieces)):
-            if control := self._guard.control_string(self._pieces[index]):
-                yield self._starts[index], control
+        for index in range(bisect_left(self._control_starts, start), len(self._controls)):
+            yield self._controls[index]

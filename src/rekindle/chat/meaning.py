@@ -1,6 +1,7 @@
 """What a turn means, however the client spells it: white space around it, JSON, call ids."""
 
 import json
+import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -11,7 +12,9 @@ from rekindle.chat.dialects.base import ReasoningMarks
 from rekindle.chat.reply_parser import Said
 
 KEY_BYTES = 16
-MAX_KNOWN = 1024  # arguments of calls that come again with every request; picked
+CALL_ID_PREFIX = "call_"
+# Arguments of calls come again with every request. Both are picked.
+MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 1024
 
 
 def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -> bool:
@@ -28,13 +31,19 @@ def said_calls(said: Said) -> list[tuple[str, str]]:
     return [(call.name, canonical_json(call.arguments_json)) for call in said.calls]
 
 
-@lru_cache(MAX_KNOWN)
 def canonical_json(source: str) -> str:
     """Equal for equal JSON values; what is no JSON stands for itself."""
+    return _canonical(source) if len(source) > MAX_KNOWN_CHARS else _known(source)
+
+
+def _canonical(source: str) -> str:
     try:
         return json.dumps(_plain(json.loads(source or "{}")), sort_keys=True)
     except (ValueError, RecursionError):
         return source.strip()
+
+
+_known = lru_cache(MAX_KNOWN)(_canonical)
 
 
 def _plain(value: Any) -> Any:
@@ -50,10 +59,16 @@ def _plain(value: Any) -> Any:
             return value
 
 
-def call_key(call_id: str) -> bytes:
-    """One client drops the underscore of `call_x`."""
-    bare = "".join(filter(str.isalnum, call_id)).lower()
-    return digest(b"call", bare.encode("utf-8", "replace"))
+def new_call_id() -> str:
+    return f"{CALL_ID_PREFIX}{secrets.token_hex(12)}"
+
+
+def call_keys(call_ids: Iterable[str]) -> list[bytes]:
+    """Of our own ids, which are unique: models that write ids use the same ones again."""
+    # One client drops the underscore of `call_x`.
+    bare = ["".join(filter(str.isalnum, call_id)).lower() for call_id in call_ids]
+    ours = (each for each in bare if each.startswith(CALL_ID_PREFIX.rstrip("_")))
+    return [digest(b"call", each.encode("utf-8", "replace")) for each in ours]
 
 
 def history_keys(messages: Iterable[Message], marks: ReasoningMarks | None) -> list[bytes]:

@@ -17,7 +17,7 @@ from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.guard import Piece
 from rekindle.chat.layout import Layout
 from rekindle.chat.meaning import (
-    call_key,
+    call_keys,
     history_keys,
     means_the_same,
     next_key,
@@ -35,7 +35,7 @@ from rekindle.generation import Tokenizer
 
 # Clients drop or rewrite the last message, or a whole tool loop, not what came long before.
 MAX_USER_BOUNDARIES = 2
-MAX_TURNS_TRIED = 4  # of those that may be one message; picked
+MAX_TURNS_TRIED = 16  # of those that may be one message; picked
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
 
@@ -76,9 +76,11 @@ class PromptBuilder:
         self._texts = TextSplicer(memory, tokenizer, self._tokenize)
         self._switches = _keeping_switches(template.source)
 
-    def from_conversation(self, conversation: Conversation) -> Prompt:
+    def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
+        """Without `recalls` every turn is taken as it was sent."""
         keys = history_keys(conversation.messages, self._dialect.reasoning)
-        shown, layout, spliced = self._build(conversation, keys)
+        candidates = self._candidates(conversation, keys) if recalls else {}
+        shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
         self._memory.note_use(list(spliced.turns.values()))
         history_end, lengths = self._prefix_lengths(shown, layout.text)
         tokens = tuple(spliced.run.tokens)
@@ -88,8 +90,10 @@ class PromptBuilder:
         def remember(
             reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
         ) -> None:
+            *before, answer = _with_reply(conversation, said, call_ids).messages
             turn = Turn(
                 prompt_key=spliced.run.key(),
+                n_replies_before=sum(m.role is Role.ASSISTANT for m in before),
                 gap_chars=history_end - spliced.end,
                 generation_prompt=opening,
                 begins_in_reasoning=begins_in_reasoning,
@@ -97,10 +101,8 @@ class PromptBuilder:
                 end_text=end_text,
                 said=said,
             )
-            answered = _with_reply(conversation, said, call_ids).messages
-            history = [b"", *keys][len(answered) - 1]
-            key = next_key(history, answered[-1], self._dialect.reasoning)
-            self._memory.remember(turn, [key, *map(call_key, call_ids)])
+            key = next_key([b"", *keys][len(before)], answer, self._dialect.reasoning)
+            self._memory.remember(turn, [key, *call_keys(call_ids)])
 
         return Prompt(
             tokens,
@@ -119,16 +121,18 @@ class PromptBuilder:
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
-            layout, spliced = self._build(asked)[1:]
+            keys = history_keys(asked.messages, self._dialect.reasoning)
+            candidates = self._candidates(asked, keys)
+            _, layout, spliced = self._spliced(self._with_switches(asked), candidates)
         except InvalidRequest:
             return ()  # some templates refuse the conversation that would follow
         place = layout.text.rfind(_NEXT)
         before = [position for offset, position, _ in spliced.marks if offset <= place]
         return tuple(spliced.run.tokens[: before[-1]]) if before else ()
 
-    def from_text(self, text: str) -> Prompt:
+    def from_text(self, text: str, *, recalls: bool = True) -> Prompt:
         run = TokenRun(self._bos_before(text))
-        self._memory.note_use(self._texts.splice(run, text))
+        self._memory.note_use(self._texts.splice(run, text, recalls=recalls))
         return self._plain(run, text)
 
     def from_tokens(self, tokens: Sequence[int]) -> Prompt:
@@ -161,15 +165,6 @@ class PromptBuilder:
         remembered = tuple(run.remembered)
         return Prompt(tuple(run.tokens), (), text, remembered=remembered, remember=remember)
 
-    def _build(
-        self, conversation: Conversation, keys: Sequence[bytes] | None = None
-    ) -> tuple[Conversation, Layout, Spliced]:
-        """The conversation as it is shown to the template, its text, and its tokens."""
-        if keys is None:
-            keys = history_keys(conversation.messages, self._dialect.reasoning)
-        candidates = self._candidates(conversation, keys)
-        return self._spliced(self._with_switches(conversation), candidates)
-
     def _with_switches(self, conversation: Conversation) -> Conversation:
         """Templates that can keep earlier reasoning do, unless the client says otherwise."""
         if self._reasoning_history is ReasoningHistory.TEMPLATE or not self._switches:
@@ -182,34 +177,53 @@ class PromptBuilder:
     ) -> dict[int, Candidate]:
         """For each assistant message the turns that mean the same."""
         wanted = {
-            index: [*(call_key(call.id) for call in message.calls if call.id), keys[index]]
+            index: [*call_keys(call.id for call in message.calls), keys[index]]
             for index, message in enumerate(conversation.messages)
             if message.role is Role.ASSISTANT
         }
         found = self._memory.find([key for each in wanted.values() for key in each])
         loop_start = _tool_loop_start(conversation.messages)
         candidates = {}
-        for index, its_keys in wanted.items():
+        for n_before, (index, its_keys) in enumerate(wanted.items()):
             message = conversation.messages[index]
-            turns = {turn.id: turn for key in its_keys for turn in found[key]}
+            # A message that copies an earlier one, ids included, must not stand in for it.
+            turns = {
+                turn.id: turn
+                for key in its_keys
+                for turn in found[key]
+                if turn.n_replies_before == n_before
+            }
             fitting = [
                 turn
                 for turn in turns.values()
                 if means_the_same(message, turn.said, self._dialect.reasoning)
+                or (turn in found[keys[index]] and self._goes_on(message, turn.said))
             ]
             if fitting:
-                keeps = self._keeps_reasoning(in_tool_loop=index >= loop_start)
+                keeps = self._keeps_reasoning(conversation, in_tool_loop=index >= loop_start)
                 candidates[index] = Candidate(fitting[:MAX_TURNS_TRIED], keeps)
         return candidates
 
-    def _keeps_reasoning(self, *, in_tool_loop: bool) -> bool:
+    def _goes_on(self, message: Message, said: Said) -> bool:
+        """Whether a message that means the same as one left open and its reply ends with it."""
+        reasoning, text = split_reasoning(message, self._dialect.reasoning)
+        return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
+
+    def _keeps_reasoning(self, conversation: Conversation, *, in_tool_loop: bool) -> bool:
         match self._reasoning_history:
             case ReasoningHistory.KEEP:
                 return True
             case ReasoningHistory.TEMPLATE:
                 return False
             case ReasoningHistory.AUTO:
-                return in_tool_loop or bool(self._switches)
+                return in_tool_loop or self._is_switched_on(conversation)
+
+    def _is_switched_on(self, conversation: Conversation) -> bool:
+        """The template keeps reasoning, and the client did not tell it otherwise."""
+        chosen = self._switches | conversation.template_kwargs
+        return bool(self._switches) and all(
+            chosen[name] == value for name, value in self._switches.items()
+        )
 
     def _spliced(
         self, conversation: Conversation, candidates: Mapping[int, Candidate]
@@ -223,6 +237,7 @@ class PromptBuilder:
         }
         schemas = schemas_of(conversation)
         layout: Layout | None = None
+        changed: set[int] = set()
         while True:
             shown = _with_reasoning(conversation, restored)
             before, layout = layout, Layout(self.render(shown), self._template.guard)
@@ -232,11 +247,16 @@ class PromptBuilder:
                 )
                 run = TokenRun(self._bos_before(layout.text))
                 spliced = splicer.splice(run, candidates)
-            kept = {i: reasoning for i, reasoning in restored.items() if i in spliced.turns}
-            is_settled = not any(restored[i] for i in restored.keys() - kept.keys())
-            if is_settled:
+            others = {
+                index: _other_reasoning(spliced.shown_otherwise.get(index), reasoning)
+                for index, reasoning in restored.items()
+                if index not in spliced.turns
+            }
+            others |= dict.fromkeys(changed & others.keys(), "")
+            changed |= {index for index, reasoning in others.items() if reasoning}
+            if all(restored[index] == reasoning for index, reasoning in others.items()):
                 return shown, layout, spliced
-            restored = kept
+            restored |= others
 
     def _bos_before(self, text: str) -> tuple[int, ...]:
         bos = self._tokenizer.bos_token
@@ -290,7 +310,7 @@ class PromptBuilder:
 
 def schemas_of(conversation: Conversation) -> Schemas:
     schemas: dict[str, dict[str, Any]] = {}
-    for tool in conversation.tools:
+    for tool in conversation.callable_tools:
         function = json.loads(tool.definition_json)["function"]
         schemas[tool.name] = function.get("parameters") or {"type": "object"}
     return schemas
@@ -300,6 +320,11 @@ def _tool_loop_start(messages: Sequence[Message]) -> int:
     """The index behind the last user message: what follows works on one task."""
     users = [index for index, message in enumerate(messages) if message.role is Role.USER]
     return users[-1] + 1 if users else 0
+
+
+def _other_reasoning(turn: Turn | None, tried: str) -> str:
+    """For a message that was not spliced: that of the turn which it may be, if not tried yet."""
+    return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
 
 
 def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> Conversation:

@@ -112,6 +112,7 @@ class ReplyStats:
 class ReplyDone:
     finish: FinishReason
     stats: ReplyStats
+    stop_sequence: str | None = None  # the stop string that ended the reply
 
 
 ReplyPart = ReplyText | ReplyReasoning | ReplyCall

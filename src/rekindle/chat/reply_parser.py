@@ -54,6 +54,7 @@ class _MarkKind(Enum):
     OPENING = auto()
     TRIGGER = auto()
     HIDDEN = auto()
+    EDGE = auto()  # hidden where the reply begins or behind a call, and then to its end
 
 
 class _Mark(NamedTuple):
@@ -91,6 +92,11 @@ class ReplyParser:
         self._drop_space = begins_in_reasoning and with_reasoning  # in front of what follows
         self._at_start = True  # no text was shown yet
         self._behind_call = False
+        self._hides_edges = False
+
+    @property
+    def is_in_reasoning(self) -> bool:
+        return self._mode is _Mode.REASONING
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -132,6 +138,11 @@ class ReplyParser:
         match mark.kind:
             case _MarkKind.HIDDEN:
                 self._take(len(mark.text))
+            case _MarkKind.EDGE:
+                self._hides_edges |= self._at_start or self._behind_call
+                taken = self._take(len(mark.text))
+                if not self._hides_edges:
+                    self._say(taken)
             case _MarkKind.OPENING:
                 self._pass_reasoning_mark(len(mark.text))
                 self._mode = _Mode.REASONING
@@ -244,6 +255,7 @@ class _Marks:
 
     def __init__(self, dialect: Dialect, *, with_calls: bool) -> None:
         self._anywhere = dict.fromkeys(dialect.hidden, _MarkKind.HIDDEN)
+        self._anywhere |= dict.fromkeys(dialect.hidden_at_edges, _MarkKind.EDGE)
         self._at_start: dict[str, _MarkKind] = {}
         if dialect.reasoning is not None:
             marks = self._anywhere if dialect.reasoning.anywhere else self._at_start

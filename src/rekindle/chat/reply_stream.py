@@ -1,8 +1,6 @@
 """One reply while it is sampled: tokens in, events out, and at its end a turn to remember."""
 
-import asyncio
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 
 from rekindle.chat.detokenizer import StopScanner, Utf8Assembler
 from rekindle.chat.dialects.base import Dialect, ReadCall, Schemas
+from rekindle.chat.meaning import new_call_id
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import (
     Candidate,
@@ -95,10 +94,11 @@ class ReplyStream:
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._calls: list[ReplyCall] = []
+        self._read_calls: list[ReadCall] = []  # the same, as they were read
         self._n_characters = 0  # of the reply, shown or held back
-        self._n_shown = 0
         self._unsent: list[ScoredToken] = []
-        self._is_stopped = False  # by a stop string
+        self._stop: str | None = None  # the stop string that ended it
+        self._is_finished = False  # nothing is held back any more
         self._ended = False
 
     async def __aiter__(self) -> AsyncIterator[ReplyEvent]:
@@ -108,16 +108,18 @@ class ReplyStream:
                     case TokenSampled():
                         for part in self._on_token(event):
                             yield part
-                        if self._is_stopped:
-                            yield await self._done(FinishReason.STOP, None)
+                        if self._stop is not None:
+                            yield self._done(FinishReason.STOP, None)
                             return
                     case Finished():
                         for part in self._on_finish():
                             yield part
-                        yield await self._done(self._reason(event.cause), event.token)
+                        yield self._done(self._reason(event.cause), event.token)
                         return
                     case PromptEvaluated():
                         self._evaluated = event
+                        elapsed = event.restore_seconds + event.prefill_seconds
+                        yield ReplyProgress(event.n_prompt, event.n_prompt, event.n_cached, elapsed)
                     case PrefillProgress():
                         yield ReplyProgress(
                             event.n_done, event.n_total, event.n_cached, event.elapsed_seconds
@@ -132,20 +134,18 @@ class ReplyStream:
         """Ends the request in the engine if it still runs. Harmless when repeated."""
         self._tokens.cancel()
         if not self._ended:
-            for _ in self._on_finish():
-                pass  # nobody listens any more, but the turn is remembered as it is
+            self._on_finish()  # nobody listens any more, but the turn is remembered as it is
             self._remember(None)
             self._end("cancelled")
 
-    async def _done(self, reason: FinishReason, end_token: int | None) -> ReplyDone:
-        self._ended = True
-        await asyncio.to_thread(self._remember, end_token)
+    def _done(self, reason: FinishReason, end_token: int | None) -> ReplyDone:
+        self._remember(end_token)
         self._end(reason.value)
         if self._on_end is not None:
             self._on_end(self._prompt, self._sampled, self._said(), self._call_ids())
-        return ReplyDone(reason, self._stats())
+        return ReplyDone(reason, self._stats(), self._stop)
 
-    def _on_token(self, event: TokenSampled) -> Iterator[ReplyPart]:
+    def _on_token(self, event: TokenSampled) -> list[ReplyPart]:
         self._last_token_at = time.monotonic()
         if not self._sampled:
             self._first_token_at = self._last_token_at
@@ -161,50 +161,62 @@ class ReplyStream:
             parts = (SaidText(text),) if text else ()
         else:
             parts = self._parser.feed(text)
-        for part in parts:
-            yield from self._shown(part)
-            if self._is_stopped:
-                return
+        return self._all_shown(parts)
 
-    def _on_finish(self) -> Iterator[ReplyPart]:
+    def _on_finish(self) -> list[ReplyPart]:
+        if self._is_finished:
+            return []
+        self._is_finished = True
         tail = self._characters.flush()
         parts: list[Part] = [SaidText(tail)] if tail else []
         if self._parser is not None:
             parts = [*self._parser.feed(tail), *self._parser.finish()]
-        for part in parts:
-            yield from self._shown(part)
-            if self._is_stopped:
-                return
+        events = self._all_shown(parts)
+        if self._stop is not None:
+            return events
         text = self._stops.flush()
         scored = self._take_scored()
         if text or scored:
             self._text.append(text)
-            yield ReplyText(text, scored)
+            events.append(ReplyText(text, scored))
+        return events
+
+    def _all_shown(self, parts: Sequence[Part]) -> list[ReplyPart]:
+        """All at once: what is remembered must not depend on how far the client has read."""
+        events: list[ReplyPart] = []
+        for part in parts:
+            events += self._shown(part)
+            if self._stop is not None:
+                break
+        return events
 
     def _shown(self, part: Part) -> Iterator[ReplyPart]:
         match part:
             case SaidText(text):
                 scan = self._stops.feed(text)
-                if scan.stopped:
-                    self._is_stopped = True
-                    n_shown = self._n_shown + len(scan.text)
-                    self._unsent = [each for each in self._unsent if each.text_offset < n_shown]
-                self._n_shown += len(scan.text)
-                if scan.text or (scan.stopped and self._unsent):
+                if scan.stop is not None:
+                    self._stop = scan.stop
+                    self._drop_scores(scan.n_cut)
+                if scan.text or (scan.stop is not None and self._unsent):
                     self._text.append(scan.text)
                     yield ReplyText(scan.text, self._take_scored())
             case SaidReasoning(text):
                 self._reasoning.append(text)
                 yield ReplyReasoning(text, self._take_scored())
             case ReadCall(name, arguments_json):
-                call = ReplyCall(
-                    len(self._calls), _new_call_id(), name, arguments_json, self._take_scored()
-                )
+                index, call_id = len(self._calls), self._call_id(part)
+                self._read_calls.append(part)
+                call = ReplyCall(index, call_id, name, arguments_json, self._take_scored())
                 self._calls.append(call)
                 yield call
 
+    def _drop_scores(self, n_chars: int) -> None:
+        """Of tokens that lie wholly in the last characters of the reply."""
+        while self._unsent and len(self._unsent[-1].chosen.text) <= n_chars:
+            n_chars -= len(self._unsent.pop().chosen.text)
+
     def _reason(self, cause: StopCause) -> FinishReason:
-        if self._is_stopped:  # in what came out last
+        if self._stop is not None:  # in what came out last
             return FinishReason.STOP
         if cause is StopCause.LENGTH:
             return FinishReason.LENGTH
@@ -221,8 +233,16 @@ class ReplyStream:
         return Candidate(token, data.decode("utf-8", "replace"), data, logprob)
 
     def _said(self) -> Said:
-        calls = tuple(ReadCall(call.name, call.arguments_json) for call in self._calls)
+        calls = tuple(self._read_calls)
         return Said("".join(self._reasoning), "".join(self._text), calls)
+
+    def _call_id(self, call: ReadCall) -> str:
+        """The model's own where it writes one, and not one that the conversation has."""
+        known = {each.id for each in self._calls}
+        if self._prompt.conversation is not None:
+            messages = self._prompt.conversation.messages
+            known |= {each.id for message in messages for each in message.calls}
+        return call.id if call.id and call.id not in known else new_call_id()
 
     def _call_ids(self) -> list[str]:
         return [call.id for call in self._calls]
@@ -240,7 +260,9 @@ class ReplyStream:
 
     def _tokens_said(self) -> list[int]:
         """Without those behind a stop string; none where the cut falls into a token."""
-        if not self._is_stopped:
+        if self._parser is not None and self._parser.is_in_reasoning:
+            return []  # the template would close it, and the sampled tokens do not
+        if self._stop is None:
             return self._sampled
         said = self._said()
         tokens = list(self._sampled)
@@ -287,10 +309,6 @@ class ReplyStream:
             else "-",
             outcome,
         )
-
-
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 def _as_text(text: str) -> Said:

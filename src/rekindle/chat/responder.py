@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.chat.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply import ReplyOptions
 from rekindle.chat.reply_stream import ReplyReader, ReplyStream
@@ -25,6 +26,7 @@ class Responder:
         *,
         default_cache_prompt: bool = True,
         rewarmer: Rewarmer | None = None,
+        embedding_end_token: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
@@ -34,13 +36,18 @@ class Responder:
         self._dialect = dialect
         self._rewarmer = rewarmer
         self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
+        self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
         self._marks = _mark_bytes(tokenizer, self._tool_uses.marks())
 
-    async def prepare_chat(self, conversation: Conversation) -> Prompt:
-        return await asyncio.to_thread(self._prompts.from_conversation, conversation)
+    async def prepare_chat(
+        self, conversation: Conversation, *, cache_prompt: bool = True
+    ) -> Prompt:
+        return await asyncio.to_thread(
+            self._prompts.from_conversation, conversation, recalls=cache_prompt
+        )
 
-    async def prepare_text(self, text: str) -> Prompt:
-        return await asyncio.to_thread(self._prompts.from_text, text)
+    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt:
+        return await asyncio.to_thread(self._prompts.from_text, text, recalls=cache_prompt)
 
     async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
         n_ctx = self._engine.status().n_ctx
@@ -77,6 +84,9 @@ class Responder:
             is_remembered=options.cache_prompt,
             on_end=self._rewarmer.after if self._rewarmer and options.cache_prompt else None,
         )
+
+    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+        return await self._embeddings.make(inputs, request_id=request_id)
 
     def status(self) -> EngineStatus:
         return self._engine.status()

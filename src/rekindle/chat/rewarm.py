@@ -7,6 +7,7 @@ or what the generation prompt put in front), the next request would have to comp
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 
 from rekindle.chat.prompt import Prompt, PromptBuilder
@@ -24,13 +25,15 @@ from rekindle.generation import (
 _log = logging.getLogger("rekindle.rewarm")
 
 MIN_TOKENS = 8  # fewer are not worth the trouble; picked
+MAX_WAITING = 8  # replies that ended while others ran; picked
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for the others to end; picked
 
 
 class Rewarmer:
     def __init__(self, engine: Engine, prompts: PromptBuilder) -> None:
         self._engine = engine
         self._prompts = prompts
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by prompt, the oldest first
 
     def after(
         self, prompt: Prompt, reply: Sequence[int], said: Said, call_ids: Sequence[str]
@@ -38,12 +41,21 @@ class Rewarmer:
         """Returns at once. A turn that ended in calls is followed by results, and stays."""
         if prompt.conversation is None or call_ids or not reply:
             return
+        self._forget(id(prompt))  # of several replies to one prompt, the last
+        if len(self._tasks) == MAX_WAITING:
+            self._forget(next(iter(self._tasks)))
         task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[id(prompt)] = task
+        task.add_done_callback(lambda _: self._tasks.pop(id(prompt), None))
+
+    def _forget(self, key: int) -> None:
+        if (task := self._tasks.pop(key, None)) is not None:
+            task.cancel()
 
     async def _rewarm(self, prompt: Prompt, reply: tuple[int, ...], said: Said) -> None:
         try:
+            if not await self._is_idle():
+                return
             ahead = await asyncio.to_thread(self._prompts.after_reply, prompt, said, ())
             known = prompt.tokens + reply
             if len(ahead) - _n_shared(ahead, known) >= MIN_TOKENS:
@@ -52,6 +64,15 @@ class Rewarmer:
             _log.debug("nothing is computed ahead: %s", error.message)
         except Exception:
             _log.exception("nothing could be computed ahead")
+
+    async def _is_idle(self) -> bool:
+        """Waits for it, for a while: building the prompt would slow the others down."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (status := self._engine.status()).n_running or status.n_waiting:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_SECONDS)
+        return True
 
     async def _compute(self, tokens: tuple[int, ...]) -> None:
         stream = self._engine.submit(

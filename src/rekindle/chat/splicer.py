@@ -7,6 +7,7 @@ model said. And it ends where the template ends the turn. Anything else is token
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from os.path import commonprefix
 
 from rekindle.chat.dialects.base import Dialect, Schemas
@@ -32,7 +33,9 @@ class Candidate:
 class Spliced:
     run: TokenRun
     turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
-    end: int = 0  # where the last of them ends in the text
+    # Those that follow their prompt, too, and are shown otherwise than they were said.
+    shown_otherwise: dict[int, Turn] = field(default_factory=dict)
+    end: int = 0  # where the last of the turns ends in the text
     # Offset in the text and position in the tokens of each piece that was tokenised.
     marks: list[tuple[int, int, Piece]] = field(default_factory=list)
 
@@ -57,12 +60,18 @@ class Splicer:
         done = Spliced(run)
         for index, candidate in candidates.items():
             for turn in candidate.turns:
-                fit = self._fit(done, turn, keeps_reasoning=candidate.keeps_reasoning)
-                if fit is not None:
-                    self._append(done, fit.prompt)
-                    run.extend_sampled(turn.tokens)
-                    done.turns[index], done.end = turn, fit.end
-                    break
+                keeps_reasoning = candidate.keeps_reasoning
+                prompt = self._prompt(done, turn, keeps_reasoning=keeps_reasoning)
+                if prompt is None:
+                    continue
+                end = self._end(done, turn, keeps_reasoning=keeps_reasoning)
+                if end is None:
+                    done.shown_otherwise.setdefault(index, turn)
+                    continue
+                self._append(done, prompt)
+                run.extend_sampled(turn.tokens)
+                done.turns[index], done.end = turn, end
+                break
         self._append(done, self._layout.cut(done.end, len(self._layout.text)))
         return done
 
@@ -71,22 +80,28 @@ class Splicer:
             done.marks.append((offset, len(done.run.tokens), piece))
             done.run.extend(self._tokenize(piece))
 
-    def _fit(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> "_Fit | None":
+    def _prompt(
+        self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
+    ) -> list[tuple[int, Piece]] | None:
+        """What stands between the turn and the one before it; None: it was another prompt."""
         text = self._layout.text
         history_end = done.end + turn.gap_chars
-        if history_end > len(text):
-            return None
         opening = turn.generation_prompt
-        is_opened = text.startswith(opening, history_end)
-        if is_opened:
+        if text.startswith(opening, history_end):
             prompt = self._layout.cut(done.end, history_end + len(opening))
-        elif keeps_reasoning:
+        elif keeps_reasoning and history_end <= len(text):
             prompt = self._layout.followed_by(opening, done.end, history_end)
         else:
             return None
-        if done.run.key(self._tokenize(piece) for _, piece in prompt) != turn.prompt_key:
-            return None
-        for body in _bodies(text, history_end, opening):
+        key = done.run.key(self._tokenize(piece) for _, piece in prompt)
+        return prompt if key == turn.prompt_key else None
+
+    def _end(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+        """Where the turn ends in the text; None: the text there says something else."""
+        text = self._layout.text
+        history_end = done.end + turn.gap_chars
+        is_opened = text.startswith(turn.generation_prompt, history_end)
+        for body in _bodies(text, history_end, turn.generation_prompt):
             for end in self._ends(body, turn):
                 shown = parse(
                     self._dialect,
@@ -95,7 +110,29 @@ class Splicer:
                     begins_in_reasoning=turn.begins_in_reasoning and is_opened,
                 )
                 if _is_same(shown, turn.said, keeps_reasoning=keeps_reasoning):
-                    return _Fit(prompt, end)
+                    return end
+                if turn.said.text and turn.said.calls and not shown.calls:
+                    later = self._split_end(end, shown, turn, keeps_reasoning=keeps_reasoning)
+                    if later is not None:
+                        return later
+        return None
+
+    def _split_end(self, end: int, shown: Said, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+        """Where the calls end that were put into a message of their own, behind the text.
+
+        Templates that would leave the text out get two messages for one turn.
+        """
+        text, opening = self._layout.text, turn.generation_prompt
+        [control] = [control for _, control in islice(self._layout.controls(end), 1)] or [""]
+        start = text.find(opening, end + len(control))
+        if not control or start < 0 or text[end + len(control) : start].strip():
+            return None
+        body = start + len(opening)
+        for later in self._ends(body, turn):
+            calls = parse(self._dialect, self._schemas, text[body:later], begins_in_reasoning=False)
+            both = Said(shown.reasoning, shown.text + calls.text, calls.calls)
+            if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
+                return later
         return None
 
     def _ends(self, body: int, turn: Turn) -> Iterator[int]:
@@ -121,14 +158,11 @@ class Splicer:
             yield from (offset for offset in others if offset not in likely)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    prompt: Sequence[tuple[int, Piece]]  # what stands between the turn and the one before it
-    end: int
-
-
 def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
     if shown.text.strip() != said.text.strip() or said_calls(shown) != said_calls(said):
+        return False
+    # Results refer to the ids that are shown: sampled ones must be the same.
+    if any(a.id != b.id for a, b in zip(shown.calls, said.calls, strict=True) if b.id):
         return False
     reasoning = shown.reasoning.strip()
     return reasoning == said.reasoning.strip() or (keeps_reasoning and not reasoning)

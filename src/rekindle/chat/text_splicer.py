@@ -17,7 +17,9 @@ from rekindle.chat.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.turn_memory import Turn, TurnMemory
 from rekindle.generation import Tokenizer
 
-FINE_CHARS, COARSE_CHARS = 64, 1024  # the second from its own length on; both picked
+# Steps of lengths, the second from FINE_LIMIT on: fine enough that texts which share a long
+# beginning have keys of their own. All picked.
+FINE_CHARS, FINE_LIMIT, COARSE_CHARS = 64, 65_536, 1024
 MAX_BACK = 8  # tokens of a reply that may be given up for a clean cut; picked
 # Of the text around a cut, enough to see whether a merge crosses it; picked.
 CHARS_BEFORE, CHARS_BEHIND = 1024, 256
@@ -31,11 +33,11 @@ class TextSplicer:
         letter = tokenizer.tokenize("a", parse_special=False)
         self._adds_space = tokenizer.detokenize(letter, render_special=True) == b" a"
 
-    def splice(self, run: TokenRun, text: str) -> list[Turn]:
+    def splice(self, run: TokenRun, text: str, *, recalls: bool = True) -> list[Turn]:
         """Appends the text's tokens to `run`; the turns that kept theirs."""
         used: list[Turn] = []
         position = 0  # in the text: what comes before it is in the run
-        for turn in self._turns_in(text):
+        for turn in self._turns_in(text) if recalls else ():
             prompt_end = turn.gap_chars
             if prompt_end < position:
                 continue
@@ -58,6 +60,7 @@ class TextSplicer:
             return
         turn = Turn(
             prompt_key=run_key,
+            n_replies_before=0,
             gap_chars=len(prompt),
             generation_prompt="",
             begins_in_reasoning=False,
@@ -130,8 +133,8 @@ def _beginnings(text: str) -> Iterator[tuple[int, bytes]]:
     """Keys of the text's beginnings, by length."""
     state = blake2b(digest_size=KEY_BYTES)
     start = 0
-    lengths = [*range(FINE_CHARS, COARSE_CHARS, FINE_CHARS)]
-    lengths += range(COARSE_CHARS, len(text) + 1, COARSE_CHARS)
+    lengths = [*range(FINE_CHARS, FINE_LIMIT, FINE_CHARS)]
+    lengths += range(FINE_LIMIT, len(text) + 1, COARSE_CHARS)
     for length in lengths:
         if length > len(text):
             return

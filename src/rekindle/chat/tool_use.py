@@ -50,7 +50,7 @@ class ToolUses:
 
         self._dialect.grammar({"name": {"type": "object"}}, parallel=True, literal=literal)
         marks += [trigger.text for trigger in self._dialect.triggers]
-        marks += self._dialect.hidden
+        marks += self._dialect.hidden + self._dialect.hidden_at_edges
         if self._dialect.reasoning is not None:
             marks += [self._dialect.reasoning.opening, self._dialect.reasoning.closing]
         return tuple(marks)
@@ -69,20 +69,22 @@ class ToolUses:
             grammar = replace(sampling.grammar, start=start)
             self._check(grammar)
             return ToolUse(None, replace(sampling, grammar=grammar))
-        if not conversation.tools:
+        if not conversation.callable_tools:
             return ToolUse(None, sampling)
         if choice.mode is ToolMode.NONE:
             bias = (*sampling.logit_bias, *self._against_calls())
             return ToolUse(None, replace(sampling, logit_bias=bias))
-        if choice.mode is ToolMode.AUTO:
-            if sampling.ignore_eos:  # a complete call must be able to end
-                return ToolUse(schemas_of(conversation), sampling)
-            start = replace(start, triggers=self._dialect.triggers)
-        definitions = tuple(
-            tool.definition_json
-            for tool in conversation.tools
+        tools = tuple(
+            tool
+            for tool in conversation.callable_tools
             if not choice.names or tool.name in choice.names
         )
+        schemas = schemas_of(replace(conversation, tools=tools, more_tools=()))
+        if choice.mode is ToolMode.AUTO:
+            if sampling.ignore_eos:  # a complete call must be able to end
+                return ToolUse(schemas, sampling)
+            start = replace(start, triggers=self._dialect.triggers)
+        definitions = tuple(tool.definition_json for tool in tools)
         grammar = Grammar(GrammarKind.LARK, self._source(definitions, choice.parallel), start)
         try:
             self._check(grammar)
@@ -90,15 +92,19 @@ class ToolUses:
             if choice.mode is ToolMode.REQUIRED:
                 raise InvalidRequest(error.message, "tools") from error
             _log.warning("calls are not held to their schemas: %s", error.message)
-            return ToolUse(schemas_of(conversation), sampling)
-        return ToolUse(schemas_of(conversation), replace(sampling, grammar=grammar))
+            return ToolUse(schemas, sampling)
+        return ToolUse(schemas, replace(sampling, grammar=grammar))
 
     def _outside_reasoning(self, prompt: Prompt) -> GrammarStart:
         marks = self._dialect.reasoning
         if marks is None:
             return GrammarStart()
         quiet = marks.opening.strip(), marks.closing.strip()
-        return GrammarStart(quiet=quiet, begins_quiet=prompt.begins_in_reasoning)
+        return GrammarStart(
+            quiet=quiet,
+            quiet_anywhere=marks.anywhere,
+            begins_quiet=prompt.begins_in_reasoning,
+        )
 
     def _make_source(self, definitions: tuple[str, ...], parallel: bool) -> str:  # noqa: FBT001
         functions = [json.loads(definition)["function"] for definition in definitions]

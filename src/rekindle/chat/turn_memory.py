@@ -20,8 +20,9 @@ from rekindle.stored_turns import StoredTurn, TurnStore
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
-MAX_DECODED = 4096  # picked: a few long conversations
+FORMAT = 2
+MAX_DECODED_BYTES = 32_000_000  # picked: some hundred turns of a thousand tokens
+TOKEN_BYTES = 40  # of a Python integer in a tuple
 
 _LENGTH = struct.Struct("<I")
 
@@ -31,6 +32,7 @@ class Turn:
     """A reply, and the prompt it was sampled after."""
 
     prompt_key: bytes  # of the prompt's tokens
+    n_replies_before: int  # in the conversation
     gap_chars: int  # of the prompt's text, from the last remembered turn in it to its history's end
     generation_prompt: str  # what the template wrote behind the history
     begins_in_reasoning: bool
@@ -47,6 +49,7 @@ class TurnMemory:
     def __init__(self, store: TurnStore) -> None:
         self._store = store
         self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
+        self._n_bytes = 0
         self._lock = Lock()
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
@@ -77,23 +80,31 @@ class TurnMemory:
                 return known[1]
         turn = _decoded(stored)
         with self._lock:
+            self._n_bytes += _size(stored.data) - _size(self._decoded.pop(stored.id, (b"",))[0])
             self._decoded[stored.id] = stored.data, turn
-            if len(self._decoded) > MAX_DECODED:
-                self._decoded.popitem(last=False)
+            while self._n_bytes > MAX_DECODED_BYTES:
+                _, (data, _) = self._decoded.popitem(last=False)
+                self._n_bytes -= _size(data)
         return turn
+
+
+def _size(data: bytes) -> int:
+    """As the data and decoded, where most of it is tokens."""
+    return len(data) * (1 + TOKEN_BYTES // array("i").itemsize)
 
 
 def _encoded(turn: Turn) -> bytes:
     fields = {
         "format": FORMAT,
         "prompt_key": turn.prompt_key.hex(),
+        "n_replies_before": turn.n_replies_before,
         "gap_chars": turn.gap_chars,
         "generation_prompt": turn.generation_prompt,
         "begins_in_reasoning": turn.begins_in_reasoning,
         "end_text": turn.end_text,
         "reasoning": turn.said.reasoning,
         "text": turn.said.text,
-        "calls": [[call.name, call.arguments_json] for call in turn.said.calls],
+        "calls": [[call.name, call.arguments_json, call.id] for call in turn.said.calls],
     }
     head = json.dumps(fields).encode()  # ASCII: a lone surrogate has no other form
     return _LENGTH.pack(len(head)) + head + array("i", turn.tokens).tobytes()
@@ -108,9 +119,10 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             return None
         tokens = array("i")
         tokens.frombytes(stored.data[_LENGTH.size + n_head :])
-        calls = tuple(ReadCall(name, arguments) for name, arguments in fields["calls"])
+        calls = tuple(ReadCall(*call) for call in fields["calls"])
         turn = Turn(
             prompt_key=bytes.fromhex(fields["prompt_key"]),
+            n_replies_before=fields["n_replies_before"],
             gap_chars=fields["gap_chars"],
             generation_prompt=fields["generation_prompt"],
             begins_in_reasoning=fields["begins_in_reasoning"],

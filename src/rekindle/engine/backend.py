@@ -1,6 +1,7 @@
 """What the engine needs of whatever computes: a dozen verbs. llama.cpp's version is in `llama`.
 
-A slot is one of the backend's sequence ids. All slots share `n_cells` positions.
+A slot is one of the backend's sequence ids. All slots share `n_cells` positions. An embedder
+has a context of its own, so nothing it does can touch them.
 """
 
 from collections.abc import Sequence
@@ -90,3 +91,22 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """Computes one input at a time, in parts. For the engine thread, but for the two numbers."""
+
+    n_ctx: int  # the longest input
+    n_dimensions: int
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forgets the input before it. Raises InvalidRequest if the model makes no embeddings."""
+        ...
+
+    def advance(self) -> bytes | None:
+        """Computes the next part; after the last one, the vector. Raises EngineError."""
+        ...
+
+    def rest(self) -> None:
+        """Gives its memory back until the next input."""
+        ...

@@ -10,10 +10,21 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from rekindle.engine.backend import Backend
-from rekindle.engine.loop import Cancel, Delivery, EngineLoop, FailAll, OpenCache, Stop, Submit
+from rekindle.engine.backend import Backend, Embedder
+from rekindle.engine.loop import (
+    Cancel,
+    Delivery,
+    Embed,
+    EngineLoop,
+    FailAll,
+    OpenCache,
+    Stop,
+    Submit,
+)
 from rekindle.errors import Overloaded, PromptTooLong, RekindleError, ShuttingDown
 from rekindle.generation import (
+    Embedded,
+    EmbeddingRequest,
     EngineStatus,
     Finished,
     GenerationRequest,
@@ -52,14 +63,26 @@ class _Stream:
 
 
 class EngineHandle:
-    def __init__(self, backend: Backend, open_cache: OpenCache, *, queue_size: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        open_cache: OpenCache,
+        *,
+        queue_size: int,
+        embedder: Embedder | None = None,
+    ) -> None:
         self._backend = backend
         self._queue_size = queue_size
         self._engine = EngineLoop(
-            backend, self._deliver_from_engine, open_cache, queue_size=queue_size
+            backend,
+            self._deliver_from_engine,
+            open_cache,
+            queue_size=queue_size,
+            embedder=embedder,
         )
         self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
         self._streams: dict[str, _Stream] = {}
+        self._embeddings: dict[str, asyncio.Future[Embedded]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._mean_seconds = 1.0  # of a request, for Retry-After
         self._draining = False
@@ -92,6 +115,28 @@ class EngineHandle:
             self._forget(stream)
             self._engine.inbox.put(Cancel(stream.request_id))
 
+    async def embed(self, request: EmbeddingRequest) -> Embedded:
+        if self._draining:
+            raise ShuttingDown("The server is shutting down.")
+        n_ahead = len(self._embeddings) - 1  # one is computed at a time
+        if n_ahead >= self._queue_size:
+            raise Overloaded(
+                f"An embedding request runs and {n_ahead} wait.",
+                retry_after_seconds=self._retry_after(n_ahead),
+            )
+        assert request.id not in self._embeddings
+        outcome = asyncio.get_running_loop().create_future()
+        self._embeddings[request.id] = outcome
+        self._engine.inbox.put(Embed(request))
+        try:
+            embedded: Embedded = await outcome
+            return embedded
+        finally:
+            if outcome.cancelled():
+                self._engine.inbox.put(Cancel(request.id))
+            del self._embeddings[request.id]
+            self._notice_drained()
+
     def check_grammar(self, grammar: Grammar) -> None:
         self._backend.check_grammar(grammar)
 
@@ -105,7 +150,7 @@ class EngineHandle:
             if stream.is_in_background:
                 stream.events.put_nowait(Finished(StopCause.YIELDED))
                 self.cancel(stream)
-        if self._streams:
+        if self._streams or self._embeddings:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_seconds)
         self.cut()
@@ -128,8 +173,10 @@ class EngineHandle:
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for request_id, event in deliveries:
-            # A stream that was cancelled a moment ago is gone from here, not yet from there.
-            if (stream := self._streams.get(request_id)) is None:
+            # What was cancelled a moment ago is gone from here, not yet from there.
+            if (outcome := self._embeddings.get(request_id)) is not None:
+                _settle(outcome, event)
+            if (stream := self._streams.get(request_id)) is None or isinstance(event, Embedded):
                 continue
             stream.events.put_nowait(event)
             if isinstance(event, Finished | RekindleError):
@@ -139,7 +186,10 @@ class EngineHandle:
         del self._streams[stream.request_id]
         if not stream.is_in_background:
             self._mean_seconds += 0.1 * (time.monotonic() - stream.started_at - self._mean_seconds)
-        if self._draining and not self._streams:
+        self._notice_drained()
+
+    def _notice_drained(self) -> None:
+        if self._draining and not self._streams and not self._embeddings:
             self._drained.set()
 
     def _foreground(self) -> list[_Stream]:
@@ -148,3 +198,14 @@ class EngineHandle:
     def _retry_after(self, n_ahead: int) -> int:
         rounds = 1 + n_ahead / self._backend.n_slots
         return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))
+
+
+def _settle(
+    outcome: asyncio.Future[Embedded], event: TokenEvent | Embedded | RekindleError
+) -> None:
+    if outcome.done():
+        return
+    if isinstance(event, Embedded):
+        outcome.set_result(event)
+    elif isinstance(event, RekindleError):
+        outcome.set_exception(event)

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from rekindle.cache.block import Reason
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
-from rekindle.engine.backend import Backend
+from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.batch_planner import (
     PREFILL_GRAIN,
     BatchItem,
@@ -23,12 +23,15 @@ from rekindle.engine.batch_planner import (
     plan_batch,
     prefill_allowance,
 )
+from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
 from rekindle.engine.warm_start import WarmStart
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, RekindleError, ShuttingDown
 from rekindle.generation import (
+    Embedded,
+    EmbeddingRequest,
     EngineStatus,
     Finished,
     GenerationRequest,
@@ -56,6 +59,11 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    request: EmbeddingRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     request_id: str
 
@@ -73,9 +81,9 @@ class Stop:
     pass
 
 
-Order = Submit | Cancel | FailAll | Wake | Stop
+Order = Submit | Embed | Cancel | FailAll | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
-Delivery = tuple[str, TokenEvent | RekindleError]  # request id, what happened to it
+Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, what happened to it
 
 
 class EngineLoop:
@@ -88,6 +96,7 @@ class EngineLoop:
         open_cache: OpenCache,
         *,
         queue_size: int,
+        embedder: Embedder | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
         self._backend = backend
@@ -97,6 +106,7 @@ class EngineLoop:
         self._slots = Slots(backend.n_slots, backend.n_cells)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival
+        self._embeddings = EmbeddingQueue(embedder)
         self._outbox: list[Delivery] = []
         self._prefill_seconds_per_token = 0.0
         self._is_stalled = False  # the last step could do nothing
@@ -108,9 +118,10 @@ class EngineLoop:
         self._guarded(self.start)
         while self.receive():
             self._guarded(self.step)
-            self.flush()  # what a failed step left
+            self.flush()  # what a step did last, or left when it failed
         self._guarded(self.stop)
         self.flush()
+        self._embeddings.close()
         self._backend.close()
 
     def start(self) -> None:
@@ -150,6 +161,7 @@ class EngineLoop:
         for sequence in sequences:
             self._outbox.append((sequence.request.id, error))
             sequence.phase = Phase.DONE
+        self._outbox += self._embeddings.fail_all(error)
         try:
             for sequence in sequences:
                 if sequence.restore is not None:
@@ -177,6 +189,10 @@ class EngineLoop:
             others_decode=_DECODING in phases,
             others_compute=_DECODING in phases or _PREFILLING in phases,
         )
+        if self._embeddings.is_busy:  # one part in a step, however many streams run beside it
+            did_something = True
+            self._outbox += self._embeddings.advance()
+        self._embeddings.rest_when_idle(time.monotonic())
         self._is_stalled = not did_something
 
     def status(self) -> EngineStatus:
@@ -192,12 +208,13 @@ class EngineLoop:
             n_cells_used=self._slots.n_cells_used,
             cache=self._cache.status(),
             n_background=_n_background(running + waiting),
+            embedder=self._embeddings.status(),
         )
 
     def receive(self) -> bool:
         """Takes all orders there are; blocks only when there is nothing to do."""
-        timeout: float | None = None
-        if self._has_news:
+        timeout = self._embeddings.seconds_to_rest(time.monotonic())
+        if self._has_news or self._embeddings.is_busy:
             timeout = 0.0
         elif self._running or self._waiting:
             timeout = STALL_CHECK_SECONDS if self._is_stalled else 0.0
@@ -211,10 +228,13 @@ class EngineLoop:
             self._guarded(partial(self._obey, order))
             timeout = 0.0
 
-    def _obey(self, order: Submit | Cancel | FailAll | Wake) -> None:
+    def _obey(self, order: Submit | Embed | Cancel | FailAll | Wake) -> None:
         match order:
             case Submit(request):
                 self._accept(request)
+            case Embed(embedding):
+                self._yield_background()
+                self._embeddings.accept(embedding)
             case Cancel(request_id):
                 self._cancel(request_id)
             case FailAll(error):
@@ -226,7 +246,9 @@ class EngineLoop:
         """What runs and waits is all in the background, or none of it is."""
         if not request.background:
             self._yield_background()
-        elif any(not other.request.background for other in [*self._running, *self._waiting]):
+        elif self._embeddings.is_busy or any(
+            not other.request.background for other in [*self._running, *self._waiting]
+        ):
             self._outbox.append((request.id, Finished(StopCause.YIELDED)))
             return
         max_length = self._backend.n_ctx
@@ -244,6 +266,7 @@ class EngineLoop:
         )
 
     def _cancel(self, request_id: str) -> None:
+        self._embeddings.cancel(request_id)
         for sequence in [*self._running, *self._waiting]:
             if sequence.request.id == request_id:
                 self._release(sequence)
@@ -258,6 +281,7 @@ class EngineLoop:
                 self._finish(sequence, StopCause.YIELDED)
 
     def _fail_all(self, error: RekindleError) -> None:
+        self._outbox += self._embeddings.fail_all(error)
         for sequence in [*self._running, *self._waiting]:
             self._fail(sequence, error)
 

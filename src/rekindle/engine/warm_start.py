@@ -123,8 +123,11 @@ class WarmStart:
         n_promised = sum(other.n_pending for other in running)
         n_promised += len(sequence.tokens) - start.n_live + GROWTH_CELLS * (len(running) + 1)
         is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
-        target = self._choose_target(start, n_promised, is_whole_prompt=is_whole_prompt)
-        must = not sequence.request.background
+        is_background = sequence.request.background
+        target = self._choose_target(
+            start, n_promised, is_whole_prompt=is_whole_prompt, is_background=is_background
+        )
+        must = not is_background
         if target is None or not self._make_room(start, target, n_promised, must=must):
             return False
         if not self._settle_debts(target, start, others_decode=others_decode):
@@ -173,7 +176,7 @@ class WarmStart:
         return n_common if slot.is_idle and self._backend.can_trim(slot.id, n_common) else 0
 
     def _choose_target(
-        self, start: Start, n_promised: int, *, is_whole_prompt: bool
+        self, start: Start, n_promised: int, *, is_whole_prompt: bool, is_background: bool
     ) -> Slot | None:
         """The source itself where nothing is lost or nothing else fits, else the least used.
 
@@ -184,6 +187,8 @@ class WarmStart:
         target = self._slots.empty() or (idle[0] if idle else None)
         if source is None or not source.is_idle:
             return target
+        if is_background and self._slots.empty() is None:
+            return source  # it computes what its own source will be, and takes no one else's slot
         if self._has_states or is_whole_prompt:
             return source
         fits_beside = (

@@ -22,7 +22,7 @@ from rekindle.llama.sampler import Sampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
 from rekindle.model_state import ModelClass, Payload, StateTraits
 
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 # Enough to be saved in two pieces, and together they cost little more than a single one.
 PROBE_TOKENS = 4
@@ -52,7 +52,7 @@ class LlamaBackend:
         self._memory = SlotMemory(self._context, scratch=params.n_slots)
         self._state = StateAccess(self._memory, ModelClass.OPAQUE)
         self.traits: StateTraits = NOT_PROBED
-        self._batch = _Batch(params.n_batch)
+        self._batch = Batch(params.n_batch)
         self._is_asynchronous: bool = lib.llama_supports_gpu_offload()
         self._output_indices: list[int] = []
         self._logits_place = (0, 0)
@@ -211,7 +211,7 @@ class LlamaBackend:
         lib.llama_free(self._context)
 
 
-class _Batch:
+class Batch:
     """llama.cpp's batch struct over numpy arrays: filling it is a few slice assignments."""
 
     def __init__(self, capacity: int) -> None:
@@ -264,7 +264,7 @@ def _make_context(model: Model, params: ContextParams) -> Any:
     native.n_seq_max = params.n_slots + 1  # one more as scratch space for the state API
     native.n_outputs_max = params.n_slots + 1
     native.n_threads = native.n_threads_batch = params.n_threads
-    native.flash_attn_type = _FLASH_ATTENTION[params.flash_attn]
+    native.flash_attn_type = FLASH_ATTENTION[params.flash_attn]
     native.type_k = _ggml_type(params.type_k)
     native.type_v = _ggml_type(params.type_v)
     native.swa_full = params.swa_full

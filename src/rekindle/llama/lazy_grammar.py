@@ -21,7 +21,7 @@ class TriggerScanner:
     def __init__(self, start: GrammarStart) -> None:
         assert start.quiet is not None or not start.begins_quiet
         opening, closing = start.quiet or ("", "")
-        marks = [_Mark(opening.encode(), opens_quiet=True)]
+        marks = [_Mark(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
         marks += [_Mark(each.text.encode(), at_start=each.at_start) for each in start.triggers]
         marks.sort(key=lambda mark: -len(mark.text))
         self._marks = [mark for mark in marks if mark.text]
@@ -33,16 +33,16 @@ class TriggerScanner:
         # The end of the present stretch, quiet or not: no mark reaches back over its beginning.
         self._recent = bytearray()
         self._has_begun = False  # the reply: more than white space came before `_recent`
-        self._n_bytes = 0
+        self.n_bytes = 0
 
     def feed(self, data: bytes) -> int | None:
         """Where the grammar begins, in bytes since the reply did, once that is known."""
         for byte in data:
-            self._n_bytes += 1
+            self.n_bytes += 1
             self._recent.append(byte)
             n_covered = self._covered_in_quiet() if self._is_quiet else self._covered()
             if n_covered is not None:
-                return self._n_bytes - n_covered
+                return self.n_bytes - n_covered
         self._forget(max(0, len(self._recent) - self._n_recent))
         return None
 
@@ -54,13 +54,14 @@ class TriggerScanner:
             if not self._recent.endswith(mark.text):
                 continue
             before = self._recent[: -len(mark.text)]
-            if mark.opens_quiet:
-                self._forget(len(before))
-                self._recent.clear()
-                self._is_quiet = True
-                return None
-            if not mark.at_start or not (self._has_begun or before.strip()):
+            if mark.at_start and (self._has_begun or before.strip()):
+                continue
+            if not mark.opens_quiet:
                 return len(mark.text)
+            self._forget(len(before))
+            self._recent.clear()
+            self._is_quiet = True
+            return None
         return None
 
     def _covered_in_quiet(self) -> int | None:
@@ -77,11 +78,14 @@ class TriggerScanner:
 
 
 class LazyGrammar:
-    """A matcher that is not used yet, with the scanner that it waits for."""
+    """A matcher that is not used yet, with the scanner that it waits for.
+
+    A trigger behind which the reply went off the grammar at once, in one token, was none.
+    """
 
     def __init__(self, matcher: Matcher, start: GrammarStart, vocabulary: Vocabulary) -> None:
-        # Once the wait is over, None says that the reply was off the grammar by then.
-        self.matcher: Matcher | None = matcher
+        self.matcher = matcher
+        self._must_begin = not start.triggers
         self._scanner = TriggerScanner(start)
         self._vocabulary = vocabulary
         self._n_bytes = 0
@@ -96,23 +100,31 @@ class LazyGrammar:
             return False
         self._recent.append(token)
         self._n_bytes += len(piece)
-        position = self._scanner.feed(piece)
-        if position is None:
-            return False
-        self._catch_up(self._n_bytes - position)
-        return True
+        while piece:
+            n_scanned = self._scanner.n_bytes
+            position = self._scanner.feed(piece)
+            if position is None:
+                return False
+            if self._caught_up(self._n_bytes - position):
+                return True
+            piece = piece[self._scanner.n_bytes - n_scanned :]  # a false alarm
+        return False
 
-    def _catch_up(self, n_covered: int) -> None:
+    @property
+    def must_begin(self) -> bool:
+        """The reply may not end before it: it waits for the end of the reasoning alone."""
+        return self._must_begin
+
+    def _caught_up(self, n_covered: int) -> bool:
         """The matcher takes in what the grammar covers of the text that is there already."""
-        assert self.matcher is not None
         cut, tokens = self._covered(n_covered)
         # White space that comes in one token with the end of a quiet span may belong to that.
         for text in (cut, cut.lstrip()):
             as_bytes = self._vocabulary.tokenize_bytes(text)
             if as_bytes is not None and self.matcher.try_accept([*as_bytes, *tokens]):
-                return
-        _log.debug("a grammar stays off: it has nothing that begins with %r", cut)
-        self.matcher = None
+                return True
+        _log.debug("a grammar has nothing that begins with %r", cut)
+        return self._must_begin  # then with the next token
 
     def _covered(self, n_covered: int) -> tuple[bytes, list[int]]:
         """The last bytes of the reply: the end of a token, and the tokens behind it."""

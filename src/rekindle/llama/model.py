@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from rekindle.llama.library import lib, recent_errors
 from rekindle.llama.vocabulary import Vocabulary
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
+
+
+class Pooling(IntEnum):
+    """How the vectors of tokens become one, as llama.cpp numbers them."""
+
+    NONE = 0  # the file does not say
+    MEAN = 1
+    FIRST = 2
+    LAST = 3
+    RANK = 4  # a score instead of a vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,7 @@ class ModelFacts:
     is_recurrent: bool
     is_hybrid: bool
     rope_depends_on_n_ctx: bool  # it has factors for short contexts and for long ones
+    pooling: Pooling
     chat_template: str | None
     default_sampling: Sampling
 
@@ -90,9 +102,15 @@ def _read_facts(handle: Any) -> ModelFacts:
             handle, f"{architecture}.rope.scaling.original_context_length"
         )
         is not None,
+        pooling=_pooling(handle, architecture),
         chat_template=template.decode("utf-8", "replace") if template else None,
         default_sampling=_default_sampling(handle),
     )
+
+
+def _pooling(handle: Any, architecture: str) -> Pooling:
+    value = _metadata(handle, f"{architecture}.pooling_type")
+    return next((each for each in Pooling if str(each.value) == value), Pooling.NONE)
 
 
 def _quantization(handle: Any) -> str:

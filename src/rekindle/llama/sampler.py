@@ -37,6 +37,7 @@ class Sampler:
         self._lazy_grammar = grammar if isinstance(grammar, LazyGrammar) else None
         self._n_top_logprobs = n_top_logprobs
         self._bias_tokens, self._bias_values = _biases(sampling, vocabulary)
+        self._end_tokens = np.array(sorted(vocabulary.eog_tokens), dtype=np.int64)
         self._chain = _build_chain(sampling, vocabulary)
         if self._chain is not None and _has_penalties(sampling):
             for token in prompt[-sampling.repeat_last_n :]:
@@ -47,16 +48,24 @@ class Sampler:
             and self._matcher is None
             and n_top_logprobs is None
             and not len(self._bias_tokens)
+            and not self._may_not_end
         )
 
     def sample(
         self, context: Any, batch_index: int, logits: Logits
     ) -> tuple[int, TokenLogprobs | None]:
         raw = logits.copy() if self._n_top_logprobs is not None else None
+        unbiased = logits[self._bias_tokens]
         if len(self._bias_tokens):
             logits[self._bias_tokens] += self._bias_values
         if self._matcher is not None:
             self._matcher.apply(logits)
+            if len(unbiased) and logits.max() == -np.inf:
+                # What the grammar needs comes before what the client would rather not have.
+                logits[self._bias_tokens] = unbiased
+                self._matcher.apply(logits)
+        elif self._may_not_end:
+            logits[self._end_tokens] = -np.inf
         token: int
         if self._chain is None:
             token = int(logits.argmax())
@@ -67,13 +76,17 @@ class Sampler:
             return token, None
         return token, _logprobs(raw, token, self._n_top_logprobs)
 
+    @property
+    def _may_not_end(self) -> bool:
+        return self._lazy_grammar is not None and self._lazy_grammar.must_begin
+
     def take_in(self, token: int) -> None:
         """What was sampled; whoever takes the largest logit without `sample` tells it here."""
         if self._matcher is not None:
             self._matcher.accept(token)
         elif self._lazy_grammar is not None and self._lazy_grammar.take_in(token):
             self._matcher, self._lazy_grammar = self._lazy_grammar.matcher, None
-            self.is_plain_greedy = self.is_plain_greedy and self._matcher is None
+            self.is_plain_greedy = False
 
     def close(self) -> None:
         if self._chain is not None:

@@ -52,6 +52,12 @@ class Vocabulary:
         token: int = lib.llama_vocab_bos(self.handle)
         return token if token >= 0 and lib.llama_vocab_get_add_bos(self.handle) else None
 
+    @cached_property
+    def added_eos_token(self) -> int | None:
+        """The token that ends every text of an embedding model, or None if it wants none."""
+        token: int = lib.llama_vocab_eos(self.handle)
+        return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
+
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
         # A token is one byte or more, but for the space some vocabularies put in front.

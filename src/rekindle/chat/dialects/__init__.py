@@ -79,6 +79,7 @@ def choose(template_source: str, *, supports_tools: bool, override: str | None =
         dialect,
         reasoning=_reasoning(template_source),
         hidden=dialect.hidden + _hidden(template_source),
+        hidden_at_edges=dialect.hidden_at_edges + _hidden_at_edges(template_source),
     )
 
 
@@ -106,6 +107,10 @@ def _hidden(source: str) -> tuple[str, ...]:
         return HARMONY_HIDDEN
     if "<|START_RESPONSE|>" in source:
         return ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    return ()
+
+
+def _hidden_at_edges(source: str) -> tuple[str, ...]:
     if "<response></response>" in source:  # Granite is told to write its answer into these
         return ("<response>", "</response>")
     return ()

@@ -18,6 +18,7 @@ Literal = Callable[[str], str]  # text as a Lark expression: control strings bec
 class ReadCall:
     name: str
     arguments_json: str  # always a valid JSON object
+    id: str = ""  # where the model writes one, and results refer to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,5 @@ class Dialect:
     grammar: GrammarWriter
     reasoning: ReasoningMarks | None = None
     hidden: tuple[str, ...] = ()  # headers between the parts of a reply, shown to nobody
+    # The same where the reply begins or behind a call; elsewhere an answer may talk of them.
+    hidden_at_edges: tuple[str, ...] = ()

@@ -84,7 +84,11 @@ def arguments(source: str) -> str:
 def dump(value: dict[str, Any]) -> str:
     """Raises NotACall for numbers that JSON has no way to write."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # a lone surrogate can be escaped, and has no bytes
+        return text
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
     except ValueError as error:
         raise NotACall(str(error)) from None
 

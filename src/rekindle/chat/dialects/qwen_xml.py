@@ -75,7 +75,9 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
         endings=(closing, FUNCTION_END),
         read=reader(walk),
         grammar=grammar,
-        hidden=(closing,),  # Qwen3-Coder is known to leave out the opening tag, but not this
+        hidden_at_edges=(
+            closing,
+        ),  # Qwen3-Coder is known to leave out the opening tag, but not this
     )
 
 

@@ -1,0 +1,94 @@
+"""The text side of an embedding request: texts and token ids to what the engine takes.
+
+Text is text here: no control tokens, no remembered turns, so equal texts have equal vectors.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rekindle.errors import InvalidRequest, RekindleError
+from rekindle.generation import EmbedderStatus, EmbeddingRequest, Engine, Tokenizer
+
+_log = logging.getLogger("rekindle.request")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    path: str  # where the client wrote it, for errors
+    content: str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    vectors: tuple[bytes, ...]  # as in generation.Embedded
+    n_tokens: int
+
+
+class EmbeddingMaker:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, end_token: int | None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._end_token = end_token
+
+    async def make(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+        status = self._engine.status().embedder
+        if status is None:
+            raise InvalidRequest("This server makes no embeddings.")
+        tokens = await asyncio.to_thread(self._all_tokens, inputs, status)
+        n_tokens = sum(map(len, tokens))
+        began = time.monotonic()
+        outcome = "cancelled"
+        try:
+            embedded = await self._engine.embed(EmbeddingRequest(id=request_id, inputs=tokens))
+            outcome = "done"
+        except RekindleError as error:
+            outcome = f"failed: {error.message}"
+            raise
+        finally:
+            _log.info(
+                "request=%s inputs=%d tokens=%d ms=%.0f finish=%s",
+                request_id,
+                len(inputs),
+                n_tokens,
+                (time.monotonic() - began) * 1e3,
+                outcome,
+            )
+        return Embeddings(embedded.vectors, n_tokens)
+
+    def _all_tokens(
+        self, inputs: Sequence[EmbeddingInput], status: EmbedderStatus
+    ) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._tokens(each, status.n_ctx) for each in inputs)
+
+    def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
+        content = one.content
+        tokens = self._from_text(content) if isinstance(content, str) else content
+        if not content or not tokens:
+            raise InvalidRequest(f"`{one.path}` must not be empty.", one.path)
+        if len(tokens) > n_ctx:  # before anyone looks at millions of ids
+            raise InvalidRequest(
+                f"`{one.path}` has {len(tokens)} tokens, but an embedding is made of at most"
+                f" {n_ctx}.",
+                one.path,
+            )
+        if tokens is content:  # the client's own ids
+            self._check(tokens, one.path)
+        return tuple(tokens)
+
+    def _from_text(self, text: str) -> list[int]:
+        tokens = self._tokenizer.tokenize(text, parse_special=False)
+        begin = self._tokenizer.bos_token
+        return [
+            *([] if begin is None else [begin]),
+            *tokens,
+            *([] if self._end_token is None else [self._end_token]),
+        ]
+
+    def _check(self, tokens: Sequence[int], path: str) -> None:
+        for index, token in enumerate(tokens):
+            if not 0 <= token < self._tokenizer.n_vocab:
+                where = f"{path}.{index}"
+                raise InvalidRequest(f"`{where}`: {token} is not a token of this model.", where)

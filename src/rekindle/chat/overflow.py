@@ -1,0 +1,77 @@
+"""Which turns of a conversation that is too long go: whole ones, the oldest first, many at once.
+
+A client sends the whole history again with every request. The cut is made as if the turns had
+come one by one: when they no longer fit, enough go that only half is taken. So the same turns
+go next time, and the shortened prompt stays the same prefix for many turns.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rekindle.chat.conversation import Conversation, Message, Role
+
+FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
+KEPT_SHARE = 1 / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    conversation: Conversation
+    n_dropped: int  # messages
+
+
+def trim(
+    conversation: Conversation, *, n_ctx: int, n_head: int, size_of: Callable[[Message], int]
+) -> Trimmed:
+    """`n_head` tokens are system and tools, which stay; so does the last turn.
+
+    Within the last turn, a tool loop, the oldest rounds go: a call never without its results.
+    """
+    head, turns = _turns(conversation.messages)
+    full, kept = int(n_ctx * FULL_SHARE) - n_head, int(n_ctx * KEPT_SHARE) - n_head
+    sizes = [sum(map(size_of, turn)) for turn in turns]
+    first = _first_kept(sizes, full, kept)
+    left = [message for turn in turns[first:] for message in turn]
+    if first == len(turns) - 1 and sizes[-1] > full:
+        asked, rounds = _rounds(turns[-1])
+        n_asked = sum(map(size_of, asked))
+        sizes = [sum(map(size_of, each)) for each in rounds]
+        skipped = _first_kept(sizes, full - n_asked, kept - n_asked)
+        left = [*asked, *(message for each in rounds[skipped:] for message in each)]
+    messages = (*head, *left)
+    n_dropped = len(conversation.messages) - len(messages)
+    return Trimmed(replace(conversation, messages=messages), n_dropped)
+
+
+def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
+    first = total = 0
+    for index, size in enumerate(sizes):
+        total += size
+        if total > full:
+            while first < index and total > kept:
+                total -= sizes[first]
+                first += 1
+    return first
+
+
+def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """The system messages in front, then from each user message to the next."""
+    n_head = next((i for i, m in enumerate(messages) if m.role is not Role.SYSTEM), len(messages))
+    turns: list[list[Message]] = []
+    for message in messages[n_head:]:
+        is_first = message.role is Role.USER and (not turns or turns[-1][-1].role is not Role.USER)
+        if is_first or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return list(messages[:n_head]), turns
+
+
+def _rounds(turn: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """What was asked, then each assistant message with the results of its calls."""
+    n_asked = next((i for i, m in enumerate(turn) if m.role is Role.ASSISTANT), len(turn))
+    rounds: list[list[Message]] = []
+    for message in turn[n_asked:]:
+        if message.role is Role.ASSISTANT or not rounds:
+            rounds.append([])
+        rounds[-1].append(message)
+    return list(turn[:n_asked]), rounds

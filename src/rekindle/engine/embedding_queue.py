@@ -1,0 +1,103 @@
+"""Embedding requests on the engine thread: in order of arrival, one part of one input at a time.
+
+They take no slot, and share nothing with sequences but the time of a step.
+"""
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from rekindle.engine.backend import Embedder
+from rekindle.errors import EngineError, InvalidRequest, RekindleError
+from rekindle.generation import Embedded, EmbedderStatus, EmbeddingRequest
+
+_log = logging.getLogger(__name__)
+
+REST_SECONDS = 300.0  # without a request, until the embedder's memory is given back; picked
+
+Outcome = tuple[str, Embedded | RekindleError]  # request id, how it ended
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: EmbeddingRequest
+    vectors: list[bytes] = field(default_factory=list)
+    has_begun: bool = False  # the embedder has the next input
+
+
+class EmbeddingQueue:
+    """Without an embedder every request is refused."""
+
+    def __init__(self, embedder: Embedder | None) -> None:
+        self._embedder = embedder
+        self._pending: deque[_Pending] = deque()
+        self._rests_at: float | None = None  # None: it holds nothing
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    def accept(self, request: EmbeddingRequest) -> None:
+        self._pending.append(_Pending(request))
+
+    def cancel(self, request_id: str) -> None:
+        for pending in list(self._pending):
+            if pending.request.id == request_id:
+                self._pending.remove(pending)
+
+    def fail_all(self, error: RekindleError) -> list[Outcome]:
+        failed = [(pending.request.id, error) for pending in self._pending]
+        self._pending.clear()
+        return list(failed)
+
+    def advance(self) -> list[Outcome]:
+        """The next part of the oldest request; whatever goes wrong ends that request only."""
+        pending = self._pending[0]
+        try:
+            self._advance(pending)
+        except RekindleError as error:
+            return [self._end(pending, error)]
+        except Exception as error:
+            _log.exception("request=%s cannot be embedded", pending.request.id)
+            return [self._end(pending, EngineError(f"The embedder failed: {error}"))]
+        if len(pending.vectors) < len(pending.request.inputs):
+            return []
+        return [self._end(pending, Embedded(tuple(pending.vectors)))]
+
+    def _advance(self, pending: _Pending) -> None:
+        if self._embedder is None:
+            raise InvalidRequest("This server makes no embeddings.")
+        self._rests_at = time.monotonic() + REST_SECONDS
+        if not pending.has_begun:
+            self._embedder.begin(pending.request.inputs[len(pending.vectors)])
+            pending.has_begun = True
+        if (vector := self._embedder.advance()) is not None:
+            pending.vectors.append(vector)
+            pending.has_begun = False
+
+    def _end(self, pending: _Pending, outcome: Embedded | RekindleError) -> Outcome:
+        self._pending.remove(pending)
+        return pending.request.id, outcome
+
+    def seconds_to_rest(self, now: float) -> float | None:
+        return None if self._rests_at is None else max(0.0, self._rests_at - now)
+
+    def rest_when_idle(self, now: float) -> None:
+        if self._rests_at is not None and now >= self._rests_at and not self.is_busy:
+            self.close()
+
+    def close(self) -> None:
+        self._rests_at = None
+        if self._embedder is not None:
+            self._embedder.rest()
+
+    def status(self) -> EmbedderStatus | None:
+        """A glance from another thread."""
+        if self._embedder is None:
+            return None
+        return EmbedderStatus(
+            n_ctx=self._embedder.n_ctx,
+            n_dimensions=self._embedder.n_dimensions,
+            n_requests=len(self._pending),
+        )

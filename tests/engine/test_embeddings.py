@@ -1,0 +1,272 @@
+"""Embeddings beside sequences: whose turn it is, who is told, and that no slot is touched."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rekindle.engine import embedding_queue
+from rekindle.engine.handle import EngineHandle
+from rekindle.engine.loop import Cancel, FailAll
+from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
+from rekindle.generation import Embedded, EmbeddingRequest, Finished, StopCause
+from tests.engine.test_handle import reply, request, until
+from tests.support.caches import cache_opener
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.fake_embedder import FakeEmbedder, vector_of
+from tests.support.loop_driver import Bench
+
+FIRST, SECOND, THIRD = tuple(range(1, 11)), (20, 21), tuple(range(30, 36))
+
+
+def embedding(name: str, *inputs: tuple[int, ...]) -> EmbeddingRequest:
+    return EmbeddingRequest(id=name, inputs=inputs or (FIRST,))
+
+
+def embedded(*inputs: tuple[int, ...]) -> Embedded:
+    return Embedded(tuple(map(vector_of, inputs)))
+
+
+def test_inputs_are_embedded_one_after_another_in_order_of_arrival() -> None:
+    embedder = FakeEmbedder(n_part=4)
+    bench = Bench(FakeBackend(), embedder=embedder)
+    bench.embed("a", FIRST, SECOND)
+    bench.embed("b", THIRD)
+    bench.run()
+    assert bench.said == [("a", embedded(FIRST, SECOND)), ("b", embedded(THIRD))]
+    assert embedder.journal == [FIRST[:4], FIRST[4:8], FIRST[8:], SECOND, THIRD[:4], THIRD[4:]]
+
+
+def test_a_stream_gets_a_token_with_every_part_of_an_embedding() -> None:
+    backend = FakeBackend()
+    n_batches_before_part: list[int] = []
+    embedder = FakeEmbedder(
+        n_part=1, on_part=lambda: n_batches_before_part.append(len(backend.batches))
+    )
+    bench = Bench(backend, embedder=embedder)
+    bench.submit("stream", range(1, 11), max_tokens=40)
+    bench.step()
+    bench.embed("a", FIRST)
+    bench.embed("b", FIRST)
+    while bench.loop.status().n_running:
+        before = len(bench.tokens("stream"))
+        bench.step()
+        assert len(bench.tokens("stream")) == before + 1
+    assert bench.events("a") == bench.events("b") == [embedded(FIRST)]
+    assert n_batches_before_part == sorted(set(n_batches_before_part)), "two parts in one step"
+
+
+def test_nobodys_token_waits_for_an_embedding() -> None:
+    n_said_before_part: list[int] = []
+    embedder = FakeEmbedder(n_part=1)
+    bench = Bench(FakeBackend(), embedder=embedder)
+    embedder.on_part = lambda: n_said_before_part.append(len(bench.tokens("stream")))
+    bench.submit("stream", range(1, 11), max_tokens=40)
+    while not (n_said := len(bench.tokens("stream"))):
+        bench.step()
+    bench.embed("a", FIRST)
+    bench.run()
+    assert n_said_before_part == list(range(n_said + 1, n_said + 1 + len(FIRST)))
+
+
+def test_an_embedding_between_two_turns_changes_nothing_about_the_second() -> None:
+    """A5: the same calls to the backend, and the same tokens cached."""
+
+    def second_turn(*, with_embedding: bool) -> tuple[object, ...]:
+        backend = FakeBackend(n_slots=1)
+        bench = Bench(backend, embedder=FakeEmbedder(n_ctx=4096))
+        first = bench.ask("first", range(1, 601))
+        if with_embedding:
+            # The same tokens as the conversation's, and others.
+            bench.embed("e", tuple(range(1, 601)), FIRST)
+            bench.run()
+            assert isinstance(bench.events("e")[-1], Embedded)
+        second = bench.ask("second", [*range(1, 601), *first.tokens, 7, 8, 9])
+        bench.assert_nothing_is_left()
+        calls = (backend.batches, backend.exports, backend.imports, backend.copies, backend.trims)
+        return second.tokens, second.n_computed, second.evaluated.n_cached, calls
+
+    assert second_turn(with_embedding=True) == second_turn(with_embedding=False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (EngineError("no room"), EngineError),
+        (InvalidRequest("makes none"), InvalidRequest),
+        (ValueError("a bug"), EngineError),
+    ],
+)
+def test_a_failed_embedding_ends_its_request_and_nothing_else(
+    failure: Exception, told: type[Exception]
+) -> None:
+    embedder = FakeEmbedder()
+    bench = Bench(FakeBackend(), embedder=embedder)
+    bench.submit("stream", range(1, 11), max_tokens=12)
+    bench.step()
+    embedder.failures.append(failure)
+    bench.embed("bad", FIRST, SECOND)
+    bench.embed("good", SECOND)
+    bench.run()
+    [error] = bench.events("bad")
+    assert type(error) is told
+    assert bench.events("good") == [embedded(SECOND)]
+    assert bench.tokens("stream") == expected_reply(range(1, 11), 12)
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("n_steps_before", [0, 1, 3])
+def test_a_cancelled_embedding_says_nothing_and_frees_the_embedder(n_steps_before: int) -> None:
+    embedder = FakeEmbedder(n_part=1)
+    bench = Bench(FakeBackend(), embedder=embedder)
+    bench.embed("gone", FIRST)
+    bench.embed("next", SECOND)
+    for _ in range(n_steps_before):
+        bench.step()
+    bench.loop.inbox.put(Cancel("gone"))
+    bench.run()
+    assert bench.said == [("next", embedded(SECOND))]
+    assert len(embedder.journal) == n_steps_before + 2
+
+
+def test_fail_all_reaches_embeddings() -> None:
+    bench = Bench(FakeBackend(), embedder=FakeEmbedder(n_part=1))
+    bench.embed("runs", FIRST)
+    bench.embed("waits", FIRST)
+    bench.step()
+    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
+    bench.step()
+    for name in ("runs", "waits"):
+        [error] = bench.events(name)
+        assert isinstance(error, ShuttingDown)
+
+
+def test_an_embedding_ends_what_runs_in_the_background_and_lets_none_begin() -> None:
+    bench = Bench(FakeBackend(), embedder=FakeEmbedder(n_part=1))
+    bench.submit("ahead", range(1, 600), max_tokens=0, background=True)
+    bench.step()
+    bench.embed("a", FIRST)
+    bench.submit("another", range(1, 600), max_tokens=0, background=True)
+    bench.step()
+    for name in ("ahead", "another"):
+        assert bench.events(name)[-1] == Finished(StopCause.YIELDED)
+
+
+def test_memory_is_given_back_after_a_while_without_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embedder = FakeEmbedder()
+    bench = Bench(FakeBackend(), embedder=embedder)
+    bench.embed("a", SECOND)
+    bench.run()
+    bench.step()
+    assert embedder.journal == [SECOND]
+    monkeypatch.setattr(embedding_queue, "REST_SECONDS", 0.0)
+    bench.embed("b", SECOND)
+    bench.run()
+    bench.step()
+    assert embedder.journal == [SECOND, SECOND, "rest"]
+
+
+def test_an_idle_engine_wakes_by_itself_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_queue, "REST_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        embedder = FakeEmbedder()
+        async with running(embedder) as handle:
+            await handle.embed(embedding("a", SECOND))
+            await until(lambda: embedder.journal == [SECOND, "rest"])
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def running(
+    embedder: FakeEmbedder | None, *, queue_size: int = 8
+) -> AsyncIterator[EngineHandle]:
+    backend = FakeBackend(n_slots=1)
+    handle = EngineHandle(backend, cache_opener(), queue_size=queue_size, embedder=embedder)
+    handle.start()
+    try:
+        yield handle
+    finally:
+        await asyncio.to_thread(handle.close)
+
+
+def test_embeddings_and_replies_run_at_once_and_each_gets_its_own() -> None:
+    async def scenario() -> None:
+        async with running(FakeEmbedder(n_part=1)) as handle:
+            made = [
+                asyncio.create_task(handle.embed(embedding(f"e{i}", (i, i + 1))))
+                for i in range(1, 6)
+            ]
+            await asyncio.sleep(0)
+            assert await reply(handle.submit(request("a"))) == expected_reply(range(1, 21), 8)
+            for index, one in enumerate(await asyncio.gather(*made), start=1):
+                assert one == embedded((index, index + 1))
+
+    asyncio.run(scenario())
+
+
+def test_too_many_embedding_requests_are_refused_and_replies_are_not() -> None:
+    async def scenario() -> None:
+        gate = threading.Event()
+        async with running(FakeEmbedder(on_part=gate.wait), queue_size=2) as handle:
+            made = [asyncio.create_task(handle.embed(embedding(f"e{i}"))) for i in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded) as refusal:
+                await handle.embed(embedding("too many"))
+            assert 1 <= refusal.value.retry_after_seconds <= 60
+            stream = handle.submit(request("a"))
+            gate.set()
+            assert len(await reply(stream)) == 8
+            await asyncio.gather(*made)
+            assert await handle.embed(embedding("now there is room")) == embedded(FIRST)
+
+    asyncio.run(scenario())
+
+
+def test_whoever_stops_waiting_cancels_the_request() -> None:
+    async def scenario() -> None:
+        embedder = FakeEmbedder(n_ctx=10**6, n_part=1)
+        async with running(embedder) as handle:
+            waiting = asyncio.create_task(handle.embed(embedding("a", tuple(range(10**6)))))
+            await until(lambda: len(embedder.journal) > 3)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert await handle.embed(embedding("b", SECOND)) == embedded(SECOND)
+            status = handle.status().embedder
+            assert status is not None
+            assert status.n_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_shutdown_waits_for_embeddings_and_then_cuts_them() -> None:
+    async def scenario() -> None:
+        async with running(FakeEmbedder()) as handle:
+            short = asyncio.create_task(handle.embed(embedding("short")))
+            await asyncio.sleep(0)
+            await handle.shut_down(grace_seconds=30)
+            assert await short == embedded(FIRST)
+            with pytest.raises(ShuttingDown):
+                await handle.embed(embedding("late"))
+        async with running(FakeEmbedder(n_ctx=10**6, n_part=1)) as handle:
+            endless = asyncio.create_task(handle.embed(embedding("endless", (1,) * 10**6)))
+            await asyncio.sleep(0)
+            await handle.shut_down(grace_seconds=0.05)
+            with pytest.raises(ShuttingDown):
+                await endless
+
+    asyncio.run(scenario())
+
+
+def test_without_an_embedder_the_request_is_the_clients_error() -> None:
+    async def scenario() -> None:
+        async with running(None) as handle:
+            with pytest.raises(InvalidRequest):
+                await handle.embed(embedding("a"))
+
+    asyncio.run(scenario())
