@@ -4,11 +4,20 @@ import ast
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
-LEAVES = {"errors", "config", "generation", "model_state", "stored_turns", "telemetry"}
+LEAVES = {
+    "errors",
+    "config",
+    "generation",
+    "model_state",
+    "stored_responses",
+    "stored_turns",
+    "telemetry",
+}
 MAY_IMPORT = {
     "errors": set(),
     "generation": set(),
     "model_state": set(),
+    "stored_responses": set(),
     "stored_turns": set(),
     "telemetry": {"generation"},
     "config": {"errors"},

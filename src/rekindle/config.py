@@ -60,6 +60,11 @@ class ReasoningHistory(Enum):
     TEMPLATE = "template"
 
 
+class Overflow(Enum):
+    ERROR = "error"
+    TRIM = "trim"
+
+
 class LogLevel(Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -106,6 +111,12 @@ class ChatSettings:
         metadata=_about(
             "What becomes of earlier reasoning: keep it, do as the template says, or auto: keep"
             " it within a tool loop and where the template has a switch for it."
+        ),
+    )
+    overflow: Overflow = field(
+        default=Overflow.ERROR,
+        metadata=_about(
+            "A conversation that does not fit: error, or trim: the oldest turns are left out."
         ),
     )
     tool_dialect: str | None = field(

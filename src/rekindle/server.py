@@ -31,6 +31,7 @@ from rekindle.cache.fingerprint import (
 )
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.cache.response_store import MemoryResponses, ResponseDatabase
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.tiers.memory import machine_memory_bytes
 from rekindle.cache.transfers import Transfers
@@ -47,11 +48,13 @@ from rekindle.engine.handle import EngineHandle
 from rekindle.engine.loop import OpenCache
 from rekindle.errors import StartupError
 from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import Model, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.model_source import ModelFile
 from rekindle.model_state import StateTraits
+from rekindle.stored_responses import ResponseStore
 from rekindle.stored_turns import TurnStore
 from rekindle.telemetry import Telemetry
 
@@ -75,10 +78,12 @@ class Assembly:
     engine: EngineHandle
     model: Model
     turns: TurnStore
+    responses: ResponseStore
 
     def close(self) -> None:
         self.engine.close()
         self.turns.close()
+        self.responses.close()
         self.model.close()
 
 
@@ -93,7 +98,17 @@ def assemble(
     params = _context_params(settings.engine, model)
     backend = LlamaBackend(model, params)
     open_cache = _cache_opener(settings.cache, weights, model.facts, params)
-    engine = EngineHandle(backend, open_cache, queue_size=settings.engine.queue_size)
+    engine = EngineHandle(
+        backend,
+        open_cache,
+        queue_size=settings.engine.queue_size,
+        embedder=LlamaEmbedder(
+            model,
+            max_cells=params.n_cells,
+            n_threads=params.n_threads,
+            flash_attn=params.flash_attn,
+        ),
+    )
     vocabulary = model.vocabulary
     template_source = _template_source(settings.model.chat_template, model)
     template = ChatTemplate(
@@ -119,7 +134,9 @@ def assemble(
         dialect,
         model.facts.default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
+        default_overflow=settings.chat.overflow,
         rewarmer=Rewarmer(engine, prompts) if settings.chat.rewarm else None,
+        embedding_end_token=vocabulary.added_eos_token,
     )
     card = ModelCard(
         id=settings.model.alias or file.name,
@@ -144,7 +161,9 @@ def assemble(
     )
     telemetry = Telemetry()
     telemetry.watch(engine.status)
-    return Assembly(create_app(responder, card, api, telemetry), engine, model, turns)
+    responses = _response_store(settings.cache)
+    app = create_app(responder, card, api, telemetry, responses)
+    return Assembly(app, engine, model, turns, responses)
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
@@ -283,6 +302,12 @@ def _turn_store(settings: CacheSettings, weights: str) -> TurnStore:
     if not settings.cache_disk:
         return MemoryTurns()
     return TurnDatabase(_cache_directory(settings), fingerprint=turn_fingerprint(weights))
+
+
+def _response_store(settings: CacheSettings) -> ResponseStore:
+    if not settings.cache_disk:
+        return MemoryResponses()
+    return ResponseDatabase(_cache_directory(settings))
 
 
 def _cache_opener(

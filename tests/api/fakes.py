@@ -5,8 +5,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rekindle.api.model_card import ModelCard
 from rekindle.chat.conversation import Conversation
+from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import (
     FinishReason,
@@ -16,8 +19,16 @@ from rekindle.chat.reply import (
     ReplyStats,
     ReplyText,
 )
+from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest, RekindleError
-from rekindle.generation import CachedSpan, CacheSource, CacheStatus, EngineStatus, Sampling
+from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
+    CacheStatus,
+    EmbedderStatus,
+    EngineStatus,
+    Sampling,
+)
 
 N_BYTES = 256
 BOS, END_OF_TURN = 256, 257
@@ -139,15 +150,24 @@ class FakeResponder:
         self.cache: CacheStatus | None = None
         self.conversations: list[Conversation] = []
         self.started: list[Started] = []
+        self.embedded: list[Sequence[EmbeddingInput]] = []
         self.asked = threading.Event()
+        self.embedding_left = threading.Event()
         self._script = script
 
-    async def prepare_chat(self, conversation: Conversation) -> Prompt:
+    async def prepare_chat(
+        self,
+        conversation: Conversation,
+        *,
+        cache_prompt: bool = True,
+        overflow: Overflow | None = None,
+    ) -> Prompt:
+        self.overflow = overflow
         self.conversations.append(conversation)
         text = "".join(f"[{message.role}]{message.text}" for message in conversation.messages)
         return self._prompt(text)
 
-    async def prepare_text(self, text: str) -> Prompt:
+    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt:
         return self._prompt(text)
 
     async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
@@ -166,6 +186,23 @@ class FakeResponder:
         self.asked.set()
         return stream
 
+    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+        """(3, 4, index) / length, whatever the input; or what the script begins with."""
+        self.embedded.append(inputs)
+        self.asked.set()
+        script = self._script(0) if callable(self._script) else self._script
+        try:
+            async for _ in FakeStream(script):
+                break
+        except asyncio.CancelledError:
+            self.embedding_left.set()
+            raise
+        vectors = np.array([(3, 4, index) for index in range(len(inputs))], dtype="<f4")
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return Embeddings(
+            tuple(vector.tobytes() for vector in vectors), sum(len(each.content) for each in inputs)
+        )
+
     def status(self) -> EngineStatus:
         return EngineStatus(
             n_slots=4,
@@ -176,6 +213,7 @@ class FakeResponder:
             n_cells=2048,
             n_cells_used=0,
             cache=self.cache,
+            embedder=EmbedderStatus(n_ctx=64, n_dimensions=3, n_requests=0),
         )
 
     def _prompt(self, text: str) -> Prompt:

@@ -11,14 +11,21 @@ import uvicorn
 from fastapi import FastAPI
 
 from rekindle.api.app import ApiSettings, create_app
+from rekindle.cache.response_store import MemoryResponses
+from rekindle.stored_responses import ResponseStore
 from rekindle.telemetry import Telemetry
 from tests.api.fakes import CARD, FakeResponder
 
 USER = {"role": "user", "content": "hi"}
 
 
-def app_of(responder: FakeResponder, settings: ApiSettings | None = None) -> FastAPI:
-    return create_app(responder, CARD, settings or ApiSettings(), Telemetry())
+def app_of(
+    responder: FakeResponder,
+    settings: ApiSettings | None = None,
+    stored_responses: ResponseStore | None = None,
+) -> FastAPI:
+    store = stored_responses or MemoryResponses()
+    return create_app(responder, CARD, settings or ApiSettings(), Telemetry(), store)
 
 
 @asynccontextmanager

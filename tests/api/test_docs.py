@@ -7,6 +7,7 @@ from typing import get_args, get_origin
 
 from starlette.routing import Route
 
+from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.body import Ignored, Refused, Wire
 from rekindle.api.native_schema import (
     CacheProps,
@@ -15,7 +16,12 @@ from rekindle.api.native_schema import (
     TokenizeRequest,
 )
 from rekindle.api.openai.bodies import CacheStories, Span
-from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingsRequest,
+)
+from rekindle.api.responses.schema import CreateResponseRequest
 from tests.api.fakes import FakeResponder
 from tests.api.http import app_of
 
@@ -60,6 +66,9 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Both completion endpoints") == dict(shared)
     assert documented("Chat completions, and `/apply-template`") == dict(chat.items() - shared)
     assert documented("Completions") == dict(completions.items() - shared)
+    assert documented("Embeddings") == dict(fields_of(EmbeddingsRequest))
+    assert documented("Responses") == dict(fields_of(CreateResponseRequest))
+    assert documented("Messages") == dict(fields_of(MessagesRequest))
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 

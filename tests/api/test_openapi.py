@@ -50,10 +50,10 @@ def test_posts_have_bodies_errors_have_a_shape_and_streams_a_media_type() -> Non
             responses = operation["responses"]
             assert responses.keys() == {"200", "default"}
             error = responses["default"]["content"]["application/json"]["schema"]
-            assert error["$ref"].endswith("/ErrorBody")
+            assert error["$ref"].endswith("ErrorBody")
             assert ("requestBody" in operation) == (method == "post")
             streams = "text/event-stream" in responses["200"].get("content", {})
-            assert streams == path.endswith("/completions")
+            assert streams == path.endswith(("/completions", "/messages", "/responses"))
 
 
 def test_replies_fit_the_types_that_describe_them() -> None:

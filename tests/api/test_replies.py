@@ -26,6 +26,7 @@ REKINDLE = {
     "cached_tokens": 4,
     "prefilled_tokens": 6,
     "remembered_turns": 0,
+    "dropped_messages": 0,
     "restore_ms": 1.2,
     "spans": [{"source": "live", "match": "tokens", "start": 0, "stop": 4}],
 }
@@ -109,6 +110,7 @@ def test_each_cached_span_is_told_with_its_source() -> None:
         "cached_tokens": 600,
         "prefilled_tokens": 10,
         "remembered_turns": 0,
+        "dropped_messages": 0,
         "restore_ms": 1.2,
         "spans": [
             {"source": "live", "match": "tokens", "start": 0, "stop": 256},

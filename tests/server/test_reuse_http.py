@@ -30,7 +30,11 @@ from tests.support.workloads import (
 CHAT_ROUTES = ["/v1/chat/completions", "/chat/completions"]
 COMPLETION_ROUTES = ["/v1/completions", "/completions"]
 ROUTES = CHAT_ROUTES + COMPLETION_ROUTES
-OTHER_POST_ROUTES = ["/tokenize", "/detokenize", "/apply-template"]
+RESPONSES_ROUTES = ["/v1/responses", "/responses"]
+OTHER_POST_ROUTES = [
+    *("/v1/embeddings", "/embeddings"),
+    *("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"),
+]
 BLOCK = 256
 HEADER_TOKENS = 12  # that prompts of a chat template share whatever they say, and texts by chance
 
@@ -88,7 +92,27 @@ def n_common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 def test_every_route_that_generates_is_asked_here(solo: Client) -> None:
     paths = solo.get("/openapi.json")["paths"]
     posts = {path for path, methods in paths.items() if "post" in methods}
-    assert posts == {*ROUTES, *OTHER_POST_ROUTES}
+    assert posts == {*ROUTES, "/v1/messages", *RESPONSES_ROUTES, *OTHER_POST_ROUTES}
+
+
+@pytest.mark.parametrize("route", ["/v1/messages", *RESPONSES_ROUTES])
+def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
+    solo: Client, route: str
+) -> None:
+    text = prose(f"asked through {route}", 60)
+    if route == "/v1/messages":
+        body = {"max_tokens": 2, "messages": [user(text)]}
+    else:
+        body = {"max_output_tokens": 2, "input": text}
+
+    def n_cached(**fields: Any) -> int:
+        cached: int = solo.post(route, {**body, **fields})["rekindle"]["cached_tokens"]
+        return cached
+
+    assert n_cached(cache_prompt=False) == 0
+    assert n_cached() <= 3 * HEADER_TOKENS  # the template's own system prompt
+    assert n_cached() > 100
+    assert n_cached(cache_prompt=False) == 0
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])

@@ -126,6 +126,9 @@ class Client:
         assert frames.pop() == "[DONE]"
         return _whole([json.loads(frame) for frame in frames])
 
+    def try_post(self, route: str, body: dict[str, Any]) -> httpx.Response:
+        return self._http.post(route, json=body)
+
     def get(self, route: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._http.get(route).json()
         return answer

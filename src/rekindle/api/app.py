@@ -11,13 +11,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
 from rekindle.api import native
+from rekindle.api.anthropic import routes as anthropic
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
 from rekindle.api.model_card import ModelCard
 from rekindle.api.openai import routes as openai
 from rekindle.api.openapi import describe
 from rekindle.api.responder import Responder
+from rekindle.api.responses import routes as responses
 from rekindle.errors import RekindleError
+from rekindle.stored_responses import ResponseStore
 from rekindle.telemetry import Telemetry
 
 
@@ -30,7 +33,11 @@ class ApiSettings:
 
 
 def create_app(
-    responder: Responder, card: ModelCard, settings: ApiSettings, telemetry: Telemetry
+    responder: Responder,
+    card: ModelCard,
+    settings: ApiSettings,
+    telemetry: Telemetry,
+    stored_responses: ResponseStore,
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
@@ -47,10 +54,30 @@ def create_app(
     openai.OpenAiApi(
         responder, card, telemetry, keep_alive_seconds=settings.keep_alive_seconds
     ).add_routes(app)
+    responses.ResponsesApi(
+        responder,
+        card,
+        telemetry,
+        stored_responses,
+        keep_alive_seconds=settings.keep_alive_seconds,
+    ).add_routes(app)
+    anthropic.AnthropicApi(
+        responder, card, telemetry, keep_alive_seconds=settings.keep_alive_seconds
+    ).add_routes(app)
 
     @cache
     def document() -> bytes:
-        return to_json(describe(app, (*native.WIRE_TYPES, *openai.WIRE_TYPES)))
+        return to_json(
+            describe(
+                app,
+                (
+                    *native.WIRE_TYPES,
+                    *openai.WIRE_TYPES,
+                    *anthropic.WIRE_TYPES,
+                    *responses.WIRE_TYPES,
+                ),
+            )
+        )
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -69,7 +96,7 @@ def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]
                 allow_origins=settings.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "request-id", "retry-after"],
             )
         )
     if settings.api_keys:

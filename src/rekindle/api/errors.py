@@ -1,13 +1,14 @@
-"""Errors as the client sees them: one mapping from our tree to OpenAI's error shape."""
+"""Errors as the client sees them: our tree in OpenAI's shape, or in Anthropic's on its paths."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from fastapi import Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from rekindle.errors import (
@@ -36,18 +37,58 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
+class MessagesErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(TypedDict):
+    """Anthropic's."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
+
+
+ANTHROPIC_ROOT = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "api_error",
+    529: "overloaded_error",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     status: int
     detail: ErrorDetail
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def body(self) -> bytes:
-        return to_json(ErrorBody(error=self.detail))
+    def body(self, scope: Scope) -> bytes:
+        """In the shape that clients of the request's path read."""
+        if not is_anthropic(scope):
+            return to_json(ErrorBody(error=self.detail))
+        detail = MessagesErrorDetail(
+            type=ANTHROPIC_TYPES.get(_anthropic_status(self), "invalid_request_error"),
+            message=_anthropic_message(self.detail),
+        )
+        return to_json(
+            MessagesErrorBody(type="error", error=detail, request_id=scope["request_id"])
+        )
 
-    def response(self) -> Response:
-        return Response(self.body, self.status, headers=self.headers, media_type="application/json")
+    def response(self, scope: Scope) -> Response:
+        status = _anthropic_status(self) if is_anthropic(scope) else self.status
+        return Response(
+            self.body(scope), status, headers=self.headers, media_type="application/json"
+        )
+
+
+def is_anthropic(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path == ANTHROPIC_ROOT or path.startswith(f"{ANTHROPIC_ROOT}/")
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -79,11 +120,11 @@ def invalid(
     return Failure(status, _detail(message, param=param, code=code))
 
 
-async def answer_rekindle_error(_: Request, error: Exception) -> Response:
+async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
     if isinstance(error, EngineError):
         logger.error("the engine failed: %s", error.message)
-    return failure_of(error).response()
+    return failure_of(error).response(request.scope)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
@@ -96,7 +137,19 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         failure = invalid(f"{where} is not served.", status=405, code="method_not_allowed")
     else:
         failure = invalid(error.detail, status=error.status_code)
-    return Failure(failure.status, failure.detail, error.headers or {}).response()
+    return Failure(failure.status, failure.detail, error.headers or {}).response(request.scope)
+
+
+def _anthropic_status(failure: Failure) -> int:
+    # A full queue is no limit on what this client may ask: Anthropic tells the two apart.
+    return 529 if failure.status == 429 else failure.status
+
+
+def _anthropic_message(detail: ErrorDetail) -> str:
+    """Agents compact the conversation when they read Anthropic's words for a long prompt."""
+    if detail["code"] != "context_length_exceeded":
+        return detail["message"]
+    return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
 
 
 def _detail(

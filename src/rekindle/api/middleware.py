@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST
-from rekindle.api.errors import INTERNAL, Failure, invalid
+from rekindle.api.errors import INTERNAL, Failure, invalid, is_anthropic
 from rekindle.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,10 @@ class RequestScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic(scope):
+                    headers["request-id"] = request_id
             await send(message)
 
         self._telemetry.request_began()
@@ -59,7 +62,7 @@ class RequestScope:
         except Exception:
             logger.exception("request %s failed", request_id)
             if status is None:
-                await INTERNAL.response()(scope, receive, send_named)
+                await INTERNAL.response(scope)(scope, receive, send_named)
         finally:
             self._telemetry.request_ended(
                 route=_route(scope), status=INTERNAL.status if status is None else status
@@ -75,7 +78,7 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
             await self._app(scope, receive, send)
         else:
-            await _UNAUTHORIZED.response()(scope, receive, send)
+            await _UNAUTHORIZED.response(scope)(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
@@ -107,7 +110,7 @@ class BodyLimit:
 
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._limit_bytes:
-            await self._refusal.response()(scope, receive, send)
+            await self._refusal.response(scope)(scope, receive, send)
             return
 
         n_received = 0
@@ -123,7 +126,7 @@ class BodyLimit:
         try:
             await self._app(scope, receive_counted, send)
         except _BodyTooLarge:
-            await self._refusal.response()(scope, receive, send)
+            await self._refusal.response(scope)(scope, receive, send)
 
 
 class _BodyTooLarge(Exception):

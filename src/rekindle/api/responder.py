@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from rekindle.chat.conversation import Conversation
+from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyEvent, ReplyOptions
+from rekindle.config import Overflow
 from rekindle.generation import EngineStatus, Sampling, Tokenizer
 
 
@@ -27,14 +29,22 @@ class Responder(Protocol):
     @property
     def default_cache_prompt(self) -> bool: ...
 
-    async def prepare_chat(self, conversation: Conversation) -> Prompt: ...
+    async def prepare_chat(
+        self,
+        conversation: Conversation,
+        *,
+        cache_prompt: bool = True,
+        overflow: Overflow | None = None,
+    ) -> Prompt: ...
 
-    async def prepare_text(self, text: str) -> Prompt: ...
+    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt: ...
 
     async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt: ...
 
     async def start(
         self, prompt: Prompt, options: ReplyOptions, *, request_id: str
     ) -> ReplyStream: ...
+
+    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings: ...
 
     def status(self) -> EngineStatus: ...

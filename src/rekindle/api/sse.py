@@ -38,10 +38,18 @@ class Encoder(Protocol):
 class EventStream(Response):
     media_type = MEDIA_TYPE
 
-    def __init__(self, replies: Replies, encoder: Encoder, *, keep_alive_seconds: float) -> None:
+    def __init__(
+        self,
+        replies: Replies,
+        encoder: Encoder,
+        *,
+        keep_alive_seconds: float,
+        keep_alive: bytes = KEEP_ALIVE,
+    ) -> None:
         self._replies = replies
         self._encoder = encoder
         self._keep_alive_seconds = keep_alive_seconds
+        self._keep_alive_frame = keep_alive
         self._last_write = 0.0
         self.status_code = 200
         self.background = None
@@ -51,13 +59,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_client_leaves(receive, self._write_all(send))
+            await unless_client_leaves(receive, self._write_all(scope, send))
         except ClientGone:
             logger.info("request %s: the client left", scope["request_id"])
         finally:
             self._replies.close()
 
-    async def _write_all(self, send: Send) -> None:
+    async def _write_all(self, scope: Scope, send: Send) -> None:
         loop = asyncio.get_running_loop()
         encode = self._encoder.encode
 
@@ -67,7 +75,8 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
 
         self._last_write = loop.time()
-        await send({"type": "http.response.body", "body": self._encoder.begin(), "more_body": True})
+        if first := self._encoder.begin():
+            await send({"type": "http.response.body", "body": first, "more_body": True})
         keep_alive = asyncio.create_task(self._keep_alive(send))
         try:
             await self._replies.pour(write)
@@ -76,7 +85,7 @@ class EventStream(Response):
             # The status has gone out: all that is left is to say it in the stream.
             if not isinstance(error, RekindleError):
                 logger.exception("a stream failed")
-            last = self._encoder.fail(failure_of(error).body)
+            last = self._encoder.fail(failure_of(error).body(scope))
         finally:
             keep_alive.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -87,6 +96,7 @@ class EventStream(Response):
             quiet_seconds = loop.time() - self._last_write
             if quiet_seconds >= self._keep_alive_seconds:
                 self._last_write = loop.time()
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                frame = self._keep_alive_frame
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
             else:
                 await asyncio.sleep(self._keep_alive_seconds - quiet_seconds)

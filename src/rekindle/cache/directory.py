@@ -20,6 +20,8 @@ from urllib.parse import quote
 from rekindle.cache.block import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
 from rekindle.cache.inventory import Inventory
+from rekindle.cache.response_file import FILE_NAME as RESPONSES_NAME
+from rekindle.cache.response_file import response_paths
 from rekindle.cache.tiers.disk_catalog import Catalog
 from rekindle.cache.tiers.disk_database import FILE_NAME as CATALOG_NAME
 from rekindle.cache.tiers.disk_database import alone_in
@@ -32,7 +34,8 @@ from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
 
 _ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
-_SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{re.escape(CATALOG_NAME)}|{re.escape(TURNS_NAME)})")
+_DATABASES = "|".join(map(re.escape, (CATALOG_NAME, TURNS_NAME, RESPONSES_NAME)))
+_SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
 _BATCH_KEYS = 256  # a transaction each; picked
 _WRITE_SECONDS = 60.0  # picked: a writer that did not write for so long was killed
@@ -189,14 +192,15 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
-        turn_files = _clear_turns(directory)
-    return Cleared(len(own_files) + turn_files.n_files, n_bytes + turn_files.n_bytes)
+        said = _clear_what_was_said(directory)
+    return Cleared(len(own_files) + said.n_files, n_bytes + said.n_bytes)
 
 
-def _clear_turns(directory: Path) -> Cleared:
-    """Deleted, not emptied, so that no token of a reply is left; a server notices that."""
+def _clear_what_was_said(directory: Path) -> Cleared:
+    """Deleted, not emptied, so that no word of a reply is left; a server notices that."""
     with alone_in(directory):
-        paths = [path for path in turn_paths(directory) if path.is_file()]
+        known = [*turn_paths(directory), *response_paths(directory)]
+        paths = [path for path in known if path.is_file()]
         n_bytes = sum(map(_size, paths))
         for path in paths:
             path.unlink(missing_ok=True)

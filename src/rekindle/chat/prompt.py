@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rekindle.chat.conversation import Conversation, Message, Reasoning, Role, Text, ToolCall
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.guard import Piece
 from rekindle.chat.layout import Layout
@@ -23,6 +31,7 @@ from rekindle.chat.meaning import (
     next_key,
     split_reasoning,
 )
+from rekindle.chat.overflow import FULL_SHARE, trim
 from rekindle.chat.reply_parser import Said
 from rekindle.chat.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.template import ChatTemplate
@@ -35,6 +44,8 @@ from rekindle.generation import Tokenizer
 
 # Clients drop or rewrite the last message, or a whole tool loop, not what came long before.
 MAX_USER_BOUNDARIES = 2
+TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
+MESSAGE_TOKENS = 8  # of a template's own, about, for each message
 MAX_TURNS_TRIED = 16  # of those that may be one message; picked
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
@@ -48,6 +59,7 @@ class Prompt:
     conversation: Conversation | None = None  # None: raw text, which has no parts
     begins_in_reasoning: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
+    n_dropped: int = 0  # messages that were left out because they do not fit
     # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
@@ -113,6 +125,34 @@ class PromptBuilder:
             remembered=tuple(spliced.run.remembered),
             remember=remember,
         )
+
+    def from_trimmed(
+        self, conversation: Conversation, *, n_ctx: int, recalls: bool = True
+    ) -> Prompt:
+        """Without its oldest turns, if it does not leave room for a reply."""
+        prompt = self.from_conversation(conversation, recalls=recalls)
+        n_head = self._head_size(conversation)
+        for share in TRIMMED_SHARES:  # sizes are estimates: the first one nearly always does
+            if len(prompt.tokens) <= n_ctx * FULL_SHARE:
+                break
+            shorter = trim(
+                conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
+            )
+            prompt = self.from_conversation(shorter.conversation, recalls=recalls)
+            prompt = replace(prompt, n_dropped=shorter.n_dropped)
+        return prompt
+
+    def _size(self, message: Message) -> int:
+        """Tokens, about; the same whenever it is asked for."""
+        texts = [message.text, *(call.arguments_json for call in message.calls)]
+        texts += [part.text for part in message.parts if isinstance(part, ToolResult)]
+        pieces = (Piece(text, parse_special=False) for text in texts if text)
+        return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
+
+    def _head_size(self, conversation: Conversation) -> int:
+        systems = (m for m in conversation.messages if m.role is Role.SYSTEM)
+        tools = (Piece(tool.definition_json, parse_special=False) for tool in conversation.tools)
+        return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
     def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
         """What prompts after this reply will begin with, up to the next user message."""

@@ -94,6 +94,7 @@ class ReplyStats:
     n_generated: int
     spans: tuple[CachedSpan, ...]  # where the cached tokens came from
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
+    n_dropped_messages: int = 0  # left out of the prompt because they do not fit
     queue_seconds: float
     restore_seconds: float
     prefill_seconds: float

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
@@ -11,6 +12,7 @@ from rekindle.chat.reply import ReplyOptions
 from rekindle.chat.reply_stream import ReplyReader, ReplyStream
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.tool_use import ToolUses, control_tokens
+from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
 from rekindle.generation import Engine, EngineStatus, GenerationRequest, Sampling, Tokenizer
 
@@ -25,12 +27,14 @@ class Responder:
         default_sampling: Sampling,
         *,
         default_cache_prompt: bool = True,
+        default_overflow: Overflow = Overflow.ERROR,
         rewarmer: Rewarmer | None = None,
         embedding_end_token: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
         self.default_cache_prompt = default_cache_prompt
+        self._default_overflow = default_overflow
         self._engine = engine
         self._prompts = prompts
         self._dialect = dialect
@@ -40,11 +44,17 @@ class Responder:
         self._marks = _mark_bytes(tokenizer, self._tool_uses.marks())
 
     async def prepare_chat(
-        self, conversation: Conversation, *, cache_prompt: bool = True
+        self,
+        conversation: Conversation,
+        *,
+        cache_prompt: bool = True,
+        overflow: Overflow | None = None,  # None: as the settings say
     ) -> Prompt:
-        return await asyncio.to_thread(
-            self._prompts.from_conversation, conversation, recalls=cache_prompt
-        )
+        if (overflow or self._default_overflow) is Overflow.TRIM:
+            build = partial(self._prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
+        else:
+            build = partial(self._prompts.from_conversation)
+        return await asyncio.to_thread(build, conversation, recalls=cache_prompt)
 
     async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt:
         return await asyncio.to_thread(self._prompts.from_text, text, recalls=cache_prompt)

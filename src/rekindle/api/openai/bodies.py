@@ -46,6 +46,7 @@ class CacheStory(TypedDict):
     cached_tokens: int
     prefilled_tokens: int
     remembered_turns: int
+    dropped_messages: int
     restore_ms: float
     spans: list[Span]
 
@@ -211,3 +212,21 @@ class Model(TypedDict):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
+
+
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str  # base64 of little-endian float32, where that was asked for
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(TypedDict):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

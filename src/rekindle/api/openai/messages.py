@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
+from rekindle.api.call_ids import CallIds
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     ChatMessage,
@@ -50,7 +51,7 @@ def conversation_of(body: ChatCompletionRequest) -> Conversation:
 
 
 def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    calls = _Calls()
+    calls = CallIds()
     messages = []
     for index, entry in enumerate(entries):
         path = f"messages.{index}"
@@ -65,35 +66,7 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-class _Calls:
-    """The ids of the calls so far, by what clients leave of them: one makes `call_1` `call1`."""
-
-    def __init__(self) -> None:
-        self._exact: set[str] = set()
-        self._by_core: dict[str, str] = {}
-        self._lone_without_id = False
-
-    def add(self, ids: Sequence[str]) -> None:
-        if not ids:
-            return
-        self._exact.update(ids)
-        self._by_core.update((_core(each), each) for each in ids if _core(each))
-        self._lone_without_id = list(ids) == [""]
-
-    def find(self, call_id: str) -> str | None:
-        """The id of the call that is meant, as the call has it."""
-        if call_id in self._exact:
-            return call_id
-        if found := self._by_core.get(_core(call_id)):
-            return found
-        return "" if self._lone_without_id else None
-
-
-def _core(call_id: str) -> str:
-    return "".join(filter(str.isalnum, call_id)).lower()
-
-
-def _result(entry: ChatMessage, calls: _Calls, path: str) -> ToolResult:
+def _result(entry: ChatMessage, calls: CallIds, path: str) -> ToolResult:
     sent = entry.tool_call_id or ""
     call_id = calls.find(sent) if sent else ""
     if call_id is None:

@@ -46,7 +46,7 @@ def chat_options(
     )
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=_max_tokens(limits),
+        max_tokens=_max_tokens(body, limits),
         stop=_stop(body),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         cache_prompt=_given(body.cache_prompt, default_cache_prompt),
@@ -63,7 +63,9 @@ def completion_options(
         raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
     return ReplyOptions(
         sampling=_sampling(body, defaults, n_vocab),
-        max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
+        max_tokens=_max_tokens(
+            body, (("max_tokens", body.max_tokens), ("n_predict", body.n_predict))
+        ),
         stop=_stop(body),
         n_top_logprobs=body.logprobs,
         cache_prompt=_given(body.cache_prompt, default_cache_prompt),
@@ -124,16 +126,18 @@ def _given(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
+def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]) -> int | None:
+    """0: the prompt is evaluated and kept, and nothing is written."""
     for name, limit in limits:
-        if limit == 0:
-            raise InvalidRequest(
-                f"`{name}` 0 (evaluate the prompt, write nothing) is not supported yet.", name
-            )
         if limit is not None and limit < -1:
             raise InvalidRequest(
-                f"`{name}` should be positive, or -1 for as much as the context holds.", name
+                f"`{name}` should be positive, 0 to evaluate the prompt alone,"
+                " or -1 for as much as the context holds.",
+                name,
             )
+    options = body.prompt_cache_options
+    if body.prefill or (options is not None and options.prewarm):
+        return 0
     first = next((limit for _, limit in limits if limit is not None), None)
     return None if first == -1 else first
 

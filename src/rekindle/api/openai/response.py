@@ -206,6 +206,7 @@ def _story(stats: ReplyStats) -> CacheStory:
         cached_tokens=stats.n_cached,
         prefilled_tokens=stats.n_prefilled,
         remembered_turns=stats.n_remembered_turns,
+        dropped_messages=stats.n_dropped_messages,
         restore_ms=round(stats.restore_seconds * 1e3, 3),
         spans=[part for span in stats.spans for part in _parts(span, stats.remembered)],
     )

@@ -17,10 +17,16 @@ from rekindle.api.openai.bodies import (
     Model,
     ModelList,
 )
+from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.messages import conversation_of
 from rekindle.api.openai.request import chat_options, completion_options, variants
 from rekindle.api.openai.response import Envelope, chat_completion, completion, model_of
-from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationFields
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingsRequest,
+    GenerationFields,
+)
 from rekindle.api.openai.stream import (
     CHAT,
     CHAT_OPENING,
@@ -34,13 +40,20 @@ from rekindle.api.replies import Reply, WantedReply, start_replies
 from rekindle.api.responder import Responder
 from rekindle.api.sse import EventStream
 from rekindle.chat.prompt import Prompt
+from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest
 from rekindle.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
-WIRE_TYPES = (ChatCompletionRequest, ChatCompletionChunk, CompletionRequest, Completion)
+WIRE_TYPES = (
+    ChatCompletionRequest,
+    ChatCompletionChunk,
+    CompletionRequest,
+    Completion,
+    EmbeddingsRequest,
+)
 MAX_NAMES_LOGGED = 32
 
 
@@ -58,6 +71,7 @@ class OpenAiApi:
         self._telemetry = telemetry
         self._keep_alive_seconds = keep_alive_seconds
         self._names_logged: set[str] = set()
+        self._embeddings = EmbeddingsApi(responder, card, telemetry)
 
     def add_routes(self, app: FastAPI) -> None:
         # llama-server serves each of these with and without the prefix.
@@ -76,6 +90,7 @@ class OpenAiApi:
                 openapi_extra=request_body(CompletionRequest),
                 responses=whole_or_stream(Completion, Completion),
             )
+            self._embeddings.add_routes(app, prefix)
             app.add_api_route(f"{prefix}/models", self.models, methods=["GET"], responses=ERRORS)
             # A path, because names such as `owner/model` have slashes.
             app.add_api_route(
@@ -95,7 +110,11 @@ class OpenAiApi:
             self._responder.tokenizer.n_vocab,
             default_cache_prompt=self._responder.default_cache_prompt,
         )
-        prompt = await self._responder.prepare_chat(conversation)
+        prompt = await self._responder.prepare_chat(
+            conversation,
+            cache_prompt=options.cache_prompt,
+            overflow=Overflow(body.overflow) if body.overflow else None,
+        )
         envelope = self._envelope(body)
         wanted = [WantedReply(prompt, each) for each in variants(options, envelope.n_per_prompt)]
         if body.stream:
@@ -114,7 +133,7 @@ class OpenAiApi:
             self._responder.tokenizer.n_vocab,
             default_cache_prompt=self._responder.default_cache_prompt,
         )
-        prompts = await self._prompts(body)
+        prompts = await self._prompts(body, cache_prompt=options.cache_prompt)
         envelope = self._envelope(body)
         wanted = [
             WantedReply(prompt, each)
@@ -133,10 +152,11 @@ class OpenAiApi:
     async def models(self) -> ModelList:
         return ModelList(object="list", data=[model_of(self._card)])
 
-    async def model(self, model_id: str) -> Response:
+    async def model(self, model_id: str, request: Request) -> Response:
         if model_id != self._card.id:
             message = f"The model `{model_id}` is not served here, `{self._card.id}` is."
-            return invalid(message, status=404, param="model", code="model_not_found").response()
+            refusal = invalid(message, status=404, param="model", code="model_not_found")
+            return refusal.response(request.scope)
         return _json(model_of(self._card))
 
     async def _stream(
@@ -159,16 +179,18 @@ class OpenAiApi:
         finally:
             replies.close()
 
-    async def _prompts(self, body: CompletionRequest) -> list[Prompt]:
+    async def _prompts(self, body: CompletionRequest, *, cache_prompt: bool) -> list[Prompt]:
         if isinstance(body.prompt, str):
-            return [await self._responder.prepare_text(body.prompt)]
+            return [await self._responder.prepare_text(body.prompt, cache_prompt=cache_prompt)]
         if tokens := [item for item in body.prompt if isinstance(item, int)]:
             return [await self._responder.prepare_tokens(tokens)]
         prompts = []
         for index, item in enumerate(item for item in body.prompt if not isinstance(item, int)):
             try:
                 if isinstance(item, str):
-                    prompts.append(await self._responder.prepare_text(item))
+                    prompts.append(
+                        await self._responder.prepare_text(item, cache_prompt=cache_prompt)
+                    )
                 else:
                     prompts.append(await self._responder.prepare_tokens(item))
             except InvalidRequest as error:

@@ -43,6 +43,10 @@ class ResponseFormat(Wire):
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
+class PromptCacheOptions(Wire):
+    prewarm: bool | None = None
+
+
 class GenerationFields(Wire):
     """What both endpoints share."""
 
@@ -72,6 +76,7 @@ class GenerationFields(Wire):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
     cache_prompt: bool | None = None
+    prefill: bool | None = None
 
     user: Annotated[str | None, Ignored()] = None
     metadata: Annotated[dict[str, Any] | None, Ignored()] = None
@@ -80,7 +85,7 @@ class GenerationFields(Wire):
     safety_identifier: Annotated[str | None, Ignored()] = None
     prompt_cache_key: Annotated[str | None, Ignored()] = None
     prompt_cache_retention: Annotated[str | None, Ignored()] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, Ignored()] = None
+    prompt_cache_options: PromptCacheOptions | None = None
     id_slot: Annotated[int | None, Ignored()] = None
 
     grammar: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
@@ -174,6 +179,7 @@ class ChatCompletionRequest(GenerationFields):
     tools: list[ToolEntry] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
     parallel_tool_calls: bool | None = None
+    overflow: Literal["error", "trim"] | None = None
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -206,3 +212,16 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     best_of: int | None = None
     suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
+
+
+class EmbeddingsRequest(Wire):
+    model: str | None = None
+    input: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: Annotated[str | None, Ignored()] = None

@@ -1,0 +1,178 @@
+"""Messages of Anthropic's API as a neutral `Conversation`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from rekindle.api.anthropic.schema import (
+    ContentBlock,
+    CountTokensRequest,
+    MessageEntry,
+    ResultBlock,
+    SystemBlock,
+)
+from rekindle.api.anthropic.tools import OfferedTools, tools_of
+from rekindle.api.call_ids import CallIds
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.errors import InvalidRequest
+
+FAILED = "The tool failed."  # for a result that says so and nothing else
+
+
+def conversation_of(body: CountTokensRequest) -> Conversation:
+    offered = tools_of(body.tools or ())
+    reader = _Reader(offered)
+    messages = (*_system(body.system), *reader.read(body.messages))
+    return Conversation(
+        messages=messages,
+        tools=offered.head,
+        more_tools=tuple(reader.loaded.values()),
+        template_kwargs=_template_kwargs(body),
+        continue_last=_is_open(messages[-1]),
+    )
+
+
+class _Reader:
+    def __init__(self, offered: OfferedTools) -> None:
+        self._offered = offered
+        self._calls = CallIds()
+        self.loaded: dict[str, Tool] = {}  # deferred ones that a result has brought in
+
+    def read(self, entries: Sequence[MessageEntry]) -> Iterator[Message]:
+        for index, entry in enumerate(entries):
+            path = f"messages.{index}.content"
+            if isinstance(entry.content, str):
+                parts: tuple[Part, ...] = (Text(entry.content),) if entry.content else ()
+                yield Message(Role(entry.role), parts)
+            elif entry.role == "assistant":
+                yield self._said(entry.content, path)
+            else:
+                yield from self._told(Role(entry.role), entry.content, path)
+
+    def _said(self, blocks: Sequence[ContentBlock], path: str) -> Message:
+        """Texts are joined as they are: where a reply was cut into blocks means nothing."""
+        parts: list[Part] = []
+        for index, block in enumerate(blocks):
+            match block.type:
+                case "text":
+                    parts.append(Text(_needed(block.text, f"{path}.{index}.text")))
+                case "thinking":
+                    parts.append(Reasoning(_needed(block.thinking, f"{path}.{index}.thinking")))
+                case "tool_use":
+                    parts.append(_call(block, f"{path}.{index}"))
+                case "redacted_thinking":
+                    pass  # only Anthropic can read it
+                case _:
+                    raise _unsupported(block.type, f"{path}.{index}")
+        text = "".join(part.text for part in parts if isinstance(part, Text))
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        self._calls.add([call.id for call in calls])
+        said: list[Part] = [Reasoning(reasoning)] if reasoning else []
+        said += [Text(text)] if text else []
+        return Message(Role.ASSISTANT, (*said, *calls))
+
+    def _told(self, role: Role, blocks: Sequence[ContentBlock], path: str) -> Iterator[Message]:
+        """Results come first, as Anthropic demands it: they answer the message before."""
+        texts: list[Part] = []
+        n_results = 0
+        for index, block in enumerate(blocks):
+            if block.type == "text":
+                text = _needed(block.text, f"{path}.{index}.text")
+                texts += [Text(text)] if text else []
+            elif block.type == "tool_result" and role is Role.USER:
+                n_results += 1
+                yield Message(Role.TOOL, (self._result(block, f"{path}.{index}"),))
+            else:
+                raise _unsupported(block.type, f"{path}.{index}")
+        if texts or not n_results:
+            yield Message(role, tuple(texts))
+
+    def _result(self, block: ContentBlock, path: str) -> ToolResult:
+        sent = _needed(block.tool_use_id, f"{path}.tool_use_id")
+        call_id = self._calls.find(sent)
+        if call_id is None:
+            raise InvalidRequest(
+                f"`{path}.tool_use_id`: no earlier message in this request has a `tool_use` block"
+                f" with the id `{sent}`.",
+                f"{path}.tool_use_id",
+            )
+        text = self._result_text(block.content, f"{path}.content")
+        return ToolResult(call_id, None, text or (FAILED if block.is_error else ""))
+
+    def _result_text(self, content: str | list[ResultBlock] | None, path: str) -> str:
+        if not isinstance(content, list):
+            return content or ""
+        texts: list[str] = []
+        for type_, group in groupby(enumerate(content), key=lambda item: item[1].type):
+            blocks = list(group)
+            match type_:
+                case "text":
+                    texts += [_needed(each.text, f"{path}.{i}.text") for i, each in blocks]
+                case "tool_reference":
+                    names = [_needed(each.tool_name, f"{path}.{i}.tool_name") for i, each in blocks]
+                    texts.append(self._load(names))
+                case _:
+                    raise _unsupported(type_, f"{path}.{blocks[0][0]}")
+        return "\n".join(text for text in texts if text)
+
+    def _load(self, names: Sequence[str]) -> str:
+        """Definitions, where the client loads them: the prompt before this place stays the same."""
+        lines = []
+        for name in names:
+            tool = self._offered.find(name)
+            if tool is None:  # its server may have gone since; the conversation goes on
+                lines.append(json.dumps({"name": name}, ensure_ascii=False))
+                continue
+            lines.append(tool.definition_json)
+            if tool in self._offered.deferred:
+                self.loaded[name] = tool
+        return "\n".join(["<tools>", *lines, "</tools>"])
+
+
+def _system(system: str | list[SystemBlock] | None) -> tuple[Message, ...]:
+    texts = [block.text for block in system] if isinstance(system, list) else [system or ""]
+    parts = tuple(Text(text) for text in texts if text)
+    return (Message(Role.SYSTEM, parts),) if parts else ()
+
+
+def _call(block: ContentBlock, path: str) -> ToolCall:
+    name = _needed(block.name, f"{path}.name")
+    return ToolCall(block.id, name, json.dumps(block.input or {}, ensure_ascii=False))
+
+
+def _template_kwargs(body: CountTokensRequest) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    if body.thinking is not None:
+        kwargs["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        kwargs["reasoning_effort"] = body.output_config.effort
+    return kwargs
+
+
+def _is_open(last: Message) -> bool:
+    """Anthropic: a reply goes on directly from an assistant message at the end."""
+    return last.role is Role.ASSISTANT and bool(last.parts) and isinstance(last.parts[-1], Text)
+
+
+def _needed(value: str | None, path: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"`{path}` is required.", path)
+    return value
+
+
+def _unsupported(type_: str, path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"`{path}.type`: content of type `{type_}` is not supported here.", f"{path}.type"
+    )

@@ -1,0 +1,105 @@
+"""Complete replies in Anthropic's shape."""
+
+import json
+import uuid
+from dataclasses import dataclass, field
+
+from pydantic_core import from_json
+
+from rekindle.api.anthropic.bodies import (
+    CacheCreation,
+    MessageBody,
+    MessageUsage,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from rekindle.api.anthropic.request import Breakpoint
+from rekindle.api.openai.response import rekindle_of
+from rekindle.api.replies import Reply
+from rekindle.chat.reply import FinishReason, ReplyCall, ReplyDone
+
+# Nobody checks it, but some clients send thinking without a signature back as plain text.
+SIGNATURE = "rekindle"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnvelope:
+    """What is known of a reply before it begins."""
+
+    model: str
+    last_breakpoint: Breakpoint | None
+    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+
+
+def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
+    content: list[ThinkingBlock | TextBlock | ToolUseBlock] = []
+    if reply.reasoning:
+        content.append(
+            ThinkingBlock(type="thinking", thinking=reply.reasoning, signature=SIGNATURE)
+        )
+    if reply.text:
+        content.append(TextBlock(type="text", text=reply.text))
+    content += [
+        ToolUseBlock(type="tool_use", id=call.id, name=call.name, input=from_json(input_json(call)))
+        for call in reply.calls
+    ]
+    stats = reply.done.stats
+    return MessageBody(
+        id=envelope.id,
+        type="message",
+        role="assistant",
+        model=envelope.model,
+        content=content,
+        stop_reason=stop_reason_of(reply.done),
+        stop_sequence=reply.done.stop_sequence,
+        usage=usage_of(
+            envelope.last_breakpoint,
+            n_prompt=stats.n_prompt,
+            n_cached=stats.n_cached,
+            n_generated=stats.n_generated,
+        ),
+        rekindle=rekindle_of([stats]),
+    )
+
+
+def usage_of(
+    last_breakpoint: Breakpoint | None, *, n_prompt: int, n_cached: int, n_generated: int
+) -> MessageUsage:
+    n_created = 0
+    if last_breakpoint is not None:
+        n_created = max(min(last_breakpoint.position, n_prompt) - n_cached, 0)
+    for_an_hour = last_breakpoint is not None and last_breakpoint.ttl == "1h"
+    return MessageUsage(
+        input_tokens=n_prompt - n_cached - n_created,
+        cache_creation_input_tokens=n_created,
+        cache_read_input_tokens=n_cached,
+        cache_creation=CacheCreation(
+            ephemeral_5m_input_tokens=0 if for_an_hour else n_created,
+            ephemeral_1h_input_tokens=n_created if for_an_hour else 0,
+        ),
+        output_tokens=n_generated,
+    )
+
+
+def stop_reason_of(done: ReplyDone) -> StopReason:
+    match done.finish:
+        case FinishReason.TOOL_CALLS:
+            return "tool_use"
+        case FinishReason.LENGTH:
+            return "max_tokens"
+        case FinishReason.STOP:
+            return "end_turn" if done.stop_sequence is None else "stop_sequence"
+
+
+def input_json(call: ReplyCall) -> str:
+    """The arguments as a JSON object. What is none, a model without a grammar wrote."""
+    source = call.arguments_json
+    if not source.strip():
+        return "{}"
+    try:
+        value = from_json(source, allow_inf_nan=False)
+    except ValueError:
+        value = None
+    return source if isinstance(value, dict) else json.dumps({"arguments": source})

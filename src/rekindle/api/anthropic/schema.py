@@ -1,0 +1,139 @@
+"""What clients send to the Messages endpoints: every field we know, and what becomes of it.
+
+A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
+test holds the two together.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rekindle.api.body import Ignored, Wire
+
+MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class CacheControl(Wire):
+    """A breakpoint. The whole prompt is kept anyway, so it only divides what `usage` counts."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class ResultBlock(Wire):
+    """Content of a tool result."""
+
+    type: str
+    text: str | None = None
+    tool_name: str | None = None  # of a `tool_reference`
+    cache_control: CacheControl | None = None
+
+
+class ContentBlock(Wire):
+    type: str
+    text: str | None = None
+    citations: Annotated[Any, Ignored()] = None
+
+    thinking: str | None = None
+    signature: Annotated[str | None, Ignored()] = None
+    data: Annotated[str | None, Ignored()] = None  # of `redacted_thinking`
+
+    id: str = ""
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    caller: Annotated[Any, Ignored()] = None
+
+    tool_use_id: str | None = None
+    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
+    is_error: bool | None = None
+
+    cache_control: CacheControl | None = None
+
+
+class MessageEntry(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
+
+
+class SystemBlock(Wire):
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, Ignored()] = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesTool(Wire):
+    """Anthropic's own tools have a `type` and no schema; all others are `custom`."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    cache_control: CacheControl | None = None
+    strict: Annotated[bool | None, Ignored()] = None
+    input_examples: Annotated[Any, Ignored()] = None
+    allowed_callers: Annotated[Any, Ignored()] = None
+    eager_input_streaming: Annotated[bool | None, Ignored()] = None
+
+
+class MessagesToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Wire):
+    type: str
+    budget_tokens: Annotated[int | None, Ignored()] = None
+    display: Annotated[str | None, Ignored()] = None
+
+
+class MessagesFormat(Wire):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    effort: str | None = None
+    format: MessagesFormat | None = None
+
+
+class CountTokensRequest(Wire):
+    """What makes a prompt."""
+
+    model: str | None = None
+    messages: Annotated[list[MessageEntry], Field(fail_fast=True, min_length=1)]
+    system: str | list[SystemBlock] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: MessagesFormat | None = None
+    cache_control: CacheControl | None = None
+
+    betas: Annotated[Any, Ignored()] = None
+    context_management: Annotated[Any, Ignored()] = None
+    mcp_servers: Annotated[Any, Ignored()] = None
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: Annotated[int, Field(ge=0)]
+    stop_sequences: (
+        Annotated[list[NonEmpty], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    stream: bool | None = None
+    # Ours, as in the other dialects.
+    cache_prompt: bool | None = None
+    prefill: bool | None = None
+    overflow: Literal["error", "trim"] | None = None
+
+    metadata: Annotated[dict[str, Any] | None, Ignored()] = None
+    service_tier: Annotated[str | None, Ignored()] = None
+    container: Annotated[Any, Ignored()] = None

@@ -1,0 +1,181 @@
+"""Streamed replies in Anthropic's events.
+
+Blocks open and close as the kind of what comes changes; a token costs one JSON string and a
+join.
+"""
+
+from collections.abc import Iterator
+from json.encoder import encode_basestring_ascii
+
+from pydantic_core import to_json
+
+from rekindle.api.anthropic.bodies import (
+    BlockStart,
+    Ending,
+    MessageBody,
+    MessageDelta,
+    MessageStart,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from rekindle.api.anthropic.response import (
+    SIGNATURE,
+    MessageEnvelope,
+    input_json,
+    stop_reason_of,
+    usage_of,
+)
+from rekindle.api.openai.response import rekindle_of
+from rekindle.chat.reply import (
+    ReplyCall,
+    ReplyDone,
+    ReplyEvent,
+    ReplyProgress,
+    ReplyReasoning,
+    ReplyText,
+)
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
+END = b"}}\n\n"
+INPUT_CHARACTERS = 1024  # of one delta; picked: a file as an argument is no single huge line
+
+Block = ThinkingBlock | TextBlock | ToolUseBlock
+
+
+class Events:
+    """The frames of one reply.
+
+    `message_start` waits for the first progress: only then it is known how much of the prompt
+    was cached, which clients read there.
+    """
+
+    def __init__(self, envelope: MessageEnvelope) -> None:
+        self._envelope = envelope
+        self._is_started = False
+        self._index = -1  # of the newest block
+        self._open: type[ReplyText] | type[ReplyReasoning] | None = None
+        self._delta = b""  # of the open block: all up to its text
+
+    def begin(self) -> bytes:
+        return b""
+
+    def encode(self, index: int, event: ReplyEvent) -> bytes:
+        assert index == 0
+        if isinstance(event, ReplyText | ReplyReasoning):
+            if type(event) is self._open:
+                return self._delta + _quoted(event.text) + END
+            if not event.text:
+                return b""
+            frames = self._opened(event)
+        elif isinstance(event, ReplyCall):
+            frames = self._closed() + b"".join(self._call(event))
+        elif isinstance(event, ReplyDone):
+            frames = self._closed() + self._ended(event)
+        else:
+            frames = b""
+        return self._started(event) + frames
+
+    def fail(self, error_body: bytes) -> bytes:
+        return b"event: error\ndata: " + error_body + b"\n\n"
+
+    def end(self) -> bytes:
+        return STOP
+
+    def _started(self, event: ReplyEvent) -> bytes:
+        if self._is_started:
+            return b""
+        self._is_started = True
+        n_prompt = n_cached = 0
+        if isinstance(event, ReplyProgress):
+            n_prompt, n_cached = event.n_total, event.n_cached
+        elif isinstance(event, ReplyDone):
+            n_prompt, n_cached = event.stats.n_prompt, event.stats.n_cached
+        message = MessageBody(
+            id=self._envelope.id,
+            type="message",
+            role="assistant",
+            model=self._envelope.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage_of(
+                self._envelope.last_breakpoint,
+                n_prompt=n_prompt,
+                n_cached=n_cached,
+                n_generated=0,
+            ),
+        )
+        return _frame(MessageStart(type="message_start", message=message))
+
+    def _opened(self, event: ReplyText | ReplyReasoning) -> bytes:
+        closed = self._closed()
+        block: Block
+        if isinstance(event, ReplyText):
+            block, kind = TextBlock(type="text", text=""), b'{"type":"text_delta","text":'
+        else:
+            block = ThinkingBlock(type="thinking", thinking="", signature="")
+            kind = b'{"type":"thinking_delta","thinking":'
+        start = self._start(block)
+        self._open = type(event)
+        self._delta = DELTA % self._index + kind
+        return closed + start + self._delta + _quoted(event.text) + END
+
+    def _closed(self) -> bytes:
+        """The end of the open block, if there is one."""
+        was_open, self._open = self._open, None
+        if was_open is None:
+            return b""
+        signature = b""
+        if was_open is ReplyReasoning:
+            delta = b'{"type":"signature_delta","signature":' + _quoted(SIGNATURE)
+            signature = DELTA % self._index + delta + END
+        return signature + self._stop()
+
+    def _call(self, call: ReplyCall) -> Iterator[bytes]:
+        yield self._start(ToolUseBlock(type="tool_use", id=call.id, name=call.name, input={}))
+        head = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
+        arguments = input_json(call)
+        for start in range(0, len(arguments), INPUT_CHARACTERS):
+            yield head + _quoted(arguments[start : start + INPUT_CHARACTERS]) + END
+        yield self._stop()
+
+    def _start(self, block: Block) -> bytes:
+        self._index += 1
+        return _frame(
+            BlockStart(type="content_block_start", index=self._index, content_block=block)
+        )
+
+    def _stop(self) -> bytes:
+        return (
+            b"event: content_block_stop\n"
+            b'data: {"type":"content_block_stop","index":%d}\n\n' % self._index
+        )
+
+    def _ended(self, event: ReplyDone) -> bytes:
+        stats = event.stats
+        return _frame(
+            MessageDelta(
+                type="message_delta",
+                delta=Ending(stop_reason=stop_reason_of(event), stop_sequence=event.stop_sequence),
+                usage=usage_of(
+                    self._envelope.last_breakpoint,
+                    n_prompt=stats.n_prompt,
+                    n_cached=stats.n_cached,
+                    n_generated=stats.n_generated,
+                ),
+                rekindle=rekindle_of([stats]),
+            )
+        )
+
+
+def _frame(data: MessageStart | BlockStart | MessageDelta) -> bytes:
+    name = data["type"].encode()
+    return b"event: " + name + b"\ndata: " + to_json(data, ensure_ascii=True) + b"\n\n"
+
+
+def _quoted(text: str) -> bytes:
+    # ASCII, because clients that split lines as `str.splitlines` does would cut at a raw U+2028.
+    return encode_basestring_ascii(text).encode("ascii")

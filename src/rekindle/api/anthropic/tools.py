@@ -1,0 +1,84 @@
+"""The tools of a request: those at the head of the prompt, and those that are loaded later."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
+from rekindle.chat.canonical_tools import canonical_definition
+from rekindle.chat.conversation import Conversation, Tool
+from rekindle.chat.reply import ToolChoice, ToolMode
+from rekindle.errors import InvalidRequest
+
+MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "any": ToolMode.REQUIRED}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    head: tuple[Tool, ...]
+    deferred: tuple[Tool, ...]
+
+    def find(self, name: str) -> Tool | None:
+        return next((tool for tool in (*self.head, *self.deferred) if tool.name == name), None)
+
+
+def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
+    """Anthropic's own tools are left out: see `served_by_anthropic`."""
+    names: set[str] = set()
+    head: list[Tool] = []
+    deferred: list[Tool] = []
+    for index, entry in enumerate(entries):
+        if not _is_custom(entry):
+            continue
+        path = f"tools.{index}"
+        tool = _tool(entry, path)
+        if tool.name in names:
+            raise InvalidRequest(
+                f"`{path}.name`: there are two tools `{tool.name}`.", f"{path}.name"
+            )
+        names.add(tool.name)
+        (deferred if entry.defer_loading else head).append(tool)
+    return OfferedTools(tuple(head), tuple(deferred))
+
+
+def served_by_anthropic(entries: Sequence[MessagesTool]) -> Iterator[str]:
+    """The types of tools that stand for a schema or a service which only Anthropic has."""
+    return (entry.type for entry in entries if entry.type and not _is_custom(entry))
+
+
+def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> ToolChoice:
+    wanted = body.tool_choice
+    if wanted is None:
+        return ToolChoice()
+    parallel = not wanted.disable_parallel_tool_use
+    if wanted.type == "tool":
+        name = wanted.name
+        if name is None:
+            raise InvalidRequest("`tool_choice.name` is required.", "tool_choice.name")
+        if name not in {tool.name for tool in conversation.callable_tools}:
+            raise InvalidRequest(
+                f"`tool_choice.name`: there is no tool `{name}` to call.", "tool_choice.name"
+            )
+        # Clients name a tool to get one value; several only where they ask for them.
+        once = wanted.disable_parallel_tool_use is not False
+        return ToolChoice(ToolMode.REQUIRED, (name,), parallel=not once)
+    mode = MODES[wanted.type]
+    if mode is ToolMode.REQUIRED and not conversation.callable_tools:
+        raise InvalidRequest(
+            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
+        )
+    return ToolChoice(mode, parallel=parallel)
+
+
+def _is_custom(entry: MessagesTool) -> bool:
+    return entry.type in (None, "custom")
+
+
+def _tool(entry: MessagesTool, path: str) -> Tool:
+    if not entry.name:
+        raise InvalidRequest(f"`{path}.name` is required.", f"{path}.name")
+    if entry.input_schema is None:
+        raise InvalidRequest(f"`{path}.input_schema` is required.", f"{path}.input_schema")
+    function = {"name": entry.name, "parameters": entry.input_schema}
+    if entry.description is not None:
+        function["description"] = entry.description
+    return Tool(entry.name, canonical_definition(function))

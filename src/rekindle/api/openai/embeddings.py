@@ -1,0 +1,108 @@
+"""The embeddings endpoint of OpenAI: texts or token ids in, vectors out."""
+
+import asyncio
+import secrets
+from base64 import b64encode
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+
+from rekindle.api.body import read_body
+from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.model_card import ModelCard
+from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
+from rekindle.api.openai.schema import EmbeddingsRequest
+from rekindle.api.openapi import ERRORS, request_body
+from rekindle.api.responder import Responder
+from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.errors import InvalidRequest
+from rekindle.telemetry import Telemetry
+
+MAX_INPUTS = 2048  # OpenAI's
+
+
+class EmbeddingsApi:
+    def __init__(self, responder: Responder, card: ModelCard, telemetry: Telemetry) -> None:
+        self._responder = responder
+        self._card = card
+        self._telemetry = telemetry
+
+    def add_routes(self, app: FastAPI, prefix: str) -> None:
+        app.add_api_route(
+            f"{prefix}/embeddings",
+            self.embeddings,
+            methods=["POST"],
+            openapi_extra=request_body(EmbeddingsRequest),
+            responses=ERRORS | {200: {"model": EmbeddingList}},
+        )
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await read_body(request, EmbeddingsRequest, self._telemetry)
+        self._check_dimensions(body.dimensions)
+        # Clients choose request ids, and may use one twice; the engine's must be unique.
+        name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
+        work = self._responder.embed(_inputs(body), request_id=name)
+        try:
+            made = await unless_client_leaves(request.receive, work)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        # Thousands of vectors as text take seconds.
+        data = await asyncio.to_thread(_reply, made, body, self._card.id)
+        return Response(data, media_type="application/json")
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        status = self._responder.status().embedder
+        if dimensions and status and dimensions > status.n_dimensions:
+            raise InvalidRequest(
+                f"`dimensions` is {dimensions}, but the embeddings of this model have"
+                f" {status.n_dimensions}.",
+                "dimensions",
+            )
+
+
+def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
+    if not body.input:
+        raise InvalidRequest("`input` must not be empty.", "input")
+    if isinstance(body.input, str):
+        return [EmbeddingInput("input", body.input)]
+    if tokens := [item for item in body.input if isinstance(item, int)]:
+        return [EmbeddingInput("input", tokens)]
+    several = [item for item in body.input if not isinstance(item, int)]
+    if len(several) > MAX_INPUTS:
+        message = f"`input` has {len(several)} items, but at most {MAX_INPUTS} are taken at once."
+        raise InvalidRequest(message, "input")
+    return [EmbeddingInput(f"input.{index}", item) for index, item in enumerate(several)]
+
+
+def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
+    vectors = made.vectors
+    if body.dimensions is not None:
+        vectors = tuple(_shortened(vector, body.dimensions) for vector in vectors)
+    is_base64 = body.encoding_format == "base64"
+    return to_json(
+        EmbeddingList(
+            object="list",
+            data=[
+                Embedding(
+                    object="embedding",
+                    index=index,
+                    embedding=b64encode(vector).decode() if is_base64 else _numbers(vector),
+                )
+                for index, vector in enumerate(vectors)
+            ],
+            model=model,
+            usage=EmbeddingUsage(prompt_tokens=made.n_tokens, total_tokens=made.n_tokens),
+        )
+    )
+
+
+def _shortened(vector: bytes, n_dimensions: int) -> bytes:
+    """The first so many, of length 1 again."""
+    kept = np.frombuffer(vector, "<f4")[:n_dimensions].astype(np.float64)
+    return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4").tobytes()
+
+
+def _numbers(vector: bytes) -> list[float]:
+    numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
+    return numbers

@@ -1,0 +1,101 @@
+"""What a request goes on from: stored responses, and the items that it refers to."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+
+from rekindle.api.body import Wire
+from rekindle.api.responses.bodies import ResponseBody
+from rekindle.api.responses.items import Placed
+from rekindle.api.responses.response import Envelope
+from rekindle.api.responses.schema import (
+    CreateResponseRequest,
+    InputItem,
+    MessageItem,
+    ReferenceItem,
+)
+from rekindle.stored_responses import ResponseStore, StoredResponse
+
+KEY_CHARACTERS = 32
+ID_PREFIXES = {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+
+class NotStored(Exception):
+    """A client refers to what is not here, or not any more."""
+
+    def __init__(self, id: str, param: str) -> None:
+        self.id = id
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response and the items it answered, those of earlier responses first; as JSON."""
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+class History:
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def items_of(self, body: CreateResponseRequest) -> list[Placed]:
+        """The whole conversation: what was stored, then what was sent."""
+        placed: list[Placed] = []
+        if body.previous_response_id is not None:
+            param = "previous_response_id"
+            kept = await self.find(body.previous_response_id)
+            if kept is None:
+                raise NotStored(body.previous_response_id, param)
+            for item in _parsed([*kept.items, *kept.response["output"]]):
+                placed.append(Placed(item, param))
+        if isinstance(body.input, str):
+            placed.append(Placed(MessageItem(role="user", content=body.input), "input"))
+            return placed
+        for index, item in enumerate(body.input or ()):
+            path = f"input.{index}"
+            if isinstance(item, ReferenceItem):
+                item = await self._resolve(item.id, f"{path}.id")
+            placed.append(Placed(item, path))
+        return placed
+
+    async def find(self, id: str) -> Kept | None:
+        stored = await asyncio.to_thread(self._store.get, id)
+        if stored is None:
+            return None
+        value = from_json(stored.data)
+        return Kept(value["response"], value["items"])
+
+    def keep(self, envelope: Envelope, items: Sequence[Placed], body: ResponseBody) -> None:
+        listed = [_with_id(placed.item, envelope.key, index) for index, placed in enumerate(items)]
+        data = to_json({"response": body, "items": listed})
+        self._store.put(StoredResponse(envelope.id, envelope.created_at, data))
+
+    async def delete(self, id: str) -> bool:
+        return await asyncio.to_thread(self._store.delete, id)
+
+    async def _resolve(self, id: str, param: str) -> InputItem:
+        key = id.partition("_")[2][:KEY_CHARACTERS]
+        kept = await self.find(f"resp_{key}")
+        for item in [*kept.items, *kept.response["output"]] if kept else ():
+            if item["id"] == id:
+                return _parsed([item])[0]
+        raise NotStored(id, param)
+
+
+def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
+    return ITEMS.validate_python(items)
+
+
+def _with_id(item: Wire, key: str, index: int) -> dict[str, Any]:
+    """As it was sent. Every item in a list of OpenAI's has an id and a type."""
+    fields = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kind = fields.get("type") or "message"
+    new_id = f"{ID_PREFIXES.get(kind, 'msg')}_{key}i{index:04x}"
+    return fields | {"type": kind, "id": fields.get("id") or new_id}

@@ -1,0 +1,233 @@
+"""Input items as messages of a neutral `Conversation`.
+
+What one reply said comes back as several items (reasoning, message, calls) and is one message
+again: it was sampled as one turn.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rekindle.api.call_ids import CallIds
+from rekindle.api.responses.schema import (
+    CallOutputItem,
+    ContentPart,
+    CustomCallItem,
+    FunctionCallItem,
+    InputItem,
+    MessageItem,
+    OtherItem,
+    ReasoningItem,
+    TextPart,
+)
+from rekindle.api.responses.tools import CUSTOM_ARGUMENT, full_name
+from rekindle.chat.conversation import (
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.errors import InvalidRequest
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+# Agents cannot know what a tool will give back; a refusal would end their session for good.
+LEFT_OUT = "[{type} left out: this model reads only text]"
+ENCRYPTED_KEY = "rekindle_reasoning"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An item, and where a client finds it in its request."""
+
+    item: InputItem
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    messages: tuple[Message, ...]
+    skipped: tuple[str, ...]  # types of items that could not be shown
+
+
+def read_items(items: Sequence[Placed]) -> Read:
+    reader = _Reader()
+    for placed in items:
+        reader.add(placed)
+    reader.end_turn()
+    return Read(tuple(reader.messages), tuple(reader.skipped))
+
+
+def encrypted(reasoning: str) -> str:
+    """Reasoning for a client that stores everything itself. It is encoded, and no secret."""
+    return base64.b64encode(json.dumps({ENCRYPTED_KEY: reasoning}).encode()).decode()
+
+
+def decrypted(content: str) -> str | None:
+    """None: it is not ours."""
+    try:
+        value = json.loads(base64.b64decode(content, validate=True))
+    except (binascii.Error, ValueError, RecursionError):
+        return None
+    text = value.get(ENCRYPTED_KEY) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One assistant message while its items come."""
+
+    reasoning: list[str] = field(default_factory=list)
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    last_was_text: bool = False
+
+    def add_text(self, text: str) -> None:
+        # Text around a call was sampled in one go; two messages in a row were not.
+        between = "\n" if self.last_was_text and self.text and text else ""
+        self.text += between + text
+        self.last_was_text = True
+
+    def message(self) -> Message:
+        parts: list[Part] = []
+        if reasoning := "".join(self.reasoning):
+            parts.append(Reasoning(reasoning))
+        if self.text:
+            parts.append(Text(self.text))
+        return Message(Role.ASSISTANT, (*parts, *self.calls))
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.skipped: list[str] = []
+        self._turn: _Turn | None = None
+        self._calls = CallIds()
+
+    def add(self, placed: Placed) -> None:
+        item, path = placed.item, placed.path
+        match item:
+            case MessageItem():
+                self._add_message(item, path)
+            case ReasoningItem():
+                turn = self._open_turn()
+                turn.reasoning.append(_reasoning(item, path))
+                turn.last_was_text = False
+            case FunctionCallItem():
+                name = full_name(item.name, item.namespace)
+                self._add_call(ToolCall(item.call_id, name, item.arguments))
+            case CustomCallItem():
+                arguments = json.dumps({CUSTOM_ARGUMENT: item.input}, ensure_ascii=False)
+                name = full_name(item.name, item.namespace)
+                self._add_call(ToolCall(item.call_id, name, arguments))
+            case CallOutputItem():
+                self._add_output(item, path)
+            case OtherItem():
+                self._add_other(item)
+            case _:
+                raise AssertionError("references are resolved before")
+
+    def end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self.messages.append(turn.message())
+            self._calls.add([call.id for call in turn.calls])
+
+    def _open_turn(self) -> _Turn:
+        if self._turn is None:
+            self._turn = _Turn()
+        return self._turn
+
+    def _add_message(self, item: MessageItem, path: str) -> None:
+        texts = _texts(item.content, f"{path}.content")
+        if item.role == "assistant":
+            self._open_turn().add_text("\n".join(texts))
+            return
+        self.end_turn()
+        self.messages.append(Message(ROLES[item.role], tuple(map(Text, texts))))
+
+    def _add_call(self, call: ToolCall) -> None:
+        turn = self._open_turn()
+        turn.calls.append(call)
+        turn.last_was_text = False
+
+    def _add_output(self, item: CallOutputItem, path: str) -> None:
+        self.end_turn()
+        call_id = self._calls.find(item.call_id)
+        if call_id is None:
+            where = f"{path}.call_id"
+            raise InvalidRequest(f"`{where}`: no earlier item has a call `{item.call_id}`.", where)
+        self._add_result(call_id, _output_text(item.output))
+
+    def _add_result(self, call_id: str, text: str) -> None:
+        self.messages.append(Message(Role.TOOL, (ToolResult(call_id, None, text),)))
+
+    def _add_other(self, item: OtherItem) -> None:
+        """Calls of tools that we do not offer are shown as calls, where they have an id."""
+        extra = item.model_extra or {}
+        call_id = extra.get("call_id")
+        if isinstance(call_id, str) and item.type.endswith("_call"):
+            arguments: object = next(
+                (extra[key] for key in ("action", "operation", "arguments") if key in extra), {}
+            )
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            self._add_call(ToolCall(call_id, item.type.removesuffix("_call"), arguments))
+            return
+        if isinstance(call_id, str) and item.type.endswith("_call_output"):
+            self.end_turn()
+            known = self._calls.find(call_id)
+            if known is not None:
+                output = extra.get("output", "")
+                if not isinstance(output, str):
+                    output = json.dumps(output, ensure_ascii=False)
+                self._add_result(known, output)
+                return
+        self.skipped.append(item.type)
+
+
+def _reasoning(item: ReasoningItem, path: str) -> str:
+    """The exact text if it is there, else what was shown of it."""
+    if item.encrypted_content and (text := decrypted(item.encrypted_content)) is not None:
+        return text
+    if item.content:
+        return "".join(_texts(item.content, f"{path}.content"))
+    return "\n".join(_texts(item.summary or [], f"{path}.summary"))
+
+
+def _texts(content: str | Sequence[TextPart], path: str) -> list[str]:
+    if isinstance(content, str):
+        return [content] if content else []
+    texts = [_part_text(part, f"{path}.{index}") for index, part in enumerate(content)]
+    return [text for text in texts if text]
+
+
+def _output_text(output: str | Sequence[TextPart]) -> str:
+    if isinstance(output, str):
+        return output
+    return "\n".join(
+        part.text if part.text is not None else LEFT_OUT.format(type=part.type) for part in output
+    )
+
+
+def _part_text(part: TextPart, path: str) -> str:
+    if isinstance(part, ContentPart) and part.type == "refusal":
+        return part.refusal or ""
+    if part.type not in TEXT_PARTS:
+        raise InvalidRequest(
+            f"`{path}.type`: content of type `{part.type}` is not supported, only text is.",
+            f"{path}.type",
+        )
+    if part.text is None:
+        raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
+    return part.text

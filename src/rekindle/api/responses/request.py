@@ -1,0 +1,83 @@
+"""From a request to a `Conversation` and `ReplyOptions`."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
+from rekindle.api.responses.tools import Toolbox, tool_choice_of
+from rekindle.chat.conversation import Conversation, Message, Role, Text
+from rekindle.chat.reply import ReplyOptions, ToolMode
+from rekindle.errors import InvalidRequest
+from rekindle.generation import Grammar, GrammarKind, Sampling
+
+ANY_OBJECT = {"type": "object"}
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+UNTHINKING_EFFORTS = frozenset({"none", "minimal"})
+
+
+def conversation_of(
+    body: CreateResponseRequest, messages: tuple[Message, ...], toolbox: Toolbox
+) -> Conversation:
+    if not messages:
+        raise InvalidRequest("`input` is required.", "input")
+    if body.instructions:
+        messages = (Message(Role.SYSTEM, (Text(body.instructions),)), *messages)
+    return Conversation(
+        messages=messages, tools=toolbox.tools, template_kwargs=_template_kwargs(body.reasoning)
+    )
+
+
+def reply_options(
+    body: CreateResponseRequest,
+    toolbox: Toolbox,
+    defaults: Sampling,
+    *,
+    default_cache_prompt: bool,
+) -> ReplyOptions:
+    grammar = _grammar(body.text.format if body.text else None)
+    tool_choice = tool_choice_of(body, toolbox)
+    if tool_choice.mode is ToolMode.REQUIRED and grammar is not None:
+        raise InvalidRequest(
+            "`tool_choice` that requires a call and `text.format` exclude each other.",
+            "tool_choice",
+        )
+    sampling = replace(defaults, grammar=grammar)
+    if body.temperature is not None:
+        sampling = replace(sampling, temperature=body.temperature)
+    if body.top_p is not None:
+        sampling = replace(sampling, top_p=body.top_p)
+    wants_logprobs = body.top_logprobs or includes(body, LOGPROBS)
+    return ReplyOptions(
+        sampling=sampling,
+        max_tokens=body.max_output_tokens,
+        n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
+        tool_choice=tool_choice,
+    )
+
+
+def includes(body: CreateResponseRequest, wanted: str) -> bool:
+    return wanted in (body.include or ())
+
+
+def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:
+    if reasoning is None or reasoning.effort is None:
+        return {}
+    kwargs: dict[str, Any] = {"reasoning_effort": reasoning.effort}
+    if reasoning.effort in UNTHINKING_EFFORTS:
+        kwargs["enable_thinking"] = False
+    return kwargs
+
+
+def _grammar(wanted: TextFormat | None) -> Grammar | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        schema = ANY_OBJECT
+    elif wanted.json_schema is not None:
+        schema = wanted.json_schema
+    else:
+        raise InvalidRequest("`text.format.schema` is required.", "text.format.schema")
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

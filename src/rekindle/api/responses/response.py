@@ -1,0 +1,132 @@
+"""The response object: what was asked for, what came of it, and what it took."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.api.body import Wire
+from rekindle.api.openai.response import rekindle_of, timings_of
+from rekindle.api.responses.bodies import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputItem,
+    OutputTokensDetails,
+    ReasoningEcho,
+    ResponseBody,
+    ResponseFault,
+    ResponseUsage,
+)
+from rekindle.api.responses.schema import CreateResponseRequest, ToolChoiceEntry
+from rekindle.api.responses.tools import Toolbox
+from rekindle.chat.reply import FinishReason, ReplyDone, ReplyStats
+from rekindle.generation import Sampling
+
+UNSUPPORTED_TOOLS = "rekindle_unsupported_tools"
+PLAIN_TEXT = {"format": {"type": "text"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What is known of a response before it begins."""
+
+    model: str
+    body: CreateResponseRequest
+    toolbox: Toolbox
+    sampling: Sampling
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self.key}"
+
+    @property
+    def is_stored(self) -> bool:
+        return self.body.store is not False
+
+
+def begun(envelope: Envelope) -> ResponseBody:
+    body = envelope.body
+    reasoning = body.reasoning
+    return ResponseBody(
+        id=envelope.id,
+        object="response",
+        created_at=envelope.created_at,
+        completed_at=None,
+        status="in_progress",
+        background=False,
+        error=None,
+        incomplete_details=None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=envelope.model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEcho(
+            effort=reasoning.effort if reasoning else None,
+            summary=reasoning.summary if reasoning else None,
+        ),
+        safety_identifier=body.safety_identifier,
+        service_tier="default",
+        store=envelope.is_stored,
+        temperature=envelope.sampling.temperature,
+        text=_sent(body.text) | ({} if body.text and body.text.format else PLAIN_TEXT),
+        tool_choice=_sent(body.tool_choice)
+        if isinstance(body.tool_choice, ToolChoiceEntry)
+        else body.tool_choice or "auto",
+        tools=[_sent(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=envelope.sampling.top_p,
+        truncation=body.truncation or "disabled",
+        usage=None,
+        user=body.user,
+        metadata=_metadata(envelope),
+    )
+
+
+def ended(envelope: Envelope, output: Sequence[OutputItem], done: ReplyDone) -> ResponseBody:
+    body = begun(envelope)
+    is_cut = done.finish is FinishReason.LENGTH
+    body["status"] = "incomplete" if is_cut else "completed"
+    if is_cut:
+        body["incomplete_details"] = IncompleteDetails(reason="max_output_tokens")
+    body["completed_at"] = int(time.time())
+    body["output"] = list(output)
+    body["usage"] = _usage(done.stats)
+    body["timings"] = timings_of([done.stats])
+    body["rekindle"] = rekindle_of([done.stats])
+    return body
+
+
+def failed(envelope: Envelope, output: Sequence[OutputItem], message: str) -> ResponseBody:
+    body = begun(envelope)
+    body["status"] = "failed"
+    body["error"] = ResponseFault(code="server_error", message=message)
+    body["output"] = list(output)
+    return body
+
+
+def _metadata(envelope: Envelope) -> dict[str, Any]:
+    metadata = dict(envelope.body.metadata or {})
+    if envelope.toolbox.unsupported:
+        metadata[UNSUPPORTED_TOOLS] = ",".join(envelope.toolbox.unsupported)
+    return metadata
+
+
+def _usage(stats: ReplyStats) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=stats.n_prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=stats.n_cached, cache_write_tokens=0),
+        output_tokens=stats.n_generated,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=stats.n_prompt + stats.n_generated,
+    )
+
+
+def _sent(part: Wire | None) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True, exclude_unset=True) if part else {}

@@ -1,0 +1,213 @@
+"""The Responses endpoints: each reads as the life of its request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+
+from rekindle.api.body import read_body
+from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.errors import Failure, invalid
+from rekindle.api.model_card import ModelCard
+from rekindle.api.openapi import ERRORS, request_body, whole_or_stream
+from rekindle.api.replies import Replies, WantedReply, start_replies
+from rekindle.api.responder import Responder
+from rekindle.api.responses.bodies import (
+    DeletedResponse,
+    InputItemList,
+    ResponseBody,
+    ResponseEvent,
+)
+from rekindle.api.responses.history import History, NotStored
+from rekindle.api.responses.items import read_items
+from rekindle.api.responses.output import Output
+from rekindle.api.responses.request import (
+    ENCRYPTED_REASONING,
+    conversation_of,
+    includes,
+    reply_options,
+)
+from rekindle.api.responses.response import Envelope, ended
+from rekindle.api.responses.schema import CreateResponseRequest
+from rekindle.api.responses.stream import Events
+from rekindle.api.responses.tools import toolbox_of
+from rekindle.api.sse import EventStream
+from rekindle.chat.reply import ReplyDone, ReplyEvent, ReplyProgress
+from rekindle.config import Overflow
+from rekindle.errors import InvalidRequest
+from rekindle.stored_responses import ResponseStore
+from rekindle.telemetry import Telemetry
+
+# What OpenAPI cannot find by itself: see `openapi.describe`.
+WIRE_TYPES = (CreateResponseRequest, ResponseEvent)
+MAX_ITEMS = 100  # of one page, as OpenAI has it
+
+
+class ResponsesApi:
+    def __init__(
+        self,
+        responder: Responder,
+        card: ModelCard,
+        telemetry: Telemetry,
+        store: ResponseStore,
+        *,
+        keep_alive_seconds: float,
+    ) -> None:
+        self._responder = responder
+        self._card = card
+        self._telemetry = telemetry
+        self._history = History(store)
+        self._keep_alive_seconds = keep_alive_seconds
+
+    def add_routes(self, app: FastAPI) -> None:
+        for prefix in ("/v1", ""):
+            app.add_api_route(
+                f"{prefix}/responses",
+                self.create,
+                methods=["POST"],
+                openapi_extra=request_body(CreateResponseRequest),
+                responses=whole_or_stream(ResponseBody, ResponseEvent),
+            )
+            one = f"{prefix}/responses/{{response_id}}"
+            for path, endpoint, method, model in (
+                (one, self.retrieve, "GET", ResponseBody),
+                (one, self.delete, "DELETE", DeletedResponse),
+                (f"{one}/input_items", self.input_items, "GET", InputItemList),
+            ):
+                app.add_api_route(
+                    path, endpoint, methods=[method], responses=ERRORS | {200: {"model": model}}
+                )
+
+    async def create(self, request: Request) -> Response:
+        body = await read_body(request, CreateResponseRequest, self._telemetry)
+        try:
+            items = await self._history.items_of(body)
+        except NotStored as missing:
+            return _not_stored(missing).response(request.scope)
+        read = read_items(items)
+        for kind in read.skipped:
+            self._telemetry.count_ignored_field(f"input.{kind}")
+        toolbox = toolbox_of(body.tools or ())
+        options = reply_options(
+            body,
+            toolbox,
+            self._responder.default_sampling,
+            default_cache_prompt=self._responder.default_cache_prompt,
+        )
+        prompt = await self._responder.prepare_chat(
+            conversation_of(body, read.messages, toolbox),
+            cache_prompt=options.cache_prompt,
+            overflow=Overflow.TRIM if body.truncation == "auto" else None,
+        )
+        envelope = Envelope(
+            model=self._card.id, body=body, toolbox=toolbox, sampling=options.sampling
+        )
+        wanted = [WantedReply(prompt, options)]
+        replies = await start_replies(self._responder, wanted, self._telemetry, request=request)
+        output = Output(
+            envelope.key, toolbox, encrypts_reasoning=includes(body, ENCRYPTED_REASONING)
+        )
+
+        def keep(reply: ResponseBody) -> None:
+            if envelope.is_stored:
+                self._history.keep(envelope, items, reply)
+
+        if body.stream:
+            events = Events(envelope, output, keep)
+            return EventStream(replies, events, keep_alive_seconds=self._keep_alive_seconds)
+        try:
+            done = await unless_client_leaves(request.receive, _collect(replies, output))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            replies.close()
+        reply = ended(envelope, output.items, done)
+        keep(reply)
+        return _json(reply)
+
+    async def retrieve(self, request: Request, response_id: str) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise InvalidRequest("`stream` is not supported here.", "stream")
+        kept = await self._history.find(response_id)
+        return _json(kept.response) if kept else _unknown(response_id).response(request.scope)
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        if not await self._history.delete(response_id):
+            return _unknown(response_id).response(request.scope)
+        return _json(DeletedResponse(id=response_id, object="response", deleted=True))
+
+    async def input_items(self, request: Request, response_id: str) -> Response:
+        page = _page_wanted(request)
+        kept = await self._history.find(response_id)
+        if kept is None:
+            return _unknown(response_id).response(request.scope)
+        return _json(_page_of(kept.items, page))
+
+
+async def _collect(replies: Replies, output: Output) -> ReplyDone:
+    ends: list[ReplyDone] = []
+
+    async def add(_index: int, event: ReplyEvent) -> None:
+        if isinstance(event, ReplyDone):
+            ends.append(event)
+            steps = output.finish(event.finish)
+        elif isinstance(event, ReplyProgress):
+            return
+        else:
+            steps = output.add(event)
+        for _ in steps:
+            pass
+
+    await replies.pour(add)
+    return ends[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    limit: int
+    is_oldest_first: bool
+    after: str | None
+
+
+def _page_wanted(request: Request) -> _Page:
+    query = request.query_params
+    limit = query.get("limit", "20")
+    if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MAX_ITEMS):
+        raise InvalidRequest(f"`limit` should be 1 to {MAX_ITEMS}.", "limit")
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise InvalidRequest("`order` should be `asc` or `desc`.", "order")
+    return _Page(int(limit), query.get("order") == "asc", query.get("after"))
+
+
+def _page_of(items: Sequence[dict[str, Any]], page: _Page) -> InputItemList:
+    ordered = list(items if page.is_oldest_first else reversed(items))
+    ids = [item["id"] for item in ordered]
+    start = ids.index(page.after) + 1 if page.after in ids else 0
+    data = ordered[start : start + page.limit]
+    return InputItemList(
+        object="list",
+        data=data,
+        first_id=data[0]["id"] if data else None,
+        last_id=data[-1]["id"] if data else None,
+        has_more=start + page.limit < len(ordered),
+    )
+
+
+def _not_stored(missing: NotStored) -> Failure:
+    if missing.param == "previous_response_id":
+        message = f"Previous response with id '{missing.id}' not found."
+        code = "previous_response_not_found"
+    else:
+        message, code = f"Item with id '{missing.id}' not found.", "not_found"
+    return invalid(message, status=404, param=missing.param, code=code)
+
+
+def _unknown(response_id: str) -> Failure:
+    message = f"Response with id '{response_id}' not found."
+    return invalid(message, status=404, param="response_id", code="not_found")
+
+
+def _json(value: object) -> Response:
+    return Response(to_json(value), media_type="application/json")

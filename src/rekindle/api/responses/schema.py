@@ -1,0 +1,257 @@
+"""What clients send to `/v1/responses`: every field we know, and what becomes of it.
+
+A field without a mark is honoured. Items and tools of types that are not listed here are never
+refused: agents send whatever their vendor has added.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from rekindle.api.body import Ignored, Refused, Wire
+
+MAX_TOP_LOGPROBS = 20
+
+Unused = Annotated[str | None, Ignored()]
+
+
+class TextPart(Wire):
+    type: str
+    text: str | None = None
+
+
+class ContentPart(TextPart):
+    refusal: str | None = None
+
+
+TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class MessageItem(Wire):
+    type: Literal["message"] = "message"
+    id: str | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+    status: Unused = None
+    phase: Unused = None
+
+
+class FunctionCallItem(Wire):
+    type: Literal["function_call"]
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+    status: Unused = None
+
+
+class CustomCallItem(Wire):
+    type: Literal["custom_tool_call"]
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+    status: Unused = None
+
+
+class CallOutputItem(Wire):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    id: str | None = None
+    call_id: str
+    output: str | TextParts
+    status: Unused = None
+
+
+class ReasoningItem(Wire):
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: TextParts | None = None
+    content: TextParts | None = None
+    encrypted_content: str | None = None
+    status: Unused = None
+
+
+class ReferenceItem(Wire):
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
+class OtherItem(Wire):
+    """Of tools that run elsewhere, or of a later API. `items.py` shows what can be shown."""
+
+    type: str
+    id: str | None = None
+
+
+# Tags are part of the path of a fault, so none may be the name of a field.
+_ITEM_TAGS = {
+    "message": "MessageItem",
+    "function_call": "FunctionCallItem",
+    "custom_tool_call": "CustomCallItem",
+    "function_call_output": "CallOutputItem",
+    "custom_tool_call_output": "CallOutputItem",
+    "reasoning": "ReasoningItem",
+    "item_reference": "ReferenceItem",
+}
+
+
+def _item_tag(value: Any) -> str:
+    if isinstance(value, Wire):
+        return type(value).__name__
+    if not isinstance(value, Mapping):
+        return "MessageItem"
+    kind = value.get("type")
+    if kind is None:
+        return "ReferenceItem" if "id" in value and "role" not in value else "MessageItem"
+    return _ITEM_TAGS.get(kind, "OtherItem") if isinstance(kind, str) else "OtherItem"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("MessageItem")]
+    | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[CustomCallItem, Tag("CustomCallItem")]
+    | Annotated[CallOutputItem, Tag("CallOutputItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[ReferenceItem, Tag("ReferenceItem")]
+    | Annotated[OtherItem, Tag("OtherItem")],
+    Discriminator(_item_tag),
+]
+
+
+class FunctionTool(Wire):
+    type: Literal["function"] = "function"
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomFormat(Wire):
+    type: Literal["text", "grammar"]
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(Wire):
+    type: Literal["custom"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class OtherTool(Wire):
+    """Of tools that run on the vendor's servers."""
+
+    type: str
+
+
+def _tagged(tags: Mapping[str, str]) -> Callable[[Any], str]:
+    def tag(value: Any) -> str:
+        if isinstance(value, Wire):
+            return type(value).__name__
+        if not isinstance(value, Mapping):
+            return "FunctionTool"
+        kind = value.get("type", "function")
+        return tags.get(kind, "OtherTool") if isinstance(kind, str) else "OtherTool"
+
+    return tag
+
+
+_MEMBER_TAGS = {"function": "FunctionTool", "custom": "CustomTool"}
+
+MemberTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")]
+    | Annotated[CustomTool, Tag("CustomTool")]
+    | Annotated[OtherTool, Tag("OtherTool")],
+    Discriminator(_tagged(_MEMBER_TAGS)),
+]
+
+
+class NamespaceTool(Wire):
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    tools: list[MemberTool]
+
+
+ToolEntry = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")]
+    | Annotated[CustomTool, Tag("CustomTool")]
+    | Annotated[NamespaceTool, Tag("NamespaceTool")]
+    | Annotated[OtherTool, Tag("OtherTool")],
+    Discriminator(_tagged({**_MEMBER_TAGS, "namespace": "NamespaceTool"})),
+]
+
+
+class ToolReference(Wire):
+    type: str = "function"
+    name: str | None = None
+    namespace: str | None = None
+
+
+class ToolChoiceEntry(Wire):
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ToolReference] | None = None
+
+
+class TextFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    name: Unused = None
+    description: Unused = None
+    strict: Annotated[bool | None, Ignored()] = None
+
+
+class TextConfig(Wire):
+    format: TextFormat | None = None
+    verbosity: Unused = None
+
+
+class ReasoningConfig(Wire):
+    effort: str | None = None
+    summary: Unused = None
+    generate_summary: Unused = None
+
+
+class CreateResponseRequest(Wire):
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+    tools: list[ToolEntry] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
+    parallel_tool_calls: bool | None = None
+
+    max_output_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+
+    include: list[str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+    cache_prompt: bool | None = None  # ours, as in the other dialects
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: Annotated[int | None, Ignored()] = None
+    user: Unused = None
+    safety_identifier: Unused = None
+    service_tier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
+    client_metadata: Annotated[dict[str, Any] | None, Ignored()] = None
+    stream_options: Annotated[dict[str, Any] | None, Ignored()] = None
+
+    background: Annotated[Any, Refused("The reply is given at once, or streamed.")] = None
+    prompt: Annotated[Any, Refused("Send the text itself, as `instructions` and `input`.")] = None
+    conversation: Annotated[Any, Refused("Use `previous_response_id`.")] = None
