@@ -111,7 +111,7 @@ def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
 
     assert n_cached(cache_prompt=False) == 0
     assert n_cached() <= 3 * HEADER_TOKENS  # the template's own system prompt
-    assert n_cached() > 100
+    assert n_cached() > 80
     assert n_cached(cache_prompt=False) == 0
 
 
