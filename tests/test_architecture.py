@@ -7,6 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
 LEAVES = {
     "errors",
     "config",
+    "config_sources",
     "generation",
     "model_state",
     "stored_responses",
@@ -20,7 +21,8 @@ MAY_IMPORT = {
     "stored_responses": set(),
     "stored_turns": set(),
     "telemetry": {"generation"},
-    "config": {"errors"},
+    "config": set(),
+    "config_sources": {"config", "errors"},
     "llama": LEAVES,
     "chat": LEAVES,
     "cache": LEAVES,

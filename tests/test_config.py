@@ -9,9 +9,11 @@ from rekindle.config import (
     KvType,
     LogLevel,
     Settings,
-    SourceKind,
     WritePolicy,
     all_settings,
+)
+from rekindle.config_sources import (
+    SourceKind,
     api_keys,
     read_file,
     resolve,

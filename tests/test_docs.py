@@ -12,7 +12,8 @@ from rekindle.chat.dialects import NAMES
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply_stream import ReplyStream
 from rekindle.cli import app
-from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings, resolve
+from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings
+from rekindle.config_sources import resolve
 from rekindle.generation import (
     CacheCounters,
     CacheSource,

@@ -43,7 +43,8 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template import CHATML, ChatTemplate
 from rekindle.chat.turn_memory import TurnMemory
-from rekindle.config import CacheSettings, EngineSettings, Settings, api_keys
+from rekindle.config import CacheSettings, EngineSettings, Settings
+from rekindle.config_sources import api_keys
 from rekindle.engine.handle import EngineHandle
 from rekindle.engine.loop import OpenCache
 from rekindle.errors import StartupError

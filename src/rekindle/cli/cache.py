@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rekindle.config import CONFIG_VARIABLE, GIB, KIB, MIB, TIB, read_file, resolve
+from rekindle.config import CONFIG_VARIABLE, GIB, KIB, MIB, TIB
+from rekindle.config_sources import read_file, resolve
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # numpy, which these need, takes longer to import than `--help` should take

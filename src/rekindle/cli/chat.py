@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from rekindle.cli.serve import load_model, load_settings
-from rekindle.config import api_keys
+from rekindle.config_sources import api_keys
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     from rekindle.cli.chat_client import ChatClient, ReplyEvent, Timings

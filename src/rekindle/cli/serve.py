@@ -24,11 +24,13 @@ from rekindle.config import (
     CONFIG_VARIABLE,
     Bytes,
     LogLevel,
-    Resolved,
     ServerSettings,
     Setting,
     Settings,
     all_settings,
+)
+from rekindle.config_sources import (
+    Resolved,
     api_keys,
     read_file,
     resolve,

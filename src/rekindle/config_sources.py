@@ -1,0 +1,249 @@
+"""The values of the settings, and where each came from: flags, the environment, a TOML file.
+
+Flags win, then the environment, then the file. `resolve` is pure; only `read_file` and
+`api_keys` touch the disk.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rekindle.config import (
+    GIB,
+    KIB,
+    MIB,
+    SECTIONS,
+    TIB,
+    Bytes,
+    FlashAttn,
+    ServerSettings,
+    Setting,
+    Settings,
+    all_settings,
+)
+from rekindle.errors import StartupError
+
+
+class SourceKind(Enum):
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value came from; `name` is what the operator would look for there."""
+
+    kind: SourceKind
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    settings: Settings
+    sources: Mapping[str, Source]
+
+
+def resolve(
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Mapping[str, object]
+) -> Resolved:
+    """`flags` holds only what was given, by field name; `file` is the parsed TOML."""
+    settings = all_settings()
+    from_file = _flatten(file, settings)
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for setting in settings:
+        source = _source(setting, flags, environment, from_file)
+        sources[setting.name] = source
+        match source.kind:
+            case SourceKind.FLAG:
+                values[setting.name] = _convert(setting, source, flags[setting.name])
+            case SourceKind.ENVIRONMENT:
+                values[setting.name] = _convert(setting, source, environment[setting.variable])
+            case SourceKind.FILE:
+                values[setting.name] = _convert(setting, source, from_file[setting.name])
+            case SourceKind.DEFAULT:
+                values[setting.name] = setting.default
+    made = {
+        section: settings_class(**{each.name: values[each.name] for each in fields(settings_class)})
+        for section, settings_class in SECTIONS.items()
+    }
+    resolved = Resolved(Settings(**made), sources)
+    _check_together(resolved)
+    return resolved
+
+
+def read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise StartupError(
+            f"The configuration file {path} cannot be read: {error.strerror}."
+        ) from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise StartupError(f"The configuration file {path} is not valid TOML: {error}.") from error
+
+
+def api_keys(server: ServerSettings) -> tuple[str, ...]:
+    """The keys given directly and those in the key file; empty: no key is asked for."""
+    if server.api_key_file is None:
+        return server.api_key
+    try:
+        lines = server.api_key_file.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise StartupError(
+            f"The API key file {server.api_key_file} cannot be read: {error.strerror}."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise StartupError(f"The API key file {server.api_key_file} is not UTF-8 text.") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not keys:
+        # Going on would serve without any key, which is not what a key file asks for.
+        raise StartupError(f"The API key file {server.api_key_file} holds no key.")
+    return (*server.api_key, *keys)
+
+
+def _source(
+    setting: Setting,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    from_file: Mapping[str, object],
+) -> Source:
+    if setting.name in flags:
+        return Source(SourceKind.FLAG, setting.flag)
+    if setting.variable in environment:
+        return Source(SourceKind.ENVIRONMENT, setting.variable)
+    if setting.name in from_file:
+        return Source(
+            SourceKind.FILE, f"{setting.section}.{setting.name} in the configuration file"
+        )
+    return Source(SourceKind.DEFAULT, "default")
+
+
+def _flatten(file: Mapping[str, object], settings: tuple[Setting, ...]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for section, content in file.items():
+        if section not in SECTIONS:
+            raise _unknown(f"[{section}]", section, "section", tuple(SECTIONS))
+        if not isinstance(content, Mapping):
+            raise StartupError(
+                f"{section} in the configuration file must be a section, written [{section}]."
+            )
+        known = tuple(setting.name for setting in settings if setting.section == section)
+        for key in content:
+            if key not in known:
+                raise _unknown(f"{section}.{key}", key, "key", known)
+        flat.update(content)
+    return flat
+
+
+def _unknown(shown: str, name: str, noun: str, known: tuple[str, ...]) -> StartupError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(known)}."
+    return StartupError(f"The configuration file has an unknown {noun} {shown}; {hint}")
+
+
+def _convert(setting: Setting, source: Source, raw: object) -> object:
+    """The value in the field's own type; a flag or variable may spell it as text."""
+    spelled = raw
+    if isinstance(raw, str) and source.kind is not SourceKind.FILE:
+        spelled = _from_text(setting.type, raw)
+    value = _typed(setting.type, spelled)
+    if value is None or not _within_limits(setting, value):
+        found = "is not" if setting.about.secret else f"is {raw!r}"
+        raise StartupError(f"{setting.name} must be {setting.allowed}, but {source} {found}.")
+    return value
+
+
+def _from_text(kind: Any, text: str) -> object:
+    """Text as the value TOML would have; left as it is where it spells none."""
+    word = text.strip().lower()
+    if kind is bool:
+        words = {"true": True, "1": True, "on": True, "yes": True}
+        words |= {"false": False, "0": False, "off": False, "no": False}
+        return words.get(word, text)
+    if kind is int and re.fullmatch(r"[+-]?\d+", word):
+        return int(word)
+    if kind is float and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", word):
+        return float(word)
+    if kind == tuple[str, ...]:
+        return [part.strip() for part in text.split(",")]
+    return text
+
+
+def _typed(kind: Any, value: object) -> object | None:
+    """`value` as `kind`, or None where it is not one."""
+    if kind is Bytes:
+        return _size(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind in (int, float, bool):
+        return value if type(value) is kind else None
+    if kind == tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            return None
+        return tuple(value) if all(isinstance(each, str) for each in value) else None
+    if not isinstance(value, str):
+        return value if isinstance(value, kind) else None
+    if issubclass(kind, Enum):
+        return next((member for member in kind if member.value == value.lower()), None)
+    if kind is Path:
+        return Path(value).expanduser() if value else None
+    return value
+
+
+def _size(value: object) -> Bytes | None:
+    if type(value) is int:
+        return Bytes(value)
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": KIB, "mib": MIB}
+    units |= {"gib": GIB, "tb": 10**12, "tib": TIB}
+    match = (
+        re.fullmatch(r"(\d+)\s*([kmgt]i?b|b|)", value.lower()) if isinstance(value, str) else None
+    )
+    return Bytes(int(match[1]) * units[match[2]]) if match else None
+
+
+def _within_limits(setting: Setting, value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(each.strip() for each in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return setting.about.minimum <= value <= setting.about.maximum
+    return value != ""
+
+
+def _check_together(resolved: Resolved) -> None:
+    engine, sources = resolved.settings.engine, resolved.sources
+    for name in ("cache_ram", "cache_disk"):
+        n_bytes = getattr(resolved.settings.cache, name)
+        if n_bytes and n_bytes < MIB:
+            # llama-server counts MiB here: 8192 would quietly become 8 KiB.
+            raise StartupError(
+                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes;"
+                " a size has a unit, such as 512MiB or 8GiB."
+            )
+    if engine.ubatch_size > engine.batch_size:
+        raise StartupError(
+            f"ubatch_size must not exceed batch_size, but it is {engine.ubatch_size}"
+            f" ({sources['ubatch_size']}) and batch_size is {engine.batch_size}"
+            f" ({sources['batch_size']})."
+        )
+    if engine.parallel > engine.batch_size:
+        raise StartupError(
+            f"batch_size must not be below parallel, but it is {engine.batch_size}"
+            f" ({sources['batch_size']}) and parallel is {engine.parallel}"
+            f" ({sources['parallel']})."
+        )
+    if engine.cache_type_v.quantised and engine.flash_attn is FlashAttn.OFF:
+        raise StartupError(
+            f"cache_type_v {engine.cache_type_v.value} ({sources['cache_type_v']}) needs flash"
+            f" attention, but flash_attn is off ({sources['flash_attn']})."
+        )
