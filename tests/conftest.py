@@ -1,12 +1,19 @@
 """Models for the tests: tiny random ones per llama.cpp memory class, and the embedded one."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rekindle.model_source import resolve_model
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
+
+# The same examples in every run, however slow the machine. HYPOTHESIS_SEARCH=1 looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", derandomize=False, deadline=None)
+settings.load_profile("search" if "HYPOTHESIS_SEARCH" in os.environ else "repeatable")
 
 TinyModels = Callable[[TinyArchitecture], Path]
 
