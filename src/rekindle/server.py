@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.model_card import ModelCard
+from rekindle.cache.disk_shares import divide
 from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.fingerprint import (
     DIGESTS_NAME,
@@ -302,13 +303,20 @@ def _turn_store(settings: CacheSettings, weights: str) -> TurnStore:
     """Tokens mean the same whatever the KV types are: the weights alone are their fingerprint."""
     if not settings.cache_disk:
         return MemoryTurns()
-    return TurnDatabase(_cache_directory(settings), fingerprint=turn_fingerprint(weights))
+    shares = divide(settings.cache_disk)
+    return TurnDatabase(
+        _cache_directory(settings),
+        fingerprint=turn_fingerprint(weights),
+        max_bytes=shares.turns,
+        wal_bytes=shares.turn_log,
+    )
 
 
 def _response_store(settings: CacheSettings) -> ResponseStore:
     if not settings.cache_disk:
         return MemoryResponses()
-    return ResponseDatabase(_cache_directory(settings))
+    max_bytes = divide(settings.cache_disk).responses
+    return ResponseDatabase(_cache_directory(settings), max_bytes=max_bytes)
 
 
 def _cache_opener(
@@ -346,7 +354,7 @@ def _cache_opener(
             tier = DiskTier(
                 _cache_directory(settings),
                 fingerprint=root,
-                budget_bytes=settings.cache_disk,
+                budget_bytes=divide(settings.cache_disk).entries,
                 is_leased=lambda key: cache.is_leased(key),
             )
             transfers = Transfers(tier, notify)

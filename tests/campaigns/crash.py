@@ -53,7 +53,7 @@ MAX_PROMPT = 600
 STILLBORN_SHARE = 0.15  # of rounds, that begin with a server that is killed while it starts
 N_OLD = 4  # exchanges of earlier rounds that are looked up again in each
 BUDGET_BYTES = 8 * 2**30
-CATALOG = "catalog.sqlite3"
+CATALOG, TURNS = "catalog.sqlite3", "turns.sqlite3"
 START_SECONDS = 0.6  # from its first line to its first answer, about
 
 
@@ -212,6 +212,7 @@ class CrashRounds:
         assert names <= {
             *("entries", "quarantine", "weights.json"),
             *(CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm"),
+            *(TURNS, f"{TURNS}-wal", f"{TURNS}-shm"),
         }
         assert not list((self.directory / "quarantine").iterdir())
         files = {path.name for path in (self.directory / "entries").glob("*/*")}

@@ -172,7 +172,7 @@ def test_x7_a_prefill_that_was_killed_is_resumed_by_the_retry(
 
 def _ask_in_vain(caller: Caller, long: Prompt) -> None:
     with pytest.raises(httpx.TransportError):
-        caller.ask(long)
+        caller.ask(long, n_tokens=90)  # so that it is still at it when it is killed
 
 
 def test_a_turn_survives_a_kill_while_its_replacement_is_written(

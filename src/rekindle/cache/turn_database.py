@@ -19,7 +19,7 @@ from rekindle.stored_turns import StoredTurn
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES = 256 * 2**20
+MAX_BYTES, MAX_WAL_BYTES = 256 * 2**20, 4 * 2**20
 RECENT_BYTES = 32 * 2**20  # in memory, and the most that waits for the disk; picked
 RETRY_SECONDS = 5.0  # picked, as in transfers.py
 CLOSE_SECONDS = 5.0  # for the one write that is under way, and the last one; picked
@@ -58,11 +58,16 @@ class TurnDatabase:
         fingerprint: Key,
         max_turns: int = MAX_TURNS,
         max_bytes: int = MAX_BYTES,
+        wal_bytes: int = MAX_WAL_BYTES,
     ) -> None:
         self._max_turns = max_turns
         self._recent = RecentTurns(max_turns=max_turns, max_bytes=min(RECENT_BYTES, max_bytes))
         self._file = TurnFile(
-            directory, fingerprint=fingerprint, max_turns=max_turns, max_bytes=max_bytes
+            directory,
+            fingerprint=fingerprint,
+            max_turns=max_turns,
+            max_bytes=max_bytes,
+            wal_bytes=wal_bytes,
         )
         self._wake = threading.Condition()  # guards what follows
         self._pending = _Pending()

@@ -35,7 +35,6 @@ _APPLICATION_ID = 0x524B5455  # "RKTU"
 WRITE_BUSY_SECONDS = 2.0  # no transaction of ours takes a tenth of it; picked
 _READ_BUSY_SECONDS = 0.2  # somebody waits for a reply meanwhile; picked
 _PAGE_BYTES = 4096
-_MAX_WAL_BYTES = 4 * 2**20
 _BATCH_KEYS = 500  # below 999, what an old SQLite takes as parameters
 BATCH_ROWS = 250
 
@@ -104,12 +103,14 @@ class Reading:
 
 class TurnFile:
     def __init__(
-        self, directory: Path, *, fingerprint: Key, max_turns: int, max_bytes: int
+        self, directory: Path, *, fingerprint: Key, max_turns: int, max_bytes: int, wal_bytes: int
     ) -> None:
+        """`max_bytes` of rows; the file is somewhat larger, and has a log beside it."""
         self.path = directory / FILE_NAME
         self._fingerprint = fingerprint
         self._max_turns = max_turns
         self._max_bytes = max_bytes
+        self._wal_bytes = wal_bytes
         self._lock = threading.Lock()  # for the connection that reads
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
@@ -171,18 +172,34 @@ class TurnFile:
     def write(
         self, kept: Sequence[Held], touched: Mapping[bytes, int], damaged: Sequence[int]
     ) -> list[bytes]:
-        """All or nothing. Those of the touched that are not there."""
+        """Those of the touched that are not there. A failure leaves none or some of it written."""
+        for batch in self._batches(kept):
+            with self._writing() as connection:
+                for held in batch:
+                    self._insert(connection, held)
+                self._evict(connection)
         with self._writing() as connection:
             connection.executemany(
                 "DELETE FROM turns WHERE number = ?", ((number,) for number in damaged)
             )
-            for held in kept:
-                self._insert(connection, held)
             gone = [
                 id for id, used_at in touched.items() if not self._touch(connection, id, used_at)
             ]
             self._evict(connection)
         return gone
+
+    def _batches(self, kept: Sequence[Held]) -> Iterator[list[Held]]:
+        """What is written at once is in the log at once."""
+        batch: list[Held] = []
+        n_bytes = 0
+        for held in kept:
+            n_bytes += row_bytes(held.turn)
+            if batch and n_bytes > self._wal_bytes // 4:
+                yield batch
+                batch, n_bytes = [], row_bytes(held.turn)
+            batch.append(held)
+        if batch:
+            yield batch
 
     def _insert(self, connection: sqlite3.Connection, held: Held) -> None:
         turn, n_bytes = held.turn, row_bytes(held.turn)
@@ -262,7 +279,7 @@ class TurnFile:
         _create(self.path)
         writer = connect(self.path, busy_seconds=WRITE_BUSY_SECONDS)
         try:
-            _prepare(writer)
+            _prepare(writer, self._wal_bytes)
             reader = connect(self.path, busy_seconds=_READ_BUSY_SECONDS)
         except BaseException:
             writer.close()
@@ -368,7 +385,7 @@ def _create(path: Path) -> None:
         check_is_file(path)
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _prepare(connection: sqlite3.Connection, wal_bytes: int) -> None:
     try:
         if not column(connection, "SELECT 1 FROM sqlite_master LIMIT 1"):
             # Both are too late once it is in WAL mode.
@@ -379,8 +396,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
         check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_BYTES}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_MAX_WAL_BYTES // 2 // _PAGE_BYTES}")
+        connection.execute(f"PRAGMA journal_size_limit = {wal_bytes // 2}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {wal_bytes // 2 // _PAGE_BYTES}")
     except sqlite3.DatabaseError as error:
         if primary_code(error) in DAMAGED:
             raise Unusable(str(error)) from error
