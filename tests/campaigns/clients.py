@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ from tests.support.tiny_vocabulary import TURN_START
 from tests.support.workloads import REQUEST_SECONDS, Floor
 
 ROUTE = "/v1/chat/completions"
+CHAT, MESSAGES = "chat", "anthropic"
+OTHER_APIS = (MESSAGES, "responses")
 N_CELLS = 131072  # the longest recorded prompt has about half of that
 N_SLOTS = 4
 REPLY_TOKENS = 4  # of requests as recorded: nobody reads them
@@ -128,9 +131,8 @@ class Setup:
     reasoning_history: ReasoningHistory
 
 
-def as_recorded(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
-    tally = Tally(name, "recorded")
-    floor = Floor()
+@contextmanager
+def _serving(setup: Setup) -> Iterator[httpx.Client]:
     with (
         serve(
             *(str(setup.model), "--chat-template", setup.template),
@@ -141,6 +143,13 @@ def as_recorded(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
         ) as server,
         httpx.Client(base_url=server.url, timeout=REQUEST_SECONDS) as http,
     ):
+        yield http
+
+
+def as_recorded(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
+    tally = Tally(name, "recorded")
+    floor = Floor()
+    with _serving(setup) as http:
         for request in requests:
             tally.n_requests += 1
             body = _without_limits(request.body) | {"max_tokens": REPLY_TOKENS}
@@ -153,6 +162,24 @@ def as_recorded(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
                 continue
             tally.add(request, prompt, received.story, floor.n_new(prompt))
             floor.learn(prompt)
+    return tally
+
+
+def through_another_api(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
+    """Verbatim, but for the length of the reply: whether each is accepted, and what it found."""
+    tally = Tally(name, "recorded")
+    with _serving(setup) as http:
+        for request in requests:
+            tally.n_requests += 1
+            limit = "max_tokens" if request.api == MESSAGES else "max_output_tokens"
+            body = request.body | {limit: REPLY_TOKENS, "stream": False}
+            try:
+                story = _checked(http.post(request.path, json=body)).json()["rekindle"]
+            except NotAccepted as error:
+                tally.problems.append(f"{name}:{request.seq} is not accepted: {error}")
+                continue
+            n_prefilled = story["prefilled_tokens"]
+            tally.add(request, [0] * (story["cached_tokens"] + n_prefilled), story, n_prefilled)
     return tally
 
 
@@ -356,9 +383,15 @@ def main() -> int:
         )
         for path in paths:
             trace = read_trace(path)
-            skipped.update(f"{each.api or each.path}" for each in trace if each.api != "chat")
-            requests = [each for each in trace if each.api == "chat"]
-            for mode in modes.values() if requests else ():
+            skipped.update(each.path for each in trace if each.api not in (CHAT, *OTHER_APIS))
+            chats = [each for each in trace if each.api == CHAT]
+            others = [each for each in trace if each.api in OTHER_APIS]
+            runs = [(mode, chats) for mode in modes.values()]
+            if "recorded" in modes:
+                runs.append((through_another_api, others))
+            for mode, requests in runs:
+                if not requests:
+                    continue
                 began = time.monotonic()
                 name = requests[0].client
                 tally = mode(name, requests, setup)
@@ -369,7 +402,7 @@ def main() -> int:
     for tally in tallies:
         print(tally.row())
     if skipped:
-        print("not yet spoken:", ", ".join(f"{api} {n}" for api, n in sorted(skipped.items())))
+        print("not sent:", ", ".join(f"{api} {n}" for api, n in sorted(skipped.items())))
     return 1 if any(tally.problems for tally in tallies) else 0
 
 
