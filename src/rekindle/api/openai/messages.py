@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 
 from rekindle.api.call_ids import CallIds
+from rekindle.api.content import part_text
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     ChatMessage,
-    ContentPart,
     ToolCallEntry,
 )
 from rekindle.api.openai.tools import tools_of
@@ -23,7 +23,6 @@ from rekindle.chat.conversation import (
 )
 from rekindle.errors import InvalidRequest
 
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -89,24 +88,12 @@ def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
 def _texts(entry: ChatMessage, path: str) -> list[str]:
     if isinstance(entry.content, list):
         texts = [
-            _part_text(part, f"{path}.content.{index}") for index, part in enumerate(entry.content)
+            part_text(part.type, part.text, part.refusal, f"{path}.content.{index}")
+            for index, part in enumerate(entry.content)
         ]
     else:
         texts = [entry.content or ""]
     return [text for text in (*texts, entry.refusal) if text]
-
-
-def _part_text(part: ContentPart, path: str) -> str:
-    if part.type == "refusal":
-        return part.refusal or ""
-    if part.type not in TEXT_PARTS:
-        raise InvalidRequest(
-            f"`{path}.type`: content of type `{part.type}` is not supported, only text is.",
-            f"{path}.type",
-        )
-    if part.text is None:
-        raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
-    return part.text
 
 
 def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:

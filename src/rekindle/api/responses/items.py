@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.api.call_ids import CallIds
+from rekindle.api.content import part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
-    ContentPart,
     CustomCallItem,
     FunctionCallItem,
     InputItem,
@@ -40,7 +40,6 @@ ROLES = {
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
 }
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 # Agents cannot know what a tool will give back; a refusal would end their session for good.
 LEFT_OUT = "[{type} left out: this model reads only text]"
 ENCRYPTED_KEY = "rekindle_reasoning"
@@ -208,7 +207,10 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
 def _texts(content: str | Sequence[TextPart], path: str) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
-    texts = [_part_text(part, f"{path}.{index}") for index, part in enumerate(content)]
+    texts = [
+        part_text(part.type, part.text, getattr(part, "refusal", None), f"{path}.{index}")
+        for index, part in enumerate(content)
+    ]
     return [text for text in texts if text]
 
 
@@ -218,16 +220,3 @@ def _output_text(output: str | Sequence[TextPart]) -> str:
     return "\n".join(
         part.text if part.text is not None else LEFT_OUT.format(type=part.type) for part in output
     )
-
-
-def _part_text(part: TextPart, path: str) -> str:
-    if isinstance(part, ContentPart) and part.type == "refusal":
-        return part.refusal or ""
-    if part.type not in TEXT_PARTS:
-        raise InvalidRequest(
-            f"`{path}.type`: content of type `{part.type}` is not supported, only text is.",
-            f"{path}.type",
-        )
-    if part.text is None:
-        raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
-    return part.text
