@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rekindle.chat.conversation import Conversation, Message, Role, ToolCall
 from rekindle.chat.dialects import NAMES, choose
 from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls
+from rekindle.chat.dialects.json_text import dump
 from rekindle.chat.dialects.parameters import value_of
 from rekindle.chat.reply_parser import parse
 from rekindle.chat.toolless import write_out_calls
@@ -209,3 +210,7 @@ def test_gemma_nests_objects_in_its_own_quotes() -> None:
     gemma = choose("<|tool_call>", supports_tools=True)
     text = '<|tool_call>call:ping{a:{<|"|>k:<|"|>:[1,<|"|>"x",}<|"|>]},b:null}<tool_call|>'
     assert calls(gemma, text) == [("ping", {"a": {"k:": [1, '"x",}']}, "b": None})]
+
+
+def test_half_a_character_in_arguments_is_escaped() -> None:
+    assert dump({"a": "\ud83d"}) == '{"a": "\\ud83d"}'

@@ -40,6 +40,7 @@ def test_what_fits_is_left_alone() -> None:
 
 
 def test_n5_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
+    """N5"""
     turns = [m for _ in range(8) for m in (say(Role.USER, 300), say(Role.ASSISTANT, 300))]
     left = trimmed(SYSTEM, *turns, say(Role.USER, 50)).conversation.messages
     assert left[0] == SYSTEM
@@ -49,6 +50,7 @@ def test_n5_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
 
 
 def test_n5_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
+    """N5"""
     history: list[Message] = [SYSTEM]
     beginnings = []
     for number in range(60):
@@ -61,6 +63,7 @@ def test_n5_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
 
 
 def test_n5_in_a_long_tool_loop_the_oldest_rounds_go_and_no_result_loses_its_call() -> None:
+    """N5"""
     loop = [m for number in range(12) for m in (call(number), result(number, 600))]
     left = trimmed(SYSTEM, say(Role.USER, 100), *loop).conversation.messages
     assert left[:2] == (SYSTEM, say(Role.USER, 100))

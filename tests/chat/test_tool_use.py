@@ -108,3 +108,11 @@ def test_tools_that_no_grammar_can_hold_are_refused_only_if_a_call_is_required()
 
 def test_without_an_end_of_turn_there_is_no_grammar() -> None:
     assert plan(ToolChoice(), sampling=Sampling(ignore_eos=True)).sampling.grammar is None
+
+
+def test_calls_of_tools_that_are_not_allowed_are_not_read() -> None:
+    """Also where no grammar holds."""
+    choice = ToolChoice(ToolMode.AUTO, ("write",))
+    use = plan(choice, sampling=Sampling(ignore_eos=True))
+    assert use.schemas is not None
+    assert set(use.schemas) == {"write"}

@@ -114,6 +114,7 @@ def missed(bench: TurnBench, conversation: Conversation) -> bool:
 def test_d3_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
     bench: TurnBench, text: str
 ) -> None:
+    """D3"""
     exchange = bench.reply(ASKED, text)
     rest = after(bench, extended(ASKED, exchange.message, user("And?")), exchange)
     shown = bench.tokenizer.detokenize(rest, render_special=True).decode()
@@ -131,6 +132,7 @@ def test_d3_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
 def test_d13_a_call_with_its_json_written_otherwise_keeps_its_tokens(
     bench: TurnBench, arguments: str
 ) -> None:
+    """D13"""
     exchange = bench.reply(ASKED, f"I look.\n{CALL}")
     [text, call] = exchange.message.parts
     assert isinstance(call, ToolCall)
@@ -140,6 +142,7 @@ def test_d13_a_call_with_its_json_written_otherwise_keeps_its_tokens(
 
 @pytest.mark.parametrize("call_id", ["call0001", "CALL-0001", "toolu_1"])
 def test_d13_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, call_id: str) -> None:
+    """D13"""
     exchange = bench.reply(ASKED, CALL)
     [call] = exchange.message.calls
     sent = Message(Role.ASSISTANT, (replace(call, id=call_id),))
@@ -149,6 +152,7 @@ def test_d13_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, ca
 def test_d13_the_tokens_are_found_again_by_another_process(
     bench: TurnBench, vocabulary: Vocabulary
 ) -> None:
+    """D13"""
     store = MemoryTurns()
     exchange = TurnBench(THINKING, vocabulary, store=store).reply(ASKED, CALL)
     later = TurnBench(THINKING, vocabulary, store=store)
@@ -187,6 +191,7 @@ def test_a_reply_to_another_prompt_is_not_taken_for_this_one(bench: TurnBench) -
 
 
 def test_x2_reasoning_that_the_client_dropped_stays_within_a_tool_loop(bench: TurnBench) -> None:
+    """X2"""
     exchange = bench.reply(ASKED, f"<think>\nI need the file.\n</think>\n\n{CALL}")
     assert exchange.message.reasoning == ""
     after(bench, extended(ASKED, exchange.message, result("x = 1")), exchange)
@@ -202,6 +207,7 @@ def test_reasoning_that_the_client_edited_is_rendered_as_sent(bench: TurnBench) 
 def test_x2_after_the_next_user_message_the_setting_decides_about_reasoning(
     vocabulary: Vocabulary, history: ReasoningHistory
 ) -> None:
+    """X2"""
     bench = TurnBench(THINKING, vocabulary, history=history)
     exchange = bench.reply(ASKED, "<think>\nHm.\n</think>\n\nDone.")
     conversation = extended(ASKED, exchange.message, user("And?"))
@@ -226,6 +232,7 @@ def test_what_the_generation_prompt_put_in_front_is_kept_only_if_history_has_it(
 
 
 def test_n10_every_turn_of_a_long_chat_begins_with_all_that_was_computed(bench: TurnBench) -> None:
+    """N10"""
     conversation = ASKED
     for turn in range(10):
         exchange = bench.reply(conversation, f"Answer {turn}, as I said before.")
@@ -272,6 +279,7 @@ def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
 def test_n7_n8_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
     bench: TurnBench,
 ) -> None:
+    """N7, N8"""
     known = raw_reply(bench, RAW, " then he slept.")
     text = RAW + " then he slept."
     for _ in range(3):
@@ -283,6 +291,7 @@ def test_n7_n8_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
 
 
 def test_n9_raw_text_that_differs_is_tokenised_as_it_is(bench: TurnBench) -> None:
+    """N9"""
     raw_reply(bench, RAW, " then he slept.")
     text = RAW + " then he wept. The next day"
     assert bench.prompts.from_text(text).tokens == tuple(
@@ -291,6 +300,7 @@ def test_n9_raw_text_that_differs_is_tokenised_as_it_is(bench: TurnBench) -> Non
 
 
 def test_d10_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) -> None:
+    """D10"""
     known = raw_reply(bench, RAW, " then he sle")
     tokens = bench.prompts.from_text(RAW + " then he slept well.").tokens
     assert tokens[: len(known)] != known
@@ -301,6 +311,7 @@ def test_d10_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) ->
 
 
 def test_a7_a_request_without_the_cache_takes_every_turn_as_it_was_sent(bench: TurnBench) -> None:
+    """A7"""
     exchange = bench.reply(ASKED, CALL)
     conversation = extended(ASKED, exchange.message, result("x = 1"))
     cold = bench.prompts.from_conversation(conversation, recalls=False)

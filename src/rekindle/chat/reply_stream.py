@@ -238,11 +238,13 @@ class ReplyStream:
 
     def _call_id(self, call: ReadCall) -> str:
         """The model's own where it writes one, and not one that the conversation has."""
+        if not call.id:
+            return new_call_id()
         known = {each.id for each in self._calls}
         if self._prompt.conversation is not None:
             messages = self._prompt.conversation.messages
             known |= {each.id for message in messages for each in message.calls}
-        return call.id if call.id and call.id not in known else new_call_id()
+        return new_call_id() if call.id in known else call.id
 
     def _call_ids(self) -> list[str]:
         return [call.id for call in self._calls]

@@ -55,12 +55,13 @@ class Sampler:
         self, context: Any, batch_index: int, logits: Logits
     ) -> tuple[int, TokenLogprobs | None]:
         raw = logits.copy() if self._n_top_logprobs is not None else None
-        unbiased = logits[self._bias_tokens]
+        unbiased: Logits | None = None
         if len(self._bias_tokens):
+            unbiased = logits[self._bias_tokens]
             logits[self._bias_tokens] += self._bias_values
         if self._matcher is not None:
             self._matcher.apply(logits)
-            if len(unbiased) and logits.max() == -np.inf:
+            if unbiased is not None and logits.max() == -np.inf:
                 # What the grammar needs comes before what the client would rather not have.
                 logits[self._bias_tokens] = unbiased
                 self._matcher.apply(logits)
