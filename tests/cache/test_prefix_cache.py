@@ -101,6 +101,7 @@ def test_a_longer_block_takes_the_place_of_the_short_one_it_covers(opened: Open)
 
 
 def test_l3_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open) -> None:
+    """L3"""
     cache = opened(memory_bytes=10 * (ROW_BYTES + 4096))
     results = save(cache, text(0, 20 * BLOCK_TOKENS))
     assert results[:10] == [Saved.STORED] * 10
@@ -123,6 +124,7 @@ def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
 
 
 def test_d15_what_was_written_is_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
+    """D15"""
     first = opened(tmp_path)
     tokens = text(0, 700)
     save(first, tokens)
@@ -161,6 +163,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
 def test_x8_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
     opened: Open, tmp_path: Path
 ) -> None:
+    """X8"""
     cache = opened(tmp_path, write_bytes_per_hour=20 * ROW_BYTES)
     for number in range(20):
         save(cache, text(number * 10_000, BLOCK_TOKENS))
@@ -174,6 +177,7 @@ def test_x8_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
 def test_x8_with_the_policy_reused_only_the_second_use_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
+    """X8"""
     cache = opened(tmp_path, write_policy=WritePolicy.REUSED)
     tokens = text(0, 512)
     save(cache, tokens)
@@ -183,6 +187,7 @@ def test_x8_with_the_policy_reused_only_the_second_use_is_written(
 
 
 def test_d8_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: Path) -> None:
+    """D8"""
     cache = opened(tmp_path, min_tokens=300)
     save(cache, text(0, 280))
     assert cache.status().counters.writes_refused == 2
@@ -196,6 +201,7 @@ def test_d8_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: P
 def test_x8_loading_stops_where_computing_is_faster(
     opened: Open, seconds_to_load_a_block: float, n_loaded: int
 ) -> None:
+    """X8"""
     cache = opened(may_recompute=True)
     tokens = text(0, 1024)
     save(cache, tokens)
@@ -252,6 +258,7 @@ def test_what_the_backend_refuses_is_set_aside_and_never_tried_again(
 
 
 def test_x3_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
+    """X3"""
     cache = opened(traits=HYBRID)
     tokens = text(0, 100 * BLOCK_TOKENS)
     save(cache, tokens)

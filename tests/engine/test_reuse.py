@@ -45,6 +45,7 @@ def least_reused(model_class: ModelClass, n_shared: int) -> int:
 def test_a3_at_least_one_prompt_token_is_computed(
     cached: list[int], prompt: list[int], n_reused: int, holder: str
 ) -> None:
+    """A3"""
     bench = Bench(FakeBackend(n_slots=1))
     if cached:
         bench.ask("cached", cached, 1)
@@ -57,6 +58,7 @@ def test_a3_at_least_one_prompt_token_is_computed(
 
 
 def test_a1_d2_only_what_follows_the_live_tokens_is_computed() -> None:
+    """A1, D2"""
     bench = Bench(FakeBackend())
     shared = text(1000)
     bench.ask("a", shared, 1)
@@ -68,6 +70,7 @@ def test_a1_d2_only_what_follows_the_live_tokens_is_computed() -> None:
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
 def test_a2_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
+    """A2"""
     bench = Bench(FakeBackend(model_class=model_class))
     prompt = text(300)
     reply = bench.ask("a", prompt, 40).tokens
@@ -90,6 +93,7 @@ def test_l1_a_conversation_that_returns_finds_all_of_itself(model_class: ModelCl
 
 
 def test_l2_l6_loading_an_entry_leaves_it_whole() -> None:
+    """L2, L6"""
     bench = Bench(FakeBackend(n_slots=1))
     a = text(1000)
     bench.ask("a", a)
@@ -103,6 +107,7 @@ def test_l2_l6_loading_an_entry_leaves_it_whole() -> None:
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
 def test_l5_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None:
+    """L5"""
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     conversations = [text(1200), text(1200)]
     computed = [bench.ask(f"cold {n}", conversations[n], 1).n_computed for n in (0, 1)]
@@ -117,6 +122,7 @@ def test_l5_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None
 def test_l7_a_new_session_takes_the_system_prompt_out_of_a_long_one(
     model_class: ModelClass,
 ) -> None:
+    """L7"""
     bench = Bench(FakeBackend(n_slots=1, n_cells=20_000, model_class=model_class))
     system = text(300)
     bench.ask("long", system + text(12_000), 1, boundaries=(300,))
@@ -126,6 +132,7 @@ def test_l7_a_new_session_takes_the_system_prompt_out_of_a_long_one(
 
 
 def test_x3_an_entry_serves_any_shared_length() -> None:
+    """X3"""
     bench = Bench(FakeBackend(n_slots=1))
     a = text(1000)
     bench.ask("a", a)
@@ -159,6 +166,7 @@ def test_a_fork_that_is_thrown_away_returns_to_the_branch_point(model_class: Mod
 
 
 def test_a7_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
+    """A7"""
     bench = Bench(FakeBackend())
     prompt = text(600)
     bench.ask("kept", prompt, 1)
@@ -174,6 +182,7 @@ def test_a7_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
 def test_a4_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
     model_class: ModelClass,
 ) -> None:
+    """A4"""
     backend = FakeBackend(n_slots=1, model_class=model_class)
     bench = Bench(backend)
     prompt = text(1200)
@@ -189,6 +198,7 @@ def test_a4_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
 def test_x7_a_cancelled_prefill_is_resumed(model_class: ModelClass) -> None:
+    """X7"""
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     prompt = text(3000)
     bench.submit("a", prompt)
@@ -206,6 +216,7 @@ def test_x7_a_cancelled_prefill_is_resumed(model_class: ModelClass) -> None:
 def test_x7_requests_that_share_a_prompt_compute_it_once(
     model_class: ModelClass, n_slots: int
 ) -> None:
+    """X7"""
     bench = Bench(FakeBackend(n_slots=n_slots, n_cells=30_000, model_class=model_class))
     shared = text(2000)
     prompts = {f"agent {n}": shared + text(30) for n in range(8)}
@@ -218,6 +229,7 @@ def test_x7_requests_that_share_a_prompt_compute_it_once(
 
 
 def test_x7_identical_requests_compute_their_prompt_once() -> None:
+    """X7"""
     bench = Bench(FakeBackend(n_slots=4))
     prompt = text(1000)
     for n in range(4):
@@ -230,6 +242,7 @@ def test_x7_identical_requests_compute_their_prompt_once() -> None:
 def test_x7_when_the_first_is_cancelled_the_next_goes_on_from_there(
     model_class: ModelClass,
 ) -> None:
+    """X7"""
     bench = Bench(FakeBackend(n_slots=4, n_cells=30_000, model_class=model_class))
     shared = text(3000)
     prompts = {str(n): shared + text(20) for n in range(4)}

@@ -134,6 +134,7 @@ def test_n10_d13_x2_an_agent_computes_each_token_once(
     cache: Path,
     is_killed: bool,  # noqa: FBT001
 ) -> None:
+    """N10, D13, X1, X2: the turns are found live, and after the kill on disk."""
     floor, account = Floor(), Account()
     history = [system("a careful engineer"), user("Find the bug and say where it is.")]
     rounds = iter(range(N_ROUNDS))

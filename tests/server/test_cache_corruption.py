@@ -340,6 +340,20 @@ def test_a_catalogue_that_is_damaged_while_it_is_used_costs_nothing(
     assert_catalogue_is_true(directory)
 
 
+# -- another model -------------------------------------------------------------------------------
+
+
+def test_a6_stored_rows_return_with_their_model_and_are_no_one_elses(
+    model: Path, cold: ColdAnswers, directory: Path, tmp_path: Path
+) -> None:
+    """A6: of a model of the same shape, too, whose rows llama.cpp would take for these."""
+    twin = write_tiny_model(tmp_path / "twin.gguf", TinyArchitecture.LLAMA, seed=2)
+    with running(twin, directory) as server, cold_answers(twin) as twins_answers:
+        assert_missed(server, twins_answers, prompt(0))
+    with running(model, directory) as server:
+        assert_found(server, cold, prompt(0), prompt(1))
+
+
 # -- a directory that fails -----------------------------------------------------------------------
 
 

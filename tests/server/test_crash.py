@@ -113,6 +113,7 @@ def test_kills_while_entries_are_evicted_leave_the_budget_and_right_answers(
 def test_d15_two_conversations_of_a_killed_process_are_both_found(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
+    """D15"""
     model = tiny_models(architecture)
     cold = cold_for(architecture)
     conversations = [prompt("one", 700), prompt("other", 330)]
@@ -151,6 +152,7 @@ def eventually_quiet(caller: Caller) -> int:
 def test_x7_a_prefill_that_was_killed_is_resumed_by_the_retry(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
+    """X7"""
     model = tiny_models(architecture)
     long = prompt("long", 4000)
     n_written = CHECKPOINT_INTERVAL // BLOCK_TOKENS + 2  # a checkpoint, and a block behind it
@@ -228,6 +230,7 @@ def test_sigterm_saves_a_long_prompt_without_memory_to_keep_it_in(
 
 
 def test_d9_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Path) -> None:
+    """D9"""
     model = tiny_models(TinyArchitecture.QWEN35)
     with running(model, tmp_path) as (_, caller):
         caller.ask(prompt("long", 700), n_tokens=1)

@@ -29,6 +29,7 @@ def question(number: int) -> Message:
 def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
     server: ServerProcess,
 ) -> None:
+    """N5"""
     history: list[Message] = [system("a patient listener")]
     n_dropped: list[int] = []
     n_anew = 0
@@ -51,6 +52,7 @@ def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
 
 
 def test_n5_without_trimming_it_is_a_400_with_the_sizes(server: ServerProcess) -> None:
+    """N5"""
     history = [system("x"), *(question(number) for number in range(200))]
     with closing(Client(server.url)) as client:
         answer = client.try_post("/v1/chat/completions", {"messages": history})

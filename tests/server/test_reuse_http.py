@@ -99,6 +99,7 @@ def test_every_route_that_generates_is_asked_here(solo: Client) -> None:
 def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
     solo: Client, route: str
 ) -> None:
+    """A8"""
     text = prose(f"asked through {route}", 60)
     if route == "/v1/messages":
         body = {"max_tokens": 2, "messages": [user(text)]}
@@ -120,6 +121,8 @@ def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
 def test_a7_a8_cache_prompt_reaches_the_engine(
     solo: Client, route: str, *, is_streaming: bool
 ) -> None:
+    """A7, A8"""
+
     def again(**fields: Any) -> Answer:
         return ask(solo, route, f"{is_streaming} {route}", stream=is_streaming, **fields)
 
@@ -141,6 +144,8 @@ def test_a7_a8_cache_prompt_reaches_the_engine(
 def test_a7_no_cache_prompt_is_a_default_that_requests_override(
     uncached_by_default: Client, route: str, *, is_streaming: bool
 ) -> None:
+    """A7"""
+
     def again(**fields: Any) -> Answer:
         seed = f"{is_streaming} {route}"
         return ask(uncached_by_default, route, seed, stream=is_streaming, **fields)
@@ -158,6 +163,7 @@ def test_a7_no_cache_prompt_is_a_default_that_requests_override(
 def test_d1_d12_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_cold_one(
     embedded_model: Path, tmp_path: Path
 ) -> None:
+    """D1, D12"""
     directory = ("--cache-dir", str(tmp_path))
     with serving(*directory) as (server, client):
         prompt = tokens_of(client, "d12", 1100)
@@ -195,6 +201,7 @@ def test_d1_d12_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_
 
 
 def test_d2_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Client) -> None:
+    """D2"""
     first = solo.complete(tokens_of(solo, "d2", 200))
     more = tokens_of(solo, "d2 goes on", 30)
     second = solo.complete([*first.computed, *more])
@@ -205,14 +212,14 @@ def test_d2_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Cl
 def test_d4_d6_a_long_conversation_comes_back_from_memory_and_from_disk(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """As long as the context holds: 180 MB of rows."""
+    """D4, D6: As long as the context holds: 180 MB of rows."""
     assert_comes_back_whole(("--cache-dir", str(tmp_path)), n_tokens=8000)
 
 
 def test_d4_a_prefix_of_12288_tokens_comes_back_from_disk(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    """The contract's own number. A tiny model computes faster than anyone could load."""
+    """D4: The contract's own number. A tiny model computes faster than anyone could load."""
     model = str(tiny_models(TinyArchitecture.LLAMA))
     settings = (model, "--cache-dir", str(tmp_path), "--no-cache-recompute")
     assert_comes_back_whole(settings, n_tokens=12_288)
@@ -239,6 +246,7 @@ def assert_comes_back_whole(settings: tuple[str, ...], n_tokens: int) -> None:
 def test_d5_a_tool_call_round_trip_goes_on_behind_the_call(
     solo: Client, *, is_interrupted: bool
 ) -> None:
+    """D5"""
     name = f"a caller of tools, interrupted: {is_interrupted}"
     history: list[Message] = [system(name, 150), user(prose(name, 40))]
     last = solo.chat(history, tools=[SEARCH_TOOL])
@@ -257,6 +265,7 @@ def test_d5_a_tool_call_round_trip_goes_on_behind_the_call(
 def test_d7_what_happens_to_later_history_cannot_hide_what_is_stored(
     embedded_model: Path, tmp_path: Path
 ) -> None:
+    """D7"""
     directory = ("--cache-dir", str(tmp_path))
     history = [system("a keeper of history", 150), user(prose("d7", 60))]
     with serving(*directory) as (server, client):
@@ -286,6 +295,7 @@ def respace_arguments(turn: Message) -> Message:
 
 
 def test_l3_loading_removes_nothing(solo: Client) -> None:
+    """L3"""
     prompts = [tokens_of(solo, f"l3 {n}", 300) for n in range(2)]
     for prompt in prompts:
         solo.complete(prompt, max_tokens=1)
@@ -301,6 +311,7 @@ def test_l3_loading_removes_nothing(solo: Client) -> None:
 
 
 def test_x8_a_turn_writes_what_it_added(embedded_model: Path) -> None:
+    """X8"""
     with serving() as (_, client):
         first = client.complete(tokens_of(client, "x8", 700))
         client.wait_until_on_disk()
@@ -317,7 +328,7 @@ def test_x8_a_turn_writes_what_it_added(embedded_model: Path) -> None:
 def test_x8_what_the_write_budget_refuses_is_answered_all_the_same(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """Two blocks of 5.9 MB fit, and then the end of the prompt would, without what leads to it."""
+    """X8: two blocks of 5.9 MB fit, then the end of the prompt would, without what leads to it."""
     settings = ("--cache-dir", str(tmp_path), "--cache-write-budget", "13500000")
     with serving(*settings) as (server, client):
         prompt = tokens_of(client, "x8 budget", 820)[: 3 * BLOCK + 50]
@@ -340,6 +351,7 @@ def test_x8_what_the_write_budget_refuses_is_answered_all_the_same(
 def test_d8_a_prefix_of_the_least_length_is_written_with_all_that_leads_to_it(
     embedded_model: Path, tmp_path: Path
 ) -> None:
+    """D8"""
     settings = ("--cache-dir", str(tmp_path), "--cache-min-tokens", "600")
     with serving(*settings) as (server, client):
         long = client.complete(tokens_of(client, "d8 long", 700))
