@@ -6,7 +6,7 @@ value of plain fields; text stays on one side, llama.cpp on the other.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Protocol
 
 
@@ -62,6 +62,40 @@ class Sampling:
     grammar: Grammar | None = None
 
 
+class Rank(IntEnum):
+    """How dear a request's rows are: where room is short, those of the highest number go first."""
+
+    MAIN = 0  # a conversation that somebody comes back to
+    BACKGROUND = 1  # a title, a summary
+    EPHEMERAL = 2  # a sub-agent
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A promise to keep the beginning of a prompt for a while."""
+
+    n_tokens: int
+    seconds: float
+
+
+DEFAULT_SESSION = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTerms:
+    """Who shares a request's rows, and how long they are kept."""
+
+    namespace: str = ""  # rows and turns are shared within one only
+    session: str = DEFAULT_SESSION
+    rank: Rank = Rank.MAIN
+    pins: tuple[Pin, ...] = ()
+    name: str | None = None  # under which the prompt is listed
+    persist: bool = False  # it ends only when its prompt is on disk, or says why it is not
+
+
+USUAL_TERMS = CacheTerms()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     id: str
@@ -72,20 +106,13 @@ class GenerationRequest:
     n_top_logprobs: int | None = None  # None: no log probabilities at all
     cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
     background: bool = False  # runs while nothing else does, and ends when anything arrives
+    terms: CacheTerms = USUAL_TERMS
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token, logprob), best first
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
-    n_done: int
-    n_total: int
-    n_cached: int
-    elapsed_seconds: float
 
 
 class CacheSource(StrEnum):
@@ -106,6 +133,18 @@ class CachedSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    n_done: int
+    n_total: int
+    elapsed_seconds: float
+    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0
+
+    @property
+    def n_cached(self) -> int:
+        return self.spans[-1].stop if self.spans else 0
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEvaluated:
     """The prompt is in the context; the first token follows at once."""
 
@@ -115,6 +154,7 @@ class PromptEvaluated:
     prefill_seconds: float
     restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
     spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0 to n_cached
+    n_refused: int = 0  # stored tokens that were computed again, because that is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +187,54 @@ class EmbeddingRequest:
 @dataclass(frozen=True, slots=True)
 class Embedded:
     vectors: tuple[bytes, ...]  # one per input: float32, little-endian, of length 1
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a prompt would find, if it were sent now."""
+
+    n_prompt: int
+    spans: tuple[CachedSpan, ...]
+    restore_seconds: float | None  # None: nothing was measured yet
+    prefill_seconds: float | None
+
+    @property
+    def n_cached(self) -> int:
+        return self.spans[-1].stop if self.spans else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrefix:
+    """The end of something that is stored: a conversation's, or a prompt's that has a name."""
+
+    key: str
+    name: str | None
+    session: str
+    rank: Rank
+    n_tokens: int
+    n_bytes: int  # of all that leads to it, too
+    sources: tuple[CacheSource, ...]  # that hold all of it
+    hits: int
+    used_at: float  # seconds since the epoch
+    pinned_until: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBranch:
+    """Stored tokens without a fork among them: one branch of the tree that prefixes form."""
+
+    key: str  # of its end
+    parent: int | None  # where the branch that it follows stands in the list; always before it
+    start: int  # positions
+    stop: int
+    n_bytes: int
+    names: tuple[str, ...]  # of prompts that end here
+    sources: tuple[CacheSource, ...]  # that hold all of it
+    session: str
+    rank: Rank
+    hits: int
+    used_at: float
+    pinned_until: float | None
 
 
 class TokenStream(Protocol):
@@ -203,6 +291,17 @@ class EmbedderStatus:
     n_requests: int  # that run or wait
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatus:
+    id: int
+    request_id: str | None  # None: it is idle
+    session: str
+    rank: Rank
+    n_prompt: int  # of its request, or the last one
+    n_rows: int  # tokens whose rows it holds
+    n_generated: int
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     n_slots: int
@@ -215,6 +314,7 @@ class EngineStatus:
     cache: CacheStatus | None = None  # None: the engine is still starting
     n_background: int = 0  # neither in n_running nor in n_waiting
     embedder: EmbedderStatus | None = None  # None: there is none
+    slots: tuple[SlotStatus, ...] = ()
 
 
 class Engine(Protocol):
@@ -224,6 +324,33 @@ class Engine(Protocol):
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         """Raises Overloaded or ShuttingDown at once. Whoever stops waiting cancels the request."""
+        ...
+
+    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+        """What a request with this prompt would find. Nothing changes, and nothing is computed."""
+        ...
+
+    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+        """Names first, then conversations, the last used first."""
+        ...
+
+    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+        """What is stored, as a tree of shared prefixes; parents first, of many the last used."""
+        ...
+
+    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+        """All tokens up to the end of an entry; None: it is not there."""
+        ...
+
+    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+        """Keeps what is stored for a while; 0: no longer. Whether it is there."""
+        ...
+
+    async def forget(self, key: str | None, *, namespace: str) -> int:
+        """Drops what only this one needs, from every tier; None: everything. How many went.
+
+        A key is one of `StoredPrefix`, or a name.
+        """
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:

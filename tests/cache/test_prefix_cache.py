@@ -205,9 +205,9 @@ def test_x8_loading_stops_where_computing_is_faster(
     cache = opened(may_recompute=True)
     tokens = text(0, 1024)
     save(cache, tokens)
-    cache.observe_put(ROW_BYTES, seconds_to_load_a_block)
+    cache.gate.put_speed.observe(ROW_BYTES, seconds_to_load_a_block)
     match = cache.match(keys_of(cache, tokens), 1024)
-    n_worth = cache.n_worth_loading(
+    n_worth = cache.gate.n_worth_loading(
         match, n_live=0, n_gained=1024, prefill_seconds_per_token=0.25 / BLOCK_TOKENS
     )
     assert n_worth == n_loaded
@@ -219,7 +219,7 @@ def test_what_was_never_measured_is_loaded(opened: Open) -> None:
     save(cache, tokens)
     match = cache.match(keys_of(cache, tokens), 1024)
     assert (
-        cache.n_worth_loading(match, n_live=0, n_gained=1024, prefill_seconds_per_token=1e-9)
+        cache.gate.n_worth_loading(match, n_live=0, n_gained=1024, prefill_seconds_per_token=1e-9)
         == 1024
     )
 

@@ -55,15 +55,15 @@ def path(*tokens: int) -> list[Header]:
 
 
 def dense() -> PrefixIndex:
-    return PrefixIndex(ROOT, has_rows=True, has_checkpoints=False, block_tokens=SIZE)
+    return PrefixIndex(has_rows=True, has_checkpoints=False, block_tokens=SIZE)
 
 
 def hybrid() -> PrefixIndex:
-    return PrefixIndex(ROOT, has_rows=True, has_checkpoints=True, block_tokens=SIZE)
+    return PrefixIndex(has_rows=True, has_checkpoints=True, block_tokens=SIZE)
 
 
 def recurrent() -> PrefixIndex:
-    return PrefixIndex(ROOT, has_rows=False, has_checkpoints=True, block_tokens=SIZE)
+    return PrefixIndex(has_rows=False, has_checkpoints=True, block_tokens=SIZE)
 
 
 def filled(index: PrefixIndex, *headers: Header, where: Where = Where.MEMORY) -> PrefixIndex:
@@ -74,7 +74,7 @@ def filled(index: PrefixIndex, *headers: Header, where: Where = Where.MEMORY) ->
 
 
 def match(index: PrefixIndex, *tokens: int) -> Match:
-    return index.match(token_bytes(tokens))
+    return index.match(ROOT, token_bytes(tokens))
 
 
 def node_of(index: PrefixIndex, header: Header) -> Node:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rekindle.engine.loop import Cancel, FailAll
+from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import ContextFull, Overloaded, ShuttingDown
 from rekindle.generation import (
     CachedSpan,

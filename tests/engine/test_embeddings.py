@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.engine import embedding_queue
 from rekindle.engine.handle import EngineHandle
-from rekindle.engine.loop import Cancel, FailAll
+from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
 from rekindle.generation import Embedded, EmbeddingRequest, Finished, StopCause
 from tests.engine.test_handle import reply, request, until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.engine.loop import Cancel, FailAll
+from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
 from rekindle.generation import (
     Finished,

@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
-from rekindle.engine.loop import Cancel
+from rekindle.engine.orders import Cancel
 from rekindle.errors import EngineError
 from rekindle.generation import Finished
 from rekindle.model_state import ModelClass

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from rekindle.engine.loop import Cancel
+from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, DecodeFailed
 from rekindle.generation import CachedSpan, CacheSource, PromptEvaluated
 from rekindle.model_state import ModelClass

@@ -34,9 +34,10 @@ def check_index(cache: PrefixCache) -> None:
     may_leave = {
         node.key
         for node in in_memory
-        if not node.leases and (Where.DISK in node.where or node.is_leaf)
+        if not node.leases
+        and (Where.DISK in node.where or (node.is_leaf and not node.standing.pinned_until))
     }
-    assert may_leave == set(cache._holdings._queue._tickets)
+    assert may_leave == {key for q in cache._holdings._queues.values() for key in q._tickets}
 
 
 def check_memory(cache: PrefixCache, n_slots: int) -> None:

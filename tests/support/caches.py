@@ -8,7 +8,7 @@ from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.transfers import Transfers
 from rekindle.config import MIB, WritePolicy
-from rekindle.engine.loop import OpenCache
+from rekindle.engine.orders import OpenCache
 from rekindle.model_state import StateTraits
 
 ROOT = b"r" * 16

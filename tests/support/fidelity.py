@@ -19,7 +19,8 @@ from rekindle.cache.block import BLOCK_TOKENS
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.transfers import Transfers
-from rekindle.engine.loop import Cancel, Delivery, EngineLoop, Submit
+from rekindle.engine.loop import EngineLoop
+from rekindle.engine.orders import Cancel, Delivery, Submit
 from rekindle.errors import (
     ContextFull,
     DecodeFailed,

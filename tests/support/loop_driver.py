@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rekindle.engine.backend import Embedder
-from rekindle.engine.loop import Cancel, Delivery, Embed, EngineLoop, OpenCache, Submit
+from rekindle.engine.inquiries import Answer, Question
+from rekindle.engine.loop import EngineLoop
+from rekindle.engine.orders import Answered, Ask, Cancel, Delivery, Embed, OpenCache, Submit
 from rekindle.generation import (
+    USUAL_TERMS,
+    CacheTerms,
     EmbeddingRequest,
     GenerationRequest,
     PromptEvaluated,
@@ -51,6 +55,7 @@ class Bench:
         boundaries: tuple[int, ...] = (),
         cache_prompt: bool = True,
         background: bool = False,
+        terms: CacheTerms = USUAL_TERMS,
     ) -> None:
         request = GenerationRequest(
             id=name,
@@ -60,12 +65,21 @@ class Bench:
             max_tokens=max_tokens,
             cache_prompt=cache_prompt,
             background=background,
+            terms=terms,
         )
         self.loop.inbox.put(Submit(request))
 
     def embed(self, name: str, *inputs: Sequence[int]) -> None:
         request = EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs)))
         self.loop.inbox.put(Embed(request))
+
+    def question(self, question: Question) -> Answer:
+        name = f"question {len(self.said)}"
+        self.loop.inbox.put(Ask(name, question))
+        self.step()
+        [answered] = self.events(name)
+        assert isinstance(answered, Answered)
+        return answered.answer
 
     def step(self) -> None:
         self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
@@ -88,11 +102,19 @@ class Bench:
     def events(self, name: str) -> list[object]:
         return [event for request_id, event in self.said if request_id == name]
 
-    def ask(self, name: str, prompt: Sequence[int], max_tokens: int = 8, **options: Any) -> Asked:
+    def ask(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        *,
+        n_steps: int = 500,
+        **options: Any,
+    ) -> Asked:
         """One request from start to end; what it cost, and what it got."""
         before = self.backend.n_computed
         self.submit(name, prompt, max_tokens, **options)
-        self.run()
+        self.run(n_steps)
         [evaluated] = [each for each in self.events(name) if isinstance(each, PromptEvaluated)]
         return Asked(evaluated, self.tokens(name), self.backend.n_computed - before)
 

@@ -3,7 +3,8 @@
 A block is the rows of up to 256 positions that start at a multiple of 256; a checkpoint is
 the state at one position. Both are immutable and named by what they follow and what they hold:
 
-    key = blake2b(parent key | kind | token ids)        the first parent is the fingerprint
+    key = blake2b(parent key | kind | token ids)        the first parent is a root: the
+                                                        fingerprint, or one of a namespace
 
 A checkpoint's parent is the last whole block before it, its tokens are those behind that block
 (none at a block's end).
@@ -30,11 +31,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from rekindle.errors import EntryCorrupt
+from rekindle.generation import DEFAULT_SESSION, Rank
 from rekindle.model_state import Payload
 
 BLOCK_TOKENS = 256
@@ -100,14 +103,33 @@ class Header:
         return self.preamble_bytes + self.payload_bytes
 
 
+class Standing(NamedTuple):
+    """What may change while an entry is stored: whose it is, and whether it may go."""
+
+    rank: Rank = Rank.MAIN
+    session: str = DEFAULT_SESSION
+    pinned_until: float = 0.0  # seconds since the epoch
+
+
+ORDINARY = Standing()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     header: Header
     payload: Payload
+    standing: Standing = ORDINARY
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=">u4").tobytes()
+
+
+def namespace_root(fingerprint: Key, namespace: str) -> Key:
+    """What the first blocks follow: prefixes of two namespaces have no key in common."""
+    if not namespace:
+        return fingerprint
+    return blake2b(fingerprint + namespace.encode(), digest_size=KEY_BYTES).digest()
 
 
 def entry_key(parent: Key, kind: Kind, tokens: bytes) -> Key:

@@ -188,6 +188,7 @@ def clear(directory: Path) -> Cleared:
         keys = catalog.all_keys()
         own_files = _own_files(directory)
         catalog.remove(keys)
+        catalog.clear_names()
         for path in own_files:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)

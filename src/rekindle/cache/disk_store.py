@@ -9,10 +9,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.cache.block import Entry, Key
 from rekindle.cache.holdings import Holdings
+from rekindle.cache.names import Named, Names
 from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
 from rekindle.cache.prefix_index import Node, Where
 from rekindle.cache.transfers import (
@@ -50,12 +51,14 @@ class DiskStore:
         self,
         transfers: Transfers,
         holdings: Holdings,
+        names: Names,
         rules: WriteRules,
         counters: dict[str, int],
         read_speed: Speed,
     ) -> None:
         self._transfers = transfers
         self._holdings = holdings
+        self._names = names
         self._rules = rules
         self._counters = counters
         self._read_speed = read_speed
@@ -66,6 +69,11 @@ class DiskStore:
         self._write_ended_at = 0.0  # or the first of them began
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
         self._reading: dict[Key, int] = {}  # bytes reserved for each
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the disk takes nothing in at the moment."""
+        return self._trouble
 
     @property
     def n_writing(self) -> int:
@@ -107,12 +115,18 @@ class DiskStore:
             self._on(event)
         return event is not None
 
-    def offer(self, node: Node, *, was_reused: bool) -> None:
-        """Writes the entry, and what leads to it, unless that would wear out the disk."""
+    def is_writing_it(self, node: Node) -> bool:
+        return node.key in self._writing
+
+    def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
+        """Writes the entry, and what leads to it, unless that would wear out the disk.
+
+        It `must` where somebody waits for it: then only the budget counts.
+        """
         if Where.DISK in node.where or node.key in self._writing or _is_orphan(node):
             return
         now = time.monotonic()
-        is_admitted = admits_to_disk(
+        is_admitted = must or admits_to_disk(
             self._rules.policy,
             n_prefix_tokens=node.stop,
             min_tokens=self._rules.min_tokens,
@@ -128,7 +142,8 @@ class DiskStore:
                 self._write_ended_at = now
             self._writing[each.key] = each
             self._holdings.lease(each)
-            self._transfers.write(self._holdings.memory.get(each.key))
+            entry = self._holdings.memory.get(each.key)
+            self._transfers.write(replace(entry, standing=each.standing))
 
     def fetch(self, node: Node, *, must: bool) -> None:
         """Starts reading a leased node. Unless it `must`, only where there is room."""
@@ -143,6 +158,17 @@ class DiskStore:
     def touch(self, nodes: Sequence[Node]) -> None:
         if keys := [node.key for node in nodes if Where.DISK in node.where]:
             self._transfers.touch(keys)
+
+    def mark(self, node: Node) -> None:
+        """Behind the write that may still be under way, as jobs are done in order."""
+        if Where.DISK in node.where or node.key in self._writing:
+            self._transfers.mark(node.key, node.standing)
+
+    def give_name(self, named: Named) -> None:
+        self._transfers.give_name(named)
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        self._transfers.drop_names(names)
 
     def drop(self, key: Key) -> None:
         self._transfers.drop([key])
@@ -171,11 +197,15 @@ class DiskStore:
 
     def _on(self, event: Event) -> None:
         match event:
-            case Found(headers):
-                for header in headers:
-                    self._holdings.add(header, Where.DISK)
-            case Opened(trouble, n_bytes):
+            case Found(rows):
+                for row in rows:
+                    node = self._holdings.add(row.header, Where.DISK, row.standing)
+                    node.hits = max(node.hits, row.hits - 1)
+                    node.used_at = max(node.used_at, row.last_used_at)
+            case Opened(trouble, n_bytes, names):
                 self._n_bytes = n_bytes
+                for named in names:
+                    self._names.give(named)
                 self._note_trouble(trouble)
                 # A full collection over a million nodes would stop the engine for half a second.
                 gc.freeze()
@@ -199,8 +229,8 @@ class DiskStore:
                 self._holdings.memory.give_back(self._reading.pop(key))
                 self._counters["quarantined"] += isinstance(error, EntryCorrupt)
                 self._counters["vanished"] += isinstance(error, EntryMissing)
-                if (node := self._holdings.index.get(key)) is not None:
-                    self._holdings.remove(node, Where.DISK)
+                if (missed := self._holdings.index.get(key)) is not None:
+                    self._holdings.remove(missed, Where.DISK)
 
     def _on_written(self, key: Key, evicted: list[Key]) -> None:
         self._note_trouble(None)

@@ -1,16 +1,20 @@
 """What is held and where: the index, the memory tier, and who has to leave it.
 
 Every payload in this process is in the memory tier, also while it is written or read, so one
-budget covers all of them. An entry that is leased stays.
+budget covers all of them. An entry that is leased stays, and so does one that is pinned and
+nowhere else. Entries of sub-agents and side requests leave before those of conversations.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
-from rekindle.cache.block import Entry, Header, Key
+from rekindle.cache.block import ORDINARY, Entry, Header, Key, Standing
 from rekindle.cache.eviction_queue import EvictionQueue
+from rekindle.cache.pins import Pins
 from rekindle.cache.policy import priority
 from rekindle.cache.prefix_index import Node, PrefixIndex, Where
 from rekindle.cache.tiers.memory import MemoryTier, size_in_memory
+from rekindle.generation import CacheTerms, Rank
 from rekindle.model_state import Payload
 
 STAGED_ENTRIES = 4  # on their way to or from the disk, whatever the memory budget is; picked
@@ -18,14 +22,18 @@ EVERYWHERE = Where.MEMORY | Where.DISK
 
 
 class Holdings:
-    """`drop_from_disk` is told what must go there, `reload_seconds` says what a reload costs."""
+    """The disk is told by `drop_from_disk` what must go there, by `mark_on_disk` whose standing
+    has changed; `reload_seconds` says what a reload costs.
+    """
 
     def __init__(
         self,
         index: PrefixIndex,
         memory: MemoryTier,
+        pins: Pins,
         *,
         drop_from_disk: Callable[[Key], None],
+        mark_on_disk: Callable[[Node], None],
         reload_seconds: Callable[[int], float | None],
     ) -> None:
         self.index = index
@@ -34,15 +42,20 @@ class Holdings:
         self.n_evicted = 0
         self.n_leases = 0
         self._drop_from_disk = drop_from_disk
+        self._mark_on_disk = mark_on_disk
         self._reload_seconds = reload_seconds
-        self._queue = EvictionQueue()
+        self._pins = pins
+        self._queues = {rank: EvictionQueue() for rank in sorted(Rank, reverse=True)}
 
-    def add(self, header: Header, where: Where) -> Node:
+    def add(self, header: Header, where: Where, standing: Standing = ORDINARY) -> Node:
         known = self.index.get(header.key)
         before = known.where if known is not None else Where(0)
         node = self.index.add(header, where)
         self.n_on_disk += (Where.DISK in node.where) - (Where.DISK in before)
         if known is None:
+            node.standing = standing
+            node.used_at = header.created_at
+            self._pins.adopt(node, time.time())
             if node.parent is not None:
                 self._requeue(node.parent)
             self._drop_covered(node)
@@ -52,7 +65,7 @@ class Holdings:
     def hold(self, entry: Entry) -> Node:
         """Takes the payload in; whoever calls has made room for it."""
         self.memory.put(entry)
-        return self.add(entry.header, Where.MEMORY)
+        return self.add(entry.header, Where.MEMORY, entry.standing)
 
     def note_on_disk(self, node: Node) -> None:
         self.n_on_disk += Where.DISK not in node.where
@@ -67,6 +80,8 @@ class Holdings:
         self.n_on_disk -= Where.DISK in where & node.where
         parent = node.parent
         self.index.remove(node, where)
+        if not node.where:
+            self._pins.release(node.key)
         self._requeue(node)
         if parent is not None:
             self._requeue(parent)
@@ -80,7 +95,11 @@ class Holdings:
         # Only where the longer one is: until it is written, a crash would leave neither.
         for short in self.index.covered_by(node):
             if not short.leases:
+                until = max(node.standing.pinned_until, short.standing.pinned_until)
+                rank = min(node.standing.rank, short.standing.rank)
+                self._set_standing(node, node.standing._replace(rank=rank, pinned_until=until))
                 self.drop(short, node.where)
+                self._pins.adopt(node, time.time())
 
     def lease(self, node: Node) -> None:
         node.leases += 1
@@ -93,8 +112,35 @@ class Holdings:
         assert node.leases >= 0
         self._requeue(node)
 
-    def note_use(self, node: Node) -> None:
+    def note_use(self, node: Node, terms: CacheTerms) -> None:
+        """An entry is as dear as the dearest of those that use it."""
         node.hits += 1
+        node.used_at = time.time()
+        standing = node.standing
+        if terms.rank < standing.rank:
+            standing = standing._replace(rank=terms.rank, session=terms.session)
+        self._set_standing(node, standing)
+
+    def pin(self, session: str, nodes: Iterable[Node], until: float) -> list[Node]:
+        """Those whose pins are new or longer now."""
+        pinned = list(self._pins.grant(session, nodes, until))
+        for node in pinned:
+            self._requeue(node)
+            self._mark_on_disk(node)
+        return pinned
+
+    def set_pin(self, nodes: Iterable[Node], until: float) -> None:
+        """Until then, whatever was promised before."""
+        for node in nodes:
+            self._pins.release(node.key)
+            self._set_standing(node, node.standing._replace(pinned_until=until))
+            self._pins.adopt(node, time.time())
+
+    def _set_standing(self, node: Node, standing: Standing) -> None:
+        if standing != node.standing:
+            self._queues[node.standing.rank].discard(node.key)
+            node.standing = standing
+            self._mark_on_disk(node)
         self._requeue(node)
 
     def payload(self, node: Node) -> Payload | None:
@@ -110,7 +156,9 @@ class Holdings:
 
     def _evict_to(self, n_bytes: int) -> bool:
         while self.memory.n_bytes > n_bytes:
-            key = self._queue.pop_lowest(lambda _: True)
+            key = self._lowest()
+            if key is None and self._unpin(time.time()):
+                key = self._lowest()
             if key is None:
                 return False
             node = self.index.get(key)
@@ -119,20 +167,39 @@ class Holdings:
             self.remove(node, Where.MEMORY)
         return True
 
+    def _lowest(self) -> Key | None:
+        keys = (queue.pop_lowest(lambda _: True) for queue in self._queues.values())
+        return next((key for key in keys if key is not None), None)
+
+    def _unpin(self, now: float) -> bool:
+        """Whether entries may go now that could not before."""
+        n_freed = 0
+        for key in self._pins.expired(now):
+            node = self.index.get(key)
+            if node is None or node.standing.pinned_until <= now:
+                self._pins.release(key)
+            if node is not None:
+                self._requeue(node)
+                n_freed += 1
+        return n_freed > 0
+
     def _requeue(self, node: Node) -> None:
         """Keeps the queue to what may go: not leased, and on disk too or with nothing behind it."""
         current = self.index.get(node.key)
         if current is not None and current is not node:
             return  # an entry that was dropped has come back as another node
         is_free = Where.MEMORY in node.where and not node.leases
-        if is_free and (Where.DISK in node.where or node.is_leaf):
-            self._queue.push(node.key, self._worth(node))
+        is_elsewhere = Where.DISK in node.where
+        is_pinned = node.standing.pinned_until > time.time() and not is_elsewhere
+        queue = self._queues[node.standing.rank]
+        if is_free and not is_pinned and (is_elsewhere or node.is_leaf):
+            queue.push(node.key, self._worth(queue.clock, node))
         else:
-            self._queue.discard(node.key)
+            queue.discard(node.key)
 
-    def _worth(self, node: Node) -> float:
+    def _worth(self, clock: float, node: Node) -> float:
         seconds = node.compute_seconds
         if Where.DISK in node.where:
             seconds = min(seconds, self._reload_seconds(node.payload_bytes) or seconds)
         size = size_in_memory(node.payload_bytes)
-        return priority(self._queue.clock, seconds, size, 1 + node.hits)
+        return priority(clock, seconds, size, 1 + node.hits)

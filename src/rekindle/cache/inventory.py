@@ -104,7 +104,7 @@ class Inventory:
 def _listed(row: CatalogRow, parent: Listed | None) -> Listed:
     header = row.header
     if parent is None:
-        return Listed(row, size_on_disk(header), is_complete=header.parent == header.fingerprint)
+        return Listed(row, size_on_disk(header), is_complete=header.start == 0)
     return Listed(row, size_on_disk(header) + parent.chain_bytes, parent.is_complete)
 
 

@@ -6,7 +6,7 @@ decided what is worth loading and storing.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 
@@ -18,23 +18,32 @@ from rekindle.cache.block import (
     Key,
     Kind,
     Reason,
+    Standing,
     entry_key,
+    namespace_root,
 )
+from rekindle.cache.contents import Contents
 from rekindle.cache.disk_store import DiskStore, WriteRules
 from rekindle.cache.holdings import EVERYWHERE, Holdings
-from rekindle.cache.policy import (
-    Span,
-    Speed,
-    best_cut,
-    surplus_checkpoints,
-)
+from rekindle.cache.load_gate import LoadGate, blocks_behind, nodes_of
+from rekindle.cache.names import Named, Names
+from rekindle.cache.pins import Pins
+from rekindle.cache.policy import TAIL_GRAIN, surplus_checkpoints
 from rekindle.cache.prefix_index import Match, Node, PrefixIndex, Where
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
 from rekindle.cache.tiers.memory import MemoryTier
 from rekindle.cache.transfers import Transfers
 from rekindle.config import WritePolicy
-from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
+from rekindle.errors import TierFailed
+from rekindle.generation import (
+    USUAL_TERMS,
+    CacheCounters,
+    CacheSource,
+    CacheStatus,
+    CacheTerms,
+    TierStatus,
+)
 from rekindle.model_state import ModelClass, Payload, StateTraits
 
 _log = logging.getLogger("rekindle.cache")
@@ -70,25 +79,34 @@ class PrefixCache:
         self._traits = traits
         self._policy = policy
         self._index = PrefixIndex(
-            root,
             has_rows=traits.has_rows,
             has_checkpoints=traits.has_checkpoints or not traits.has_rows,
         )
         self._memory = MemoryTier(policy.memory_bytes)
-        self._put_speed = Speed()
-        self._read_speed = Speed()
+        self.gate = LoadGate(may_recompute=policy.may_recompute)
+        # What is pinned is written, so the disk's budget counts where there is one.
+        pins = Pins(policy.memory_bytes if transfers is None else policy.disk_bytes)
         self._holdings = Holdings(
             self._index,
             self._memory,
+            pins,
             drop_from_disk=self._drop_from_disk,
-            reload_seconds=self._read_speed.seconds,
+            mark_on_disk=self._mark_on_disk,
+            reload_seconds=self.gate.read_speed.seconds,
         )
         # All there from the start: another thread reads them.
         self._counters = {each.name: 0 for each in fields(CacheCounters)}
+        self._names = Names()
+        self.contents = Contents(self._holdings, self._names)
         self._disk: DiskStore | None = None
         if transfers is not None:
             self._disk = DiskStore(
-                transfers, self._holdings, policy.writes, self._counters, self._read_speed
+                transfers,
+                self._holdings,
+                self._names,
+                policy.writes,
+                self._counters,
+                self.gate.read_speed,
             )
         self._payload_sizes: dict[tuple[Kind, int], int] = {}
 
@@ -134,75 +152,95 @@ class PrefixCache:
         """For something to finish; False: nothing did in time. For the end only."""
         return self._disk is not None and self._disk.wait(timeout_seconds)
 
-    def match(self, keys: PrefixKeys, n_limit: int) -> Match:
-        return self._index.match(keys.between(0, n_limit))
+    def set_memory_budget(self, n_bytes: int) -> None:
+        """From any thread; what is too much leaves with the next thing that is stored."""
+        self._memory.budget_bytes = n_bytes
 
-    def use(self, match: Match) -> None:
+    def root_of(self, namespace: str) -> Key:
+        return namespace_root(self.root, namespace)
+
+    def keys(self, tokens: list[int], namespace: str) -> PrefixKeys:
+        return PrefixKeys(self.root_of(namespace), tokens)
+
+    def match(self, keys: PrefixKeys, n_limit: int) -> Match:
+        return self._index.match(keys.root, keys.between(0, n_limit))
+
+    def use(self, match: Match, terms: CacheTerms = USUAL_TERMS) -> None:
         """Notes that a request shares this prefix, wherever it takes the rows from."""
-        nodes = _nodes_of(match)
+        nodes = nodes_of(match)
         for node in nodes:
-            self._holdings.note_use(node)
+            self._holdings.note_use(node, terms)
             # Every chat shares a few tokens of its template with every other.
             if self._disk is not None and node.where and match.n_tokens >= MIN_REUSE_TOKENS:
                 self._disk.offer(node, was_reused=True)
         if self._disk is not None:
             self._disk.touch(nodes)
 
-    def n_worth_loading(
-        self,
-        match: Match,
-        *,
-        n_live: int,
-        n_gained: int,
-        prefill_seconds_per_token: float | None,
-    ) -> int:
-        """How far to load the match behind `n_live` rows so that it is faster than computing.
+    def pin(self, keys: PrefixKeys, terms: CacheTerms) -> None:
+        """What of a request's pins is stored by now; a session is not promised everything."""
+        for pin in terms.pins:
+            nodes = nodes_of(self.match(keys, pin.n_tokens))
+            for node in self._holdings.pin(terms.session, nodes, time.time() + pin.seconds):
+                if self._disk is not None:
+                    self._disk.offer(node, was_reused=True)
 
-        `n_gained` tokens are not in the context in any case.
-        """
-        speed = prefill_seconds_per_token if self._policy.may_recompute else None
-        blocks = _blocks_behind(match, n_live)
-        if match.checkpoint is not None:
-            # Rows without the state at their end are worth nothing: all of it or none.
-            load_seconds = self._total_load_seconds([*blocks, match.checkpoint])
-            n_tokens = match.n_tokens if best_cut([Span(n_gained, load_seconds)], speed) else 0
-        else:
-            stops = [min(node.stop, match.n_tokens) for node in blocks]
-            starts = [max(node.start, match.n_tokens - n_gained) for node in blocks]
-            spans = [
-                Span(max(stop - start, 0), self._load_seconds(node))
-                for node, start, stop in zip(blocks, starts, stops, strict=True)
-            ]
-            n_spans = best_cut(spans, speed)
-            n_tokens = stops[n_spans - 1] if n_spans else 0
-        return n_tokens
+    def give_name(self, keys: PrefixKeys, n_tokens: int, terms: CacheTerms) -> None:
+        if terms.name is None:
+            return
+        named = Named(
+            root=keys.root,
+            name=terms.name,
+            tokens=keys.between(0, n_tokens),
+            session=terms.session,
+            named_at=time.time(),
+        )
+        gone = self._names.give(named)
+        if self._disk is not None:
+            self._disk.give_name(named)
+            self._disk.drop_names(gone)
 
-    def note_refusal(self) -> None:
-        """A prefix was computed although it is stored: one bad measurement must not do that
-        for ever.
+    def persist(self, keys: PrefixKeys, n_tokens: int) -> bool:
+        """Whether a prompt is on disk; what of it is in memory is on its way there after this.
+
+        Raises TierFailed where it will not get there.
         """
-        self._read_speed.soften()
-        self._put_speed.soften()
+        if self._disk is None:
+            raise TierFailed("there is no disk tier for this model")
+        match = self.match(keys, n_tokens)
+        n_grain = 0 if match.checkpoint is None else TAIL_GRAIN
+        if match.n_tokens + n_grain < n_tokens:
+            return False
+        missing = [node for node in nodes_of(match) if Where.DISK not in node.where]
+        for node in missing:
+            self._disk.offer(node, was_reused=True, must=True)
+            if not self._disk.is_writing_it(node):
+                raise TierFailed(self._disk.trouble or "the hour's write budget is used up")
+        return not missing
+
+    def pin_stored(self, namespace: str, key: str, seconds: float) -> bool:
+        """Whether it is there. No quota counts here: whoever asks has the key of the house."""
+        tokens = self.contents.tokens(self.root_of(namespace), key)
+        if tokens is None:
+            return False
+        nodes = nodes_of(self.match(self.keys(list(tokens), namespace), len(tokens)))
+        self._holdings.set_pin(nodes, time.time() + seconds if seconds else 0.0)
+        if seconds and self._disk is not None:
+            for node in nodes:
+                self._disk.offer(node, was_reused=True)
+        return True
+
+    def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
+        """How many entries and names went, and what all of them began with; None: nothing did."""
+        gone = self.contents.forget(self.root_of(namespace), key)
+        if self._disk is not None and gone.names:
+            self._disk.drop_names(gone.names)
+        n_gone = gone.n_entries + len(gone.names)
+        return n_gone, gone.prefix if n_gone or key is None else None
 
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Starts to bring back [n_live, n_tokens) of the match."""
-        blocks = [node for node in _blocks_behind(match, n_live) if node.start < n_tokens]
+        blocks = [node for node in blocks_behind(match, n_live) if node.start < n_tokens]
         return Restore(self, blocks, match.checkpoint, n_live=n_live, n_tokens=n_tokens)
-
-    def load_seconds(self, match: Match) -> float | None:
-        """How long bringing all of it back would take; None: nobody knows yet."""
-        return self._total_load_seconds(_nodes_of(match))
-
-    def _total_load_seconds(self, nodes: Sequence[Node]) -> float | None:
-        seconds = [self._load_seconds(node) for node in nodes]
-        return None if None in seconds else sum(each for each in seconds if each)
-
-    def _load_seconds(self, node: Node) -> float | None:
-        put = self._put_speed.seconds(node.payload_bytes)
-        if Where.MEMORY in node.where or put is None:
-            return put
-        read = self._read_speed.seconds(node.payload_bytes)
-        return None if read is None else put + read
 
     def lease(self, node: Node) -> None:
         self._holdings.lease(node)
@@ -224,9 +262,6 @@ class PrefixCache:
             assert self._disk is not None
             self._disk.fetch(node, must=must)
 
-    def observe_put(self, n_bytes: int, seconds: float) -> None:
-        self._put_speed.observe(n_bytes, seconds)
-
     def distrust(self, node: Node) -> None:
         """The backend refused these bytes: they are set aside and never tried again."""
         self._counters["quarantined"] += 1
@@ -244,6 +279,7 @@ class PrefixCache:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
+        terms: CacheTerms = USUAL_TERMS,
     ) -> Saved:
         """Stores positions [start, stop), which lie in one block and begin it."""
         assert start % BLOCK_TOKENS == 0
@@ -252,10 +288,10 @@ class PrefixCache:
         tokens = keys.between(start, stop)
         if self._index.is_covered(parent, tokens):
             return Saved.KNOWN
-        if parent != self.root and self._index.get(parent) is None:
+        if parent != keys.root and self._index.get(parent) is None:
             return Saved.REFUSED  # nothing could ever lead to it
         header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
-        return self._save(header, export, was_reused=was_reused)
+        return self._save(header, export, terms, was_reused=was_reused)
 
     def save_checkpoint(
         self,
@@ -266,6 +302,7 @@ class PrefixCache:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
+        terms: CacheTerms = USUAL_TERMS,
     ) -> Saved:
         start = position // BLOCK_TOKENS * BLOCK_TOKENS
         parent = keys.after_blocks(position // BLOCK_TOKENS)
@@ -273,7 +310,7 @@ class PrefixCache:
         header = self._header(Kind.CHECKPOINT, parent, start, tokens, reason, compute_seconds)
         if self._index.get(header.key) is not None:
             return Saved.KNOWN
-        saved = self._save(header, export, was_reused=was_reused)
+        saved = self._save(header, export, terms, was_reused=was_reused)
         if saved is Saved.STORED:
             self._thin_checkpoints(header.key)
         return saved
@@ -300,7 +337,14 @@ class PrefixCache:
             created_at=time.time(),
         )
 
-    def _save(self, header: Header, export: Callable[[], Payload], *, was_reused: bool) -> Saved:
+    def _save(
+        self,
+        header: Header,
+        export: Callable[[], Payload],
+        terms: CacheTerms,
+        *,
+        was_reused: bool,
+    ) -> Saved:
         if not self.is_on:
             return Saved.REFUSED
         shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
@@ -318,7 +362,7 @@ class PrefixCache:
         finally:
             if parent is not None:
                 self._holdings.release(parent)
-        node = self._holdings.hold(Entry(header, payload))
+        node = self._holdings.hold(Entry(header, payload, Standing(terms.rank, terms.session)))
         if self._disk is not None:
             for each in (node, *(node.checkpoints or ())):
                 self._disk.offer(each, was_reused=was_reused)
@@ -347,9 +391,15 @@ class PrefixCache:
             parent = parent.parent
         n_keep = max(MIN_PATH_CHECKPOINTS, row_bytes // max(tip.payload_bytes, 1))
         by_position = {node.stop: node for node in [*path, tip]}
+        now = time.time()
         for position in surplus_checkpoints(sorted(by_position), n_keep):
-            if by_position[position].leases == 0:
-                self._holdings.drop(by_position[position])
+            node = by_position[position]
+            if node.leases == 0 and node.standing.pinned_until <= now:
+                self._holdings.drop(node)
+
+    def _mark_on_disk(self, node: Node) -> None:
+        if self._disk is not None:
+            self._disk.mark(node)
 
     def _drop_from_disk(self, key: Key) -> None:
         if self._disk is not None:
@@ -400,12 +450,3 @@ class PrefixCache:
                 **{**self._counters, "memory_evictions": self._holdings.n_evicted}
             ),
         )
-
-
-def _nodes_of(match: Match) -> list[Node]:
-    return [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-
-
-def _blocks_behind(match: Match, n_live: int) -> list[Node]:
-    """Those with rows that are not in place yet; a recurrent model's have none at all."""
-    return [node for node in match.blocks if node.stop > n_live and node.payload_bytes]

@@ -1,7 +1,7 @@
 """Tokens -> the longest prefix that can be restored, over all tiers at once.
 
-A tree on the grid of whole blocks, with short blocks and checkpoints as its leaves. No I/O, no
-clock, one thread; it knows where bytes are and never touches them.
+A tree per namespace on the grid of whole blocks, with short blocks and checkpoints as its leaves.
+No I/O, no clock, one thread; it knows where bytes are and never touches them.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -10,7 +10,7 @@ from enum import IntFlag
 from operator import attrgetter
 from typing import NamedTuple
 
-from rekindle.cache.block import BLOCK_TOKENS, TOKEN_BYTES, Header, Key, Kind
+from rekindle.cache.block import BLOCK_TOKENS, ORDINARY, TOKEN_BYTES, Header, Key, Kind
 
 _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
 
@@ -24,7 +24,7 @@ NOWHERE = Where(0)
 
 
 class Node:
-    """One block or checkpoint. `leases` and `hits` are the owner's to count."""
+    """One block or checkpoint. `leases`, `hits`, `used_at` and `standing` are the owner's."""
 
     __slots__ = (
         "_parent",
@@ -36,8 +36,10 @@ class Node:
         "kind",
         "leases",
         "payload_bytes",
+        "standing",
         "start",
         "tokens",
+        "used_at",
         "where",
     )
 
@@ -51,6 +53,8 @@ class Node:
         self.where = NOWHERE
         self.leases = 0
         self.hits = 0
+        self.used_at = 0.0  # seconds since the epoch
+        self.standing = ORDINARY
         # Both sorted by tokens, and None rather than empty: most of a million nodes have neither
         # or one. An insertion moves 8 bytes per sibling, 36 us for 100,000 of them.
         self.children: list[Node] | None = None
@@ -87,7 +91,6 @@ class PrefixIndex:
 
     def __init__(
         self,
-        root: Key,
         *,
         has_rows: bool,
         has_checkpoints: bool,
@@ -97,10 +100,9 @@ class PrefixIndex:
         self._has_rows = has_rows
         self._has_checkpoints = has_checkpoints
         self._block_bytes = block_tokens * TOKEN_BYTES
-        self._root = Node(root)
         self._nodes: dict[Key, Node] = {}
-        # Nodes that are stored nowhere but have children: the root, and the parents of orphans.
-        self._placeholders: dict[Key, Node] = {root: self._root}
+        # Nodes that are stored nowhere but have children: the roots, and the parents of orphans.
+        self._placeholders: dict[Key, Node] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -111,7 +113,7 @@ class PrefixIndex:
     def orphans(self) -> Iterator[Node]:
         """Children before their parents; each may be removed as it comes."""
         for placeholder in list(self._placeholders.values()):
-            if placeholder is not self._root:
+            if not _is_root(placeholder):
                 yield from reversed(_below(placeholder))
 
     def get(self, key: Key) -> Node | None:
@@ -145,13 +147,16 @@ class PrefixIndex:
             if not node.is_leaf:
                 self._placeholders[node.key] = node
 
-    def match(self, tokens: bytes) -> Match:
-        """The longest prefix of `tokens` (big-endian ids) that can be restored."""
-        path = self._walk(tokens)
+    def match(self, root: Key, tokens: bytes) -> Match:
+        """The longest prefix of `tokens` (big-endian ids) behind a root that can be restored."""
+        top = self._placeholders.get(root)
+        if top is None:
+            return Match(0, (), None)
+        path = self._walk(top, tokens)
         if self._has_checkpoints:
-            return self._match_checkpoint(path, tokens)
+            return self._match_checkpoint(top, path, tokens)
         n_tokens = len(path) * self._block_bytes // TOKEN_BYTES
-        holder = path[-1] if path else self._root
+        holder = path[-1] if path else top
         last = _nearest(holder, self._piece(tokens, len(path)))
         if last is None:
             return Match(n_tokens, tuple(path), None)
@@ -188,7 +193,7 @@ class PrefixIndex:
             assert key not in self._nodes
             assert not placeholder.where
             assert placeholder._parent is None
-            assert placeholder is self._root or not placeholder.is_leaf
+            assert not placeholder.is_leaf
             for node in _below(placeholder):
                 n_linked += 1
                 assert self._nodes[node.key] is node
@@ -200,10 +205,29 @@ class PrefixIndex:
             if holder.where and not holder.is_leaf:
                 assert len(holder.tokens) == self._block_bytes
 
-    def _walk(self, tokens: bytes) -> list[Node]:
+    def below(self, key: Key) -> list[Node]:
+        """Everything behind a root or a node, parents before their children."""
+        top = self._nodes.get(key) or self._placeholders.get(key)
+        return _below(top) if top is not None else []
+
+    def followers(self, key: Key) -> list[Node]:
+        """What stands right behind a root or a node."""
+        top = self._nodes.get(key) or self._placeholders.get(key)
+        return [*(top.children or ()), *(top.checkpoints or ())] if top is not None else []
+
+    def is_below(self, node: Node, root: Key) -> bool:
+        """Whether the node, the first of its path, stands right behind the root."""
+        return node._parent is not None and node._parent.key == root
+
+    def match_blocks(self, root: Key, tokens: bytes) -> list[Node]:
+        """The whole blocks that the tokens start with."""
+        top = self._placeholders.get(root)
+        return self._walk(top, tokens) if top is not None else []
+
+    def _walk(self, top: Node, tokens: bytes) -> list[Node]:
         """The whole blocks that `tokens` starts with."""
         path: list[Node] = []
-        children = self._root.children
+        children = top.children
         size = self._block_bytes
         for begin in range(0, len(tokens) - size + 1, size):
             if children is None:
@@ -216,9 +240,9 @@ class PrefixIndex:
             children = children[place].children
         return path
 
-    def _match_checkpoint(self, path: list[Node], tokens: bytes) -> Match:
+    def _match_checkpoint(self, top: Node, path: list[Node], tokens: bytes) -> Match:
         for depth in range(len(path), -1, -1):
-            node = path[depth - 1] if depth else self._root
+            node = path[depth - 1] if depth else top
             if node.checkpoints is None:
                 continue
             rest = self._piece(tokens, depth)
@@ -257,8 +281,14 @@ class PrefixIndex:
             parent.children = _without(parent.children, node)
         else:
             parent.checkpoints = _without(parent.checkpoints, node)
-        if parent.is_leaf and not parent.where and parent is not self._root:
+        if parent.is_leaf and not parent.where:
             del self._placeholders[parent.key]
+
+
+def _is_root(placeholder: Node) -> bool:
+    """Only what starts at 0 follows a root."""
+    behind = placeholder.children or placeholder.checkpoints or ()
+    return any(node.start == 0 for node in behind)
 
 
 class _Near(NamedTuple):

@@ -8,6 +8,7 @@ class PrefixKeys:
 
     def __init__(self, root: Key, tokens: list[int]) -> None:
         self.tokens = tokens
+        self.root = root
         self._blocks = [root]  # the n-th is the key of the prefix of n whole blocks
         self._encoded = bytearray()
 

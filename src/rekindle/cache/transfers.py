@@ -7,13 +7,15 @@ thread writes, in order, so that room is made before it is used; a few read.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from rekindle.cache.block import Entry, Header, Key
+from rekindle.cache.block import Entry, Key, Standing
+from rekindle.cache.names import Named
 from rekindle.cache.tiers.base import Tier
+from rekindle.cache.tiers.disk_catalog import CatalogRow
 from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
 
 _log = logging.getLogger(__name__)
@@ -31,7 +33,17 @@ class WritableTier(Tier, Protocol):
 
     def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
 
+    def rows(self) -> Iterator[list[CatalogRow]]: ...
+
     def touch(self, keys: Sequence[Key]) -> list[Key]: ...
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None: ...
+
+    def names(self) -> list[Named]: ...
+
+    def give_name(self, named: Named) -> None: ...
+
+    def drop_names(self, names: Sequence[Named]) -> None: ...
 
     def quarantine(self, key: Key, why: str) -> None: ...
 
@@ -44,7 +56,7 @@ class WritableTier(Tier, Protocol):
 class Found:
     """Entries that were there at the start."""
 
-    headers: list[Header]
+    rows: list[CatalogRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class Opened:
 
     trouble: str | None
     n_bytes: int
+    names: list[Named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,15 @@ class Transfers:
     def touch(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._touch(keys)))
 
+    def mark(self, key: Key, standing: Standing) -> None:
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.mark([(key, standing)])))
+
+    def give_name(self, named: Named) -> None:
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.give_name(named)))
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.drop_names(names)))
+
     def drop(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._tier.drop(keys)))
 
@@ -173,17 +195,19 @@ class Transfers:
         self._notify()
 
     def _open(self) -> None:
+        names = []
         try:
             self._tier.open(on_progress=_ProgressLog())
             self._n_opens_told = self._tier.n_opens
-            for headers in self._tier.headers():
-                self._emit(Found(headers))
+            for rows in self._tier.rows():
+                self._emit(Found(rows))
+            names = self._tier.names()
         except TierFailed as error:
             self._give_it_time(error)
         except Exception as error:  # the start waits for a word
             _log.exception("the cache directory could not be opened")
             self._give_it_time(TierFailed(f"it failed: {error}"))
-        self._emit(Opened(self._trouble, self._tier.usage_bytes()))
+        self._emit(Opened(self._trouble, self._tier.usage_bytes(), names))
 
     @property
     def _is_resting(self) -> bool:
@@ -193,11 +217,11 @@ class Transfers:
         """After the tier was opened anew: what is known of it may all be wrong."""
         if self._tier.n_opens == self._n_opens_told:
             return
-        batches = list(self._tier.headers())
+        batches = list(self._tier.rows())
         self._n_opens_told = self._tier.n_opens
-        self._emit(Relisted(frozenset(header.key for batch in batches for header in batch)))
-        for headers in batches:
-            self._emit(Found(headers))
+        self._emit(Relisted(frozenset(row.header.key for batch in batches for row in batch)))
+        for rows in batches:
+            self._emit(Found(rows))
 
     def _give_it_time(self, error: TierFailed) -> None:
         """A disk that refused is not asked again at once: each attempt copies the bytes."""

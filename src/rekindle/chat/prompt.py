@@ -8,10 +8,14 @@ them back with the same meaning.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
 from typing import Any
 
+from rekindle.chat.boundaries import Boundaries
 from rekindle.chat.conversation import (
     Conversation,
     Message,
@@ -42,11 +46,10 @@ from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation import Tokenizer
 
-# Clients drop or rewrite the last message, or a whole tool loop, not what came long before.
-MAX_USER_BOUNDARIES = 2
 TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
 MESSAGE_TOKENS = 8  # of a template's own, about, for each message
 MAX_TURNS_TRIED = 16  # of those that may be one message; picked
+MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
 
@@ -60,12 +63,33 @@ class Prompt:
     begins_in_reasoning: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     n_dropped: int = 0  # messages that were left out because they do not fit
+    namespace: str = ""
+    # Where a number of messages ends; None: it cannot be told.
+    locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
     # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
     @property
     def n_remembered(self) -> int:
         return len(self.remembered)
+
+    def position_of(self, n_messages: int) -> int:
+        """Where that many messages end, or the last boundary before: 0: none is known.
+
+        Of 0 messages: where tools and system end.
+        """
+        if self.conversation is None:
+            return 0
+        messages = self.conversation.messages
+        if n_messages == 0:
+            heads = (m.role is Role.SYSTEM for m in messages)
+            n_messages = next((i for i, is_head in enumerate(heads) if not is_head), len(messages))
+        if n_messages >= len(messages):
+            return len(self.tokens)
+        for n in range(n_messages, 0, -1):
+            if (position := self.locate(n)) is not None:
+                return position
+        return 0
 
 
 class PromptBuilder:
@@ -78,15 +102,39 @@ class PromptBuilder:
         dialect: Dialect,
         memory: TurnMemory,
         reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+        *,
+        namespace: str = "",
     ) -> None:
+        self._namespace = namespace
+        self._others: OrderedDict[str, PromptBuilder] = OrderedDict()
+        self._others_lock = Lock()
         self._template = template
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._memory = memory
         self._reasoning_history = reasoning_history
         self._tokenize = PieceTokenizer(tokenizer)
+        self._bounds = Boundaries(template, tokenizer, self._tokenize)
         self._texts = TextSplicer(memory, tokenizer, self._tokenize)
         self._switches = _keeping_switches(template.source)
+
+    def within(self, namespace: str) -> "PromptBuilder":
+        """One that remembers nothing of what others said, nor how long it took to read."""
+        if namespace == self._namespace:
+            return self
+        with self._others_lock:
+            other = self._others.pop(namespace, None) or PromptBuilder(
+                self._template,
+                self._tokenizer,
+                self._dialect,
+                self._memory.within(namespace),
+                self._reasoning_history,
+                namespace=namespace,
+            )
+            self._others[namespace] = other
+            while len(self._others) > MAX_NAMESPACES:
+                self._others.popitem(last=False)
+        return other
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Without `recalls` every turn is taken as it was sent."""
@@ -94,7 +142,7 @@ class PromptBuilder:
         candidates = self._candidates(conversation, keys) if recalls else {}
         shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
         self._memory.note_use(list(spliced.turns.values()))
-        history_end, lengths = self._prefix_lengths(shown, layout.text)
+        history_end, lengths = self._bounds.prefix_lengths(shown, layout.text)
         tokens = tuple(spliced.run.tokens)
         opening = layout.text[history_end:]
         begins_in_reasoning = self._begins_in_reasoning(layout.text)
@@ -118,11 +166,13 @@ class PromptBuilder:
 
         return Prompt(
             tokens,
-            self._boundaries(spliced, lengths),
+            self._bounds.boundaries(spliced, lengths),
             layout.text,
             conversation=conversation,
             begins_in_reasoning=begins_in_reasoning,
             remembered=tuple(spliced.run.remembered),
+            namespace=self._namespace,
+            locate=partial(self._bounds.locate, shown, layout.text, spliced),
             remember=remember,
         )
 
@@ -202,8 +252,14 @@ class PromptBuilder:
         ) -> None:
             self._texts.remember(run.key(), text, reply)
 
-        remembered = tuple(run.remembered)
-        return Prompt(tuple(run.tokens), (), text, remembered=remembered, remember=remember)
+        return Prompt(
+            tuple(run.tokens),
+            (),
+            text,
+            remembered=tuple(run.remembered),
+            namespace=self._namespace,
+            remember=remember,
+        )
 
     def _with_switches(self, conversation: Conversation) -> Conversation:
         """Templates that can keep earlier reasoning do, unless the client says otherwise."""
@@ -305,47 +361,6 @@ class PromptBuilder:
     def _begins_in_reasoning(self, text: str) -> bool:
         marks = self._dialect.reasoning
         return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
-
-    def _prefix_lengths(self, conversation: Conversation, text: str) -> tuple[int, list[int]]:
-        """Where the history ends in the text, and where those of its earlier cuts do."""
-        messages = conversation.messages
-        users = [i for i, message in enumerate(messages) if message.role is Role.USER and i > 0]
-        cuts = {*users[:1], *users[-MAX_USER_BOUNDARIES:], len(messages)}
-        history_end = len(text)
-        lengths = []
-        for cut in sorted(cuts):
-            shorter = replace(conversation, messages=messages[:cut], continue_last=False)
-            try:
-                pieces = self._template.render(shorter, add_generation_prompt=False)
-            except InvalidRequest:
-                continue  # some templates refuse a conversation that ends here
-            prefix = "".join(piece.text for piece in pieces)
-            if prefix and len(prefix) < len(text) and text.startswith(prefix):
-                lengths.append(len(prefix))
-                if cut == len(messages) and not conversation.continue_last:
-                    history_end = len(prefix)
-        return history_end, lengths
-
-    def _boundaries(self, spliced: Spliced, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Character offsets become token positions; an offset inside a token is none."""
-        found = set()
-        wanted = sorted(set(lengths), reverse=True)
-        for offset, position, piece in reversed(spliced.marks):
-            while wanted and wanted[0] >= offset + len(piece.text):
-                wanted.pop(0)  # it lies in a spliced turn
-            while wanted and wanted[0] >= offset:
-                inner = self._position_in(piece, wanted.pop(0) - offset)
-                if inner is not None and position + inner > 0:
-                    found.add(position + inner)
-        return tuple(sorted(found))
-
-    def _position_in(self, piece: Piece, n_chars: int) -> int | None:
-        n_bytes = len(piece.text[:n_chars].encode("utf-8", "replace"))
-        for position, token in enumerate(self._tokenize(piece)):
-            if n_bytes <= 0:
-                return position if n_bytes == 0 else None
-            n_bytes -= len(self._tokenizer.detokenize((token,), render_special=True))
-        return None
 
 
 def schemas_of(conversation: Conversation) -> Schemas:

@@ -9,11 +9,14 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rekindle.chat.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply_parser import Said
 from rekindle.errors import RekindleError
 from rekindle.generation import (
+    USUAL_TERMS,
+    CacheTerms,
     Engine,
     Finished,
     GenerationRequest,
@@ -36,7 +39,12 @@ class Rewarmer:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by prompt, the oldest first
 
     def after(
-        self, prompt: Prompt, reply: Sequence[int], said: Said, call_ids: Sequence[str]
+        self,
+        prompt: Prompt,
+        reply: Sequence[int],
+        said: Said,
+        call_ids: Sequence[str],
+        terms: CacheTerms = USUAL_TERMS,
     ) -> None:
         """Returns at once. A turn that ended in calls is followed by results, and stays."""
         if prompt.conversation is None or call_ids or not reply:
@@ -44,7 +52,7 @@ class Rewarmer:
         self._forget(id(prompt))  # of several replies to one prompt, the last
         if len(self._tasks) == MAX_WAITING:
             self._forget(next(iter(self._tasks)))
-        task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said))
+        task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said, terms))
         self._tasks[id(prompt)] = task
         task.add_done_callback(lambda _: self._tasks.pop(id(prompt), None))
 
@@ -52,14 +60,17 @@ class Rewarmer:
         if (task := self._tasks.pop(key, None)) is not None:
             task.cancel()
 
-    async def _rewarm(self, prompt: Prompt, reply: tuple[int, ...], said: Said) -> None:
+    async def _rewarm(
+        self, prompt: Prompt, reply: tuple[int, ...], said: Said, terms: CacheTerms
+    ) -> None:
         try:
             if not await self._is_idle():
                 return
-            ahead = await asyncio.to_thread(self._prompts.after_reply, prompt, said, ())
+            prompts = self._prompts.within(prompt.namespace)
+            ahead = await asyncio.to_thread(prompts.after_reply, prompt, said, ())
             known = prompt.tokens + reply
             if len(ahead) - _n_shared(ahead, known) >= MIN_TOKENS:
-                await self._compute(ahead)
+                await self._compute(ahead, terms)
         except RekindleError as error:
             _log.debug("nothing is computed ahead: %s", error.message)
         except Exception:
@@ -74,7 +85,7 @@ class Rewarmer:
             await asyncio.sleep(POLL_SECONDS)
         return True
 
-    async def _compute(self, tokens: tuple[int, ...]) -> None:
+    async def _compute(self, tokens: tuple[int, ...], terms: CacheTerms) -> None:
         stream = self._engine.submit(
             GenerationRequest(
                 id=f"rewarm.{secrets.token_hex(6)}",
@@ -83,6 +94,7 @@ class Rewarmer:
                 sampling=Sampling(),
                 max_tokens=0,
                 background=True,
+                terms=replace(terms, pins=(), name=None, persist=False),
             )
         )
         async for event in stream:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from rekindle.chat.dialects.base import ReadCall
+from rekindle.chat.fenced_turns import FencedTurns
 from rekindle.chat.meaning import digest
 from rekindle.chat.reply_parser import Said
 from rekindle.stored_turns import StoredTurn, TurnStore
@@ -51,6 +52,10 @@ class TurnMemory:
         self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
         self._n_bytes = 0
         self._lock = Lock()
+
+    def within(self, namespace: str) -> "TurnMemory":
+        """Nothing is found there that was remembered here, nor the other way round."""
+        return TurnMemory(FencedTurns(self._store, namespace))
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
         self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))

@@ -5,17 +5,30 @@ answers through `call_soon_threadsafe`, once per step.
 """
 
 import asyncio
+import secrets
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from rekindle.engine.backend import Backend, Embedder
-from rekindle.engine.loop import (
+from rekindle.engine.inquiries import (
+    Forget,
+    ListStored,
+    LookUp,
+    PinStored,
+    Question,
+    ReadTokens,
+    ShowForest,
+)
+from rekindle.engine.loop import EngineLoop
+from rekindle.engine.orders import (
+    Answered,
+    Ask,
     Cancel,
     Delivery,
     Embed,
-    EngineLoop,
     FailAll,
     OpenCache,
     Stop,
@@ -27,9 +40,12 @@ from rekindle.generation import (
     EmbeddingRequest,
     EngineStatus,
     Finished,
+    Forecast,
     GenerationRequest,
     Grammar,
     StopCause,
+    StoredBranch,
+    StoredPrefix,
     TokenEvent,
 )
 
@@ -83,6 +99,7 @@ class EngineHandle:
         self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._embeddings: dict[str, asyncio.Future[Embedded]] = {}
+        self._questions: dict[str, asyncio.Future[Answered]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._mean_seconds = 1.0  # of a request, for Retry-After
         self._draining = False
@@ -137,6 +154,44 @@ class EngineHandle:
             del self._embeddings[request.id]
             self._notice_drained()
 
+    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+        forecast: Forecast = await self._ask(LookUp(tuple(tokens), namespace))
+        return forecast
+
+    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+        stored: list[StoredPrefix] = await self._ask(ListStored(namespace, limit))
+        return stored
+
+    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+        forest: list[StoredBranch] = await self._ask(ShowForest(namespace, limit))
+        return forest
+
+    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+        tokens: tuple[int, ...] | None = await self._ask(ReadTokens(key, namespace))
+        return tokens
+
+    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+        is_there: bool = await self._ask(PinStored(key, namespace, seconds))
+        return is_there
+
+    async def forget(self, key: str | None, *, namespace: str) -> int:
+        n_gone: int = await self._ask(Forget(key, namespace))
+        return n_gone
+
+    async def _ask(self, question: Question) -> Any:
+        """What it is depends on the question; see `Inquiries.answer`."""
+        if self._draining:
+            raise ShuttingDown("The server is shutting down.")
+        question_id = f"question.{secrets.token_hex(6)}"
+        outcome = asyncio.get_running_loop().create_future()
+        self._questions[question_id] = outcome
+        self._engine.inbox.put(Ask(question_id, question))
+        try:
+            answered: Answered = await outcome
+            return answered.answer
+        finally:
+            del self._questions[question_id]
+
     def check_grammar(self, grammar: Grammar) -> None:
         self._backend.check_grammar(grammar)
 
@@ -174,9 +229,13 @@ class EngineHandle:
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for request_id, event in deliveries:
             # What was cancelled a moment ago is gone from here, not yet from there.
-            if (outcome := self._embeddings.get(request_id)) is not None:
-                _settle(outcome, event)
-            if (stream := self._streams.get(request_id)) is None or isinstance(event, Embedded):
+            if (embedding := self._embeddings.get(request_id)) is not None:
+                _settle(embedding, event, Embedded)
+            if (question := self._questions.get(request_id)) is not None:
+                _settle(question, event, Answered)
+            if isinstance(event, Embedded | Answered):
+                continue
+            if (stream := self._streams.get(request_id)) is None:
                 continue
             stream.events.put_nowait(event)
             if isinstance(event, Finished | RekindleError):
@@ -200,12 +259,13 @@ class EngineHandle:
         return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))
 
 
-def _settle(
-    outcome: asyncio.Future[Embedded], event: TokenEvent | Embedded | RekindleError
-) -> None:
+T = TypeVar("T", Embedded, Answered)
+
+
+def _settle(outcome: asyncio.Future[T], event: object, kind: type[T]) -> None:
     if outcome.done():
         return
-    if isinstance(event, Embedded):
+    if isinstance(event, kind):
         outcome.set_result(event)
     elif isinstance(event, RekindleError):
         outcome.set_exception(event)

@@ -8,13 +8,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from rekindle.cache.block import Reason
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.batch_planner import (
     PREFILL_GRAIN,
@@ -24,24 +22,37 @@ from rekindle.engine.batch_planner import (
     prefill_allowance,
 )
 from rekindle.engine.embedding_queue import EmbeddingQueue
+from rekindle.engine.inquiries import Inquiries, Question
+from rekindle.engine.orders import (
+    Answered,
+    Ask,
+    Cancel,
+    Delivery,
+    Embed,
+    FailAll,
+    OpenCache,
+    Order,
+    Stop,
+    Submit,
+    Wake,
+)
+from rekindle.engine.persist_queue import PersistQueue
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
-from rekindle.engine.slots import Slots
+from rekindle.engine.slots import Slot, Slots
 from rekindle.engine.warm_start import WarmStart
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, RekindleError, ShuttingDown
 from rekindle.generation import (
-    Embedded,
-    EmbeddingRequest,
     EngineStatus,
     Finished,
     GenerationRequest,
     PrefillProgress,
     PromptEvaluated,
+    SlotStatus,
     StopCause,
-    TokenEvent,
     TokenSampled,
 )
-from rekindle.model_state import ModelClass, StateTraits
+from rekindle.model_state import ModelClass
 
 _log = logging.getLogger(__name__)
 
@@ -51,39 +62,6 @@ _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
 STALL_CHECK_SECONDS = 1.0  # a restore that waits is looked after this often, besides every wake
 CLOSE_SECONDS = 10.0  # for writes to reach the disk at the end; picked
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: GenerationRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    request: EmbeddingRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailAll:
-    error: RekindleError
-
-
-class Wake:
-    """Something to poll: bytes have arrived, or room has."""
-
-
-class Stop:
-    pass
-
-
-Order = Submit | Embed | Cancel | FailAll | Wake | Stop
-OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
-Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, what happened to it
 
 
 class EngineLoop:
@@ -107,6 +85,7 @@ class EngineLoop:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival
         self._embeddings = EmbeddingQueue(embedder)
+        self._persisting = PersistQueue()
         self._outbox: list[Delivery] = []
         self._prefill_seconds_per_token = 0.0
         self._is_stalled = False  # the last step could do nothing
@@ -134,6 +113,7 @@ class EngineLoop:
         self._cache = cache
         self._saver = SlotSaver(self._backend, self._slots, cache)
         self._warm_start = WarmStart(self._backend, self._slots, cache, self._saver)
+        self._inquiries = Inquiries(cache, self._slots, self._saver, self._warm_start)
 
     def stop(self) -> None:
         self._fail_all(ShuttingDown("The engine has stopped."))
@@ -161,7 +141,7 @@ class EngineLoop:
         for sequence in sequences:
             self._outbox.append((sequence.request.id, error))
             sequence.phase = Phase.DONE
-        self._outbox += self._embeddings.fail_all(error)
+        self._fail_beside(error)
         try:
             for sequence in sequences:
                 if sequence.restore is not None:
@@ -189,6 +169,7 @@ class EngineLoop:
             others_decode=_DECODING in phases,
             others_compute=_DECODING in phases or _PREFILLING in phases,
         )
+        self._outbox += self._persisting.advance(self._cache)
         if self._embeddings.is_busy:  # one part in a step, however many streams run beside it
             did_something = True
             self._outbox += self._embeddings.advance()
@@ -209,6 +190,7 @@ class EngineLoop:
             cache=self._cache.status(),
             n_background=_n_background(running + waiting),
             embedder=self._embeddings.status(),
+            slots=tuple(_status(slot) for slot in self._slots.all),
         )
 
     def receive(self) -> bool:
@@ -216,7 +198,7 @@ class EngineLoop:
         timeout = self._embeddings.seconds_to_rest(time.monotonic())
         if self._has_news or self._embeddings.is_busy:
             timeout = 0.0
-        elif self._running or self._waiting:
+        elif self._running or self._waiting or self._persisting.is_busy:
             timeout = STALL_CHECK_SECONDS if self._is_stalled else 0.0
         while True:
             try:
@@ -228,19 +210,29 @@ class EngineLoop:
             self._guarded(partial(self._obey, order))
             timeout = 0.0
 
-    def _obey(self, order: Submit | Embed | Cancel | FailAll | Wake) -> None:
+    def _obey(self, order: Submit | Embed | Ask | Cancel | FailAll | Wake) -> None:
         match order:
             case Submit(request):
                 self._accept(request)
             case Embed(embedding):
                 self._yield_background()
                 self._embeddings.accept(embedding)
+            case Ask(question_id, question):
+                self._answer(question_id, question)
             case Cancel(request_id):
                 self._cancel(request_id)
             case FailAll(error):
                 self._fail_all(error)
             case Wake():
                 pass  # the next step polls
+
+    def _answer(self, question_id: str, question: Question) -> None:
+        try:
+            answer: Answered | EngineError = Answered(self._inquiries.answer(question))
+        except Exception as error:  # whoever asks waits for a word
+            _log.exception("a question could not be answered")
+            answer = EngineError(f"The engine has no answer: {error}")
+        self._outbox.append((question_id, answer))
 
     def _accept(self, request: GenerationRequest) -> None:
         """What runs and waits is all in the background, or none of it is."""
@@ -261,12 +253,13 @@ class EngineLoop:
                 arrived_at=time.monotonic(),
                 max_length=max_length,
                 tokens=tokens,
-                keys=PrefixKeys(self._cache.root, tokens),
+                keys=self._cache.keys(tokens, request.terms.namespace),
             )
         )
 
     def _cancel(self, request_id: str) -> None:
         self._embeddings.cancel(request_id)
+        self._persisting.cancel(request_id)
         for sequence in [*self._running, *self._waiting]:
             if sequence.request.id == request_id:
                 self._release(sequence)
@@ -280,8 +273,13 @@ class EngineLoop:
             if sequence.request.background:
                 self._finish(sequence, StopCause.YIELDED)
 
-    def _fail_all(self, error: RekindleError) -> None:
+    def _fail_beside(self, error: RekindleError) -> None:
+        """What neither runs nor waits for a slot."""
         self._outbox += self._embeddings.fail_all(error)
+        self._outbox += [(request_id, error) for request_id in self._persisting.drain()]
+
+    def _fail_all(self, error: RekindleError) -> None:
+        self._fail_beside(error)
         for sequence in [*self._running, *self._waiting]:
             self._fail(sequence, error)
 
@@ -485,7 +483,7 @@ class EngineLoop:
             return
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
-        progress = PrefillProgress(sequence.n_computed, n_prompt, sequence.n_cached, elapsed)
+        progress = PrefillProgress(sequence.n_computed, n_prompt, elapsed, sequence.spans)
         self._outbox.append((sequence.request.id, progress))
 
     def _report_evaluated(self, sequence: Sequence) -> None:
@@ -500,12 +498,21 @@ class EngineLoop:
             prefill_seconds=elapsed - sequence.restore_seconds,
             restore_seconds=sequence.restore_seconds,
             spans=sequence.spans,
+            n_refused=sequence.n_refused,
         )
         self._outbox.append((sequence.request.id, evaluated))
+        if sequence.request.cache_prompt:
+            terms = sequence.request.terms
+            self._cache.give_name(sequence.keys, len(sequence.request.prompt), terms)
+            self._cache.pin(sequence.keys, terms)
 
     def _preempt_youngest(self) -> None:
-        """Its tokens are kept, and what is stored of its rows: it goes on when there is room."""
-        sequence = self._running[-1]
+        """Its tokens are kept, and what is stored of its rows: it goes on when there is room.
+
+        Side requests first.
+        """
+        rank = max(sequence.request.terms.rank for sequence in self._running)
+        sequence = [each for each in self._running if each.request.terms.rank == rank][-1]
         _log.info("request=%s waits again: the context is full", sequence.request.id)
         slot = self._slots.all[sequence.slot]
         self._wait_again(sequence)
@@ -519,7 +526,11 @@ class EngineLoop:
         self._waiting.appendleft(sequence)
 
     def _finish(self, sequence: Sequence, cause: StopCause, token: int | None = None) -> None:
-        self._outbox.append((sequence.request.id, Finished(cause, token)))
+        finished = Finished(cause, token)
+        if sequence.request.terms.persist and cause is not StopCause.YIELDED:
+            self._persisting.add(sequence, finished)
+        else:
+            self._outbox.append((sequence.request.id, finished))
         self._release(sequence)
 
     def _fail(self, sequence: Sequence, error: RekindleError) -> None:
@@ -559,6 +570,19 @@ class EngineLoop:
         if self._outbox:
             self._deliver(self._outbox)
             self._outbox = []
+
+
+def _status(slot: Slot) -> SlotStatus:
+    sequence = slot.sequence
+    return SlotStatus(
+        id=slot.id,
+        request_id=sequence.request.id if sequence else None,
+        session=slot.terms.session,
+        rank=slot.rank,
+        n_prompt=slot.n_prompt,
+        n_rows=slot.n_rows,
+        n_generated=max(len(sequence.tokens) - slot.n_prompt, 0) if sequence else 0,
+    )
 
 
 def _n_background(sequences: list[Sequence]) -> int:

@@ -43,6 +43,7 @@ class Sequence:
     stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
     leader: Optional["Sequence"] = None  # computes what this one waits for
     n_awaited: int = 0  # positions of the leader that this one waits for
+    n_refused: int = 0  # stored tokens that it computes, because that is faster
 
     @property
     def n_pending(self) -> int:

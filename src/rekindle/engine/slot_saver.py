@@ -6,6 +6,7 @@ time, and to one in a step that others decode in. Only a slot that must go is sa
 
 import logging
 import time
+from dataclasses import replace
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
 from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, should_park
@@ -45,6 +46,7 @@ class SlotSaver:
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
                     slot.owes_since = None
+                    self._keep_promises(slot)
                     break
                 if saved is Saved.LATER:
                     break
@@ -67,11 +69,18 @@ class SlotSaver:
         while True:
             saved = self._save_next(slot, is_last=True, reason=reason)
             if saved is None:
+                self._keep_promises(slot)
                 return True
             if saved is Saved.LATER:
                 return False
             if saved is Saved.STORED and others_decode:
                 return self._is_saved(slot)
+
+    def _keep_promises(self, slot: Slot) -> None:
+        """Once, when all of an idle slot is stored that will be."""
+        if slot.is_idle and slot.keys is not None and slot.terms.pins:
+            self._cache.pin(slot.keys, slot.terms)
+            slot.terms = replace(slot.terms, pins=())
 
     def _look_after_evicted(self, slot: Slot) -> None:
         """What was stored once may have left memory since; this is the last chance to keep it."""
@@ -133,7 +142,7 @@ class SlotSaver:
             n_lost = slot.n_rows - match.n_tokens
             per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
             slot.seconds_to_bring_back = (
-                self._cache.load_seconds(match) or 0.0
+                self._cache.gate.load_seconds(match) or 0.0
             ) + n_lost * per_token
         return slot.seconds_to_bring_back
 
@@ -179,6 +188,7 @@ class SlotSaver:
                 was_reused=slot.was_reused,
                 compute_seconds=self._compute_seconds(stop - start),
                 export=lambda: self._export_rows(slot, start, stop),
+                terms=slot.terms,
             )
         except EngineError as error:
             saved = _not_exported(error)
@@ -202,6 +212,7 @@ class SlotSaver:
                 was_reused=slot.was_reused,
                 compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
                 export=lambda: self._backend.export_checkpoint(slot.id),
+                terms=slot.terms,
             )
         except EngineError as error:
             saved = _not_exported(error)

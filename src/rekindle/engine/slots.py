@@ -11,6 +11,7 @@ import numpy as np
 
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.sequence import Sequence
+from rekindle.generation import USUAL_TERMS, CacheTerms, Rank
 
 # Room that a newcomer must find beyond its prompt, for each sequence that will be running:
 # without it two long replies would chase each other out of the context. Picked.
@@ -28,6 +29,9 @@ class Slot:
     n_saved: int = 0  # leading rows that need no export any more
     n_ended: int = 0  # leading rows of the turns before this one: owed although no block ends here
     n_checkpoint: int = 0  # position of the last checkpoint that was taken of it
+    terms: CacheTerms = USUAL_TERMS  # of its last request
+    n_prompt: int = 0  # of its last request
+    rank: Rank = Rank.MAIN  # of the dearest conversation whose rows it holds
     was_reused: bool = False  # what it holds began with rows that were there before
     is_looked_after: bool = False  # since its last turn: what was evicted is to be stored again
     owes_since: float | None = None  # when exports of it first had to wait
@@ -83,9 +87,10 @@ class Slots:
         return slot.n_rows - self._cells.shared_with_one(slot.id)
 
     def idle(self) -> list[Slot]:
-        """Least recently used first."""
+        """Those of side requests before those of conversations, least recently used first."""
         return sorted(
-            (slot for slot in self.all if slot.is_idle), key=lambda slot: slot.last_used_at
+            (slot for slot in self.all if slot.is_idle),
+            key=lambda slot: (-slot.rank, slot.last_used_at),
         )
 
     def empty(self) -> Slot | None:
@@ -107,6 +112,7 @@ class Slots:
         slot.owes_since = None
         slot.is_looked_after = False
         slot.was_reused = False
+        slot.terms, slot.n_prompt, slot.rank = USUAL_TERMS, 0, Rank.MAIN
 
 
 class _SharedCells:

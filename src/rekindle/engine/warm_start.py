@@ -68,7 +68,7 @@ class WarmStart:
         n_live_limit = n_limit if sequence.is_sampled else n_limit + 1
         source, n_live = None, 0
         for slot in self._slots.all:
-            n_usable = self._n_usable(slot, sequence.tokens, n_live_limit)
+            n_usable = self._n_usable(slot, sequence, n_live_limit)
             if n_usable > n_live or (n_usable == n_live > 0 and slot.is_idle):
                 source, n_live = slot, n_usable
         match = self._cache.match(sequence.keys, n_limit)
@@ -76,7 +76,7 @@ class WarmStart:
             # Stored rows go behind whole blocks only: a cut one would leave its cells out of
             # step with the tiles that attention works in. A state comes with all of its rows.
             n_whole = 0 if self._has_states else n_live // BLOCK_TOKENS * BLOCK_TOKENS
-            n_stored = self._cache.n_worth_loading(
+            n_stored = self._cache.gate.n_worth_loading(
                 match,
                 n_live=n_whole,
                 n_gained=match.n_tokens - n_live,
@@ -103,6 +103,8 @@ class WarmStart:
         for other in running:
             if not _is_leading(other) or not other.request.cache_prompt:
                 continue
+            if other.keys.root != sequence.keys.root:
+                continue
             n_common = common_prefix(sequence.tokens, other.tokens, n_limit)
             if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
@@ -123,11 +125,8 @@ class WarmStart:
         n_promised = sum(other.n_pending for other in running)
         n_promised += len(sequence.tokens) - start.n_live + GROWTH_CELLS * (len(running) + 1)
         is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
-        is_background = sequence.request.background
-        target = self._choose_target(
-            start, n_promised, is_whole_prompt=is_whole_prompt, is_background=is_background
-        )
-        must = not is_background
+        target = self._choose_target(sequence, start, n_promised, is_whole_prompt=is_whole_prompt)
+        must = not sequence.request.background
         if target is None or not self._make_room(start, target, n_promised, must=must):
             return False
         if not self._settle_debts(target, start, others_decode=others_decode):
@@ -136,8 +135,9 @@ class WarmStart:
         _extend(sequence, CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
             if start.match.n_tokens > start.n_tokens:
-                self._cache.note_refusal()
-            self._cache.use(start.match)
+                sequence.n_refused = start.match.n_tokens - start.n_tokens
+                self._cache.gate.note_refusal()
+            self._cache.use(start.match, sequence.request.terms)
             if start.n_stored:
                 self._begin_restore(sequence, start.match, start.n_stored)
         self._begin_prefill_if_ready(sequence)
@@ -163,20 +163,24 @@ class WarmStart:
         self._begin_prefill_if_ready(sequence)
         return did_put
 
-    def _n_usable(self, slot: Slot, tokens: list[int], n_limit: int) -> int:
+    def _n_usable(self, slot: Slot, sequence: Sequence, n_limit: int) -> int:
         if slot.keys is None or (slot.sequence and not _is_source(slot.sequence)):
             return 0
+        if slot.keys.root != sequence.keys.root:
+            return 0
         n_rows = slot.n_rows
-        n_common = common_prefix(tokens, slot.keys.tokens, min(n_limit, n_rows))
+        n_common = common_prefix(sequence.tokens, slot.keys.tokens, min(n_limit, n_rows))
         if not self._can_fork:
             return n_common if slot.is_idle and n_common == n_rows else 0
         if n_common == n_rows or not self._has_states:
             return n_common
-        # A fork has the state at the end of its source: only the slot itself can be cut back.
-        return n_common if slot.is_idle and self._backend.can_trim(slot.id, n_common) else 0
+        # A fork has the state at the end of its source: only the slot itself can be cut back,
+        # and not at the cost of a dearer conversation.
+        may_cut = slot.is_idle and sequence.request.terms.rank <= slot.rank
+        return n_common if may_cut and self._backend.can_trim(slot.id, n_common) else 0
 
     def _choose_target(
-        self, start: Start, n_promised: int, *, is_whole_prompt: bool, is_background: bool
+        self, sequence: Sequence, start: Start, n_promised: int, *, is_whole_prompt: bool
     ) -> Slot | None:
         """The source itself where nothing is lost or nothing else fits, else the least used.
 
@@ -187,13 +191,16 @@ class WarmStart:
         target = self._slots.empty() or (idle[0] if idle else None)
         if source is None or not source.is_idle:
             return target
-        if is_background and self._slots.empty() is None:
+        if sequence.request.background and self._slots.empty() is None:
             return source  # it computes what its own source will be, and takes no one else's slot
-        if self._has_states or is_whole_prompt:
-            return source
         fits_beside = (
             self._slots.cells_of(self._staying(source)) + n_promised <= self._slots.n_cells
         )
+        is_beside_free = target is not None and (target.is_empty or target.rank > source.rank)
+        if sequence.request.terms.rank > source.rank and is_beside_free and fits_beside:
+            return target  # a side request leaves the conversation that it starts from alone
+        if self._has_states or is_whole_prompt:
+            return source
         return target if source.n_rows > start.n_live and fits_beside else source
 
     def _staying(self, source: Slot | None) -> list[Slot]:
@@ -246,6 +253,9 @@ class WarmStart:
             self._saver.clear(target)
             if source is not None and not self._fork(source, target, n_live):
                 n_live = n_saved = n_checkpoint = 0
+        terms = sequence.request.terms
+        target.rank = min(target.rank, terms.rank) if source is target else terms.rank
+        target.terms, target.n_prompt = terms, len(sequence.request.prompt)
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
         target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
         # This turn may be long, and a crash in it must not take the end of the last one along.
@@ -321,7 +331,7 @@ class WarmStart:
             self._cache.distrust(piece.node)
             self._look_again(sequence, is_slot_empty=True)
             return
-        self._cache.observe_put(len(piece.payload), time.perf_counter() - began)
+        self._cache.gate.put_speed.observe(len(piece.payload), time.perf_counter() - began)
         sequence.n_computed = piece.stop
         _extend(sequence, piece.source, piece.stop)
         assert sequence.restore is not None

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.cache.block import Entry, Header, Key
-from rekindle.cache.tiers.disk_catalog import Catalog, Totals
+from rekindle.cache.block import Entry, Header, Key, Standing
+from rekindle.cache.names import Named
+from rekindle.cache.tiers.disk_catalog import Catalog, CatalogRow, Totals
 from rekindle.cache.tiers.disk_database import alone_in
 from rekindle.cache.tiers.disk_reconcile import OnProgress, open_and_reconcile
 from rekindle.cache.tiers.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
@@ -85,8 +86,29 @@ class DiskTier:
         return self._usage.n_bytes
 
     def headers(self) -> Iterator[list[Header]]:
-        for batch in self._catalog.batches(fingerprint=self._fingerprint):
+        for batch in self.rows():
             yield [row.header for row in batch]
+
+    def rows(self) -> Iterator[list[CatalogRow]]:
+        yield from self._catalog.batches(fingerprint=self._fingerprint)
+
+    def names(self) -> list[Named]:
+        return self._catalog.names(fingerprint=self._fingerprint)
+
+    def give_name(self, named: Named) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.give_name(named, fingerprint=self._fingerprint)
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.drop_names(names)
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.mark(standings)
 
     def get(self, key: Key) -> Entry:
         try:
@@ -156,6 +178,7 @@ class DiskTier:
         while evicted := self._catalog.evict(
             limit_bytes=room_bytes - needed_bytes,
             target_bytes=room_bytes - spare_bytes,
+            now=self._now(),
             # Without its parent, nobody would ever find the entry that the room is for.
             is_spared=lambda key: key == header.parent or self._is_leased(key),
         ):
@@ -165,7 +188,7 @@ class DiskTier:
     def _write(self, entry: Entry) -> None:
         self._files.write(entry)
         try:
-            self._catalog.add([entry.header], used_at=self._now())
+            self._catalog.add([entry.header], used_at=self._now(), standing=entry.standing)
         except TierFailed:
             self._files.remove([entry.header.key])
             raise

@@ -10,10 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rekindle.cache.block import KEY_BYTES, Header, Key, Kind, Reason, entry_key
+from rekindle.cache.block import (
+    KEY_BYTES,
+    ORDINARY,
+    Header,
+    Key,
+    Kind,
+    Reason,
+    Standing,
+    entry_key,
+)
+from rekindle.cache.names import Named
 from rekindle.cache.tiers.disk_database import Database, column
 from rekindle.cache.tiers.entry_file import size_on_disk
 from rekindle.errors import TierFull
+from rekindle.generation import Rank
 
 _log = logging.getLogger(__name__)
 
@@ -22,12 +33,14 @@ _MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
 
 _HEADER_COLUMNS = """key, parent, fingerprint, kind, start, tokens, payload_bytes,
     compute_seconds, reason, created_at"""
-_ROW_COLUMNS = f"{_HEADER_COLUMNS}, last_used_at, hits"
+_STANDING_COLUMNS = "rank, session, pinned_until"
+_ROW_COLUMNS = f"{_HEADER_COLUMNS}, {_STANDING_COLUMNS}, last_used_at, hits"
 _INSERT = f"""
 INSERT OR IGNORE INTO entries
-    ({_HEADER_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
+    ({_HEADER_COLUMNS}, {_STANDING_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
 SELECT :key, :parent, :fingerprint, :kind, :start, :tokens, :payload_bytes,
-    :compute_seconds, :reason, :created_at, :disk_bytes, :last_used_at, 1,
+    :compute_seconds, :reason, :created_at, :rank, :session, :pinned_until, :disk_bytes,
+    :last_used_at, 1,
     priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
     (SELECT count(*) FROM entries WHERE parent = :key)
 """
@@ -40,11 +53,15 @@ WHERE key = ?
 """
 
 
+_MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = ?"
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogRow:
     header: Header
     last_used_at: float
     hits: int  # 1 when it was written
+    standing: Standing = ORDINARY
 
     @property
     def file_bytes(self) -> int:
@@ -104,10 +121,53 @@ class Catalog(Database):
         with self.reading() as connection:
             return bool(column(connection, "SELECT 1 FROM entries WHERE key = ?", (key,)))
 
-    def add(self, headers: Sequence[Header], *, used_at: float | None = None) -> None:
+    def add(
+        self,
+        headers: Sequence[Header],
+        *,
+        used_at: float | None = None,
+        standing: Standing = ORDINARY,
+    ) -> None:
         """Those that are known stay as they are. None: last used when they were made."""
         with self.transaction() as connection:
-            connection.executemany(_INSERT, (_parameters(header, used_at) for header in headers))
+            connection.executemany(
+                _INSERT, (_parameters(header, used_at, standing) for header in headers)
+            )
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(_MARK, ((*standing, key) for key, standing in standings))
+
+    def names(self, *, fingerprint: Key) -> list[Named]:
+        """The one that was given longest ago first."""
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT root, name, tokens, session, named_at FROM names"
+                " WHERE fingerprint = ? ORDER BY named_at",
+                (fingerprint,),
+            )
+            return [
+                Named(root=root, name=name, tokens=tokens, session=session, named_at=named_at)
+                for root, name, tokens, session, named_at in rows
+            ]
+
+    def give_name(self, named: Named, *, fingerprint: Key) -> None:
+        row = (named.root, named.name, named.tokens, named.session, named.named_at)
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
+            )
+
+    def clear_names(self) -> None:
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM names")
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM names WHERE root = ? AND name = ?",
+                ((named.root, named.name) for named in names),
+            )
 
     def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
         """Those that are not there."""
@@ -124,9 +184,11 @@ class Catalog(Database):
                 _shrink(connection)
 
     def evict(
-        self, *, limit_bytes: int, target_bytes: int, is_spared: Callable[[Key], bool]
+        self, *, limit_bytes: int, target_bytes: int, now: float, is_spared: Callable[[Key], bool]
     ) -> list[Key]:
         """One batch of leaves, lowest priority first, when more than the limit is stored.
+
+        Those of side requests go before those of conversations, and none that is pinned.
 
         It goes on to the target as far as a batch reaches. The caller deletes the files, and asks
         again until there is nothing to evict.
@@ -138,7 +200,7 @@ class Catalog(Database):
         with self.transaction() as connection:
             n_bytes = _stored_bytes(connection)
             while n_bytes > target_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
-                leaf = _lowest_leaf(connection, is_spared)
+                leaf = _lowest_leaf(connection, now, is_spared)
                 if leaf is None:
                     break
                 connection.execute("DELETE FROM entries WHERE id = ?", (leaf.id,))
@@ -170,9 +232,13 @@ def _stored_bytes(connection: sqlite3.Connection) -> int:
     return int(n_bytes)
 
 
-def _lowest_leaf(connection: sqlite3.Connection, is_spared: Callable[[Key], bool]) -> _Leaf | None:
+def _lowest_leaf(
+    connection: sqlite3.Connection, now: float, is_spared: Callable[[Key], bool]
+) -> _Leaf | None:
     leaves = connection.execute(
-        "SELECT id, key, disk_bytes, priority FROM entries WHERE n_children = 0 ORDER BY priority"
+        "SELECT id, key, disk_bytes, priority FROM entries"
+        " WHERE n_children = 0 AND pinned_until <= ? ORDER BY rank DESC, priority",
+        (now,),
     )
     return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
 
@@ -202,6 +268,9 @@ def _row(
     compute_seconds: float,
     reason: int,
     created_at: float,
+    rank: int,
+    session: str,
+    pinned_until: float,
     last_used_at: float,
     hits: int,
 ) -> CatalogRow | None:
@@ -219,17 +288,21 @@ def _row(
             reason=Reason(reason),
             created_at=created_at,
         )
+        standing = Standing(Rank(rank), session, pinned_until)
         is_sound = entry_key(parent, header.kind, tokens) == key
     except (ValueError, TypeError):
         is_sound = False
     if not is_sound:
         _log.warning("a row of the catalogue is damaged; its entry will not be found")
         return None
-    return CatalogRow(header, last_used_at, hits)
+    return CatalogRow(header, last_used_at, hits, standing)
 
 
-def _parameters(header: Header, used_at: float | None) -> dict[str, bytes | int | float]:
+def _parameters(
+    header: Header, used_at: float | None, standing: Standing
+) -> dict[str, bytes | int | float | str]:
     return {
+        **standing._asdict(),
         "key": header.key,
         "parent": header.parent,
         "fingerprint": header.fingerprint,

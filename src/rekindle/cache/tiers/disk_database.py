@@ -24,7 +24,7 @@ from rekindle.errors import TierFailed
 _log = logging.getLogger(__name__)
 
 FILE_NAME = "catalog.sqlite3"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_WAL_BYTES = 2**20  # picked
 MIN_WAL_BYTES = 2**16
 
@@ -52,10 +52,22 @@ CREATE TABLE entries (
     hits INTEGER NOT NULL,
     priority REAL NOT NULL,
     n_children INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    session TEXT NOT NULL,
+    pinned_until REAL NOT NULL,
     tokens BLOB NOT NULL
 );
 CREATE INDEX by_parent ON entries (parent);
-CREATE INDEX leaves ON entries (priority) WHERE n_children = 0;
+CREATE INDEX leaves ON entries (rank DESC, priority) WHERE n_children = 0;
+CREATE TABLE names (
+    fingerprint BLOB NOT NULL,
+    root BLOB NOT NULL,
+    name TEXT NOT NULL,
+    tokens BLOB NOT NULL,
+    session TEXT NOT NULL,
+    named_at REAL NOT NULL,
+    PRIMARY KEY (root, name)
+);
 CREATE TABLE totals (
     fingerprint BLOB PRIMARY KEY,
     n_entries INTEGER NOT NULL,

@@ -1,0 +1,51 @@
+"""Prompts that somebody gave a name: the token ids that it stands for.
+
+A name outlives the entries of its prompt: these are cut anew when longer ones come, evicted and
+computed again.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from rekindle.cache.block import TOKEN_BYTES, Key
+
+MAX_NAMES = 1024  # picked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    root: Key  # of its namespace
+    name: str
+    tokens: bytes  # big-endian ids
+    session: str
+    named_at: float
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class Names:
+    """Those of every namespace of one model; the one that was given longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._named: OrderedDict[tuple[Key, str], Named] = OrderedDict()
+
+    def give(self, named: Named) -> list[Named]:
+        """Those that had to go for it."""
+        self._named[named.root, named.name] = named
+        self._named.move_to_end((named.root, named.name))
+        gone = []
+        while len(self._named) > MAX_NAMES:
+            gone.append(self._named.popitem(last=False)[1])
+        return gone
+
+    def get(self, root: Key, name: str) -> Named | None:
+        return self._named.get((root, name))
+
+    def drop(self, named: Named) -> None:
+        self._named.pop((named.root, named.name), None)
+
+    def of(self, root: Key) -> list[Named]:
+        """The latest first."""
+        return [named for named in reversed(self._named.values()) if named.root == root]

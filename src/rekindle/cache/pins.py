@@ -1,0 +1,74 @@
+"""Promises to keep entries for a while, and how much one session may be promised.
+
+Whoever could pin without a limit would turn the store into theirs. Times are seconds since the
+epoch, as promises outlive the process.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+from rekindle.cache.block import Key
+from rekindle.cache.prefix_index import Node
+
+# Of the budget of the tier that keeps what is pinned. Both are picked.
+SESSION_SHARE = 1 / 8
+TOTAL_SHARE = 1 / 2
+
+
+class Pins:
+    def __init__(self, budget_bytes: int) -> None:
+        self._session_bytes = int(budget_bytes * SESSION_SHARE)
+        self._total_bytes = int(budget_bytes * TOTAL_SHARE)
+        self._ends: list[tuple[float, Key]] = []  # a heap; of a pin that was extended, all of them
+        self._held: dict[Key, tuple[str, int]] = {}  # whom it is counted to, and its bytes
+        self._used: dict[str, int] = {}  # bytes, by session
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(self._used.values())
+
+    def grant(self, session: str, nodes: Iterable[Node], until: float) -> Iterator[Node]:
+        """Pins as many of the nodes as may be, from the first on; those that are new or extended.
+
+        An entry that is pinned already is extended at nobody's cost.
+        """
+        for node in nodes:
+            if node.standing.pinned_until >= until:
+                continue
+            if node.key not in self._held and not self._count(session, node):
+                return
+            node.standing = node.standing._replace(pinned_until=until)
+            heappush(self._ends, (until, node.key))
+            yield node
+
+    def adopt(self, node: Node, now: float) -> None:
+        """One that was pinned when it was found."""
+        until = node.standing.pinned_until
+        if until > now and node.key not in self._held:
+            self._count(node.standing.session, node, is_bounded=False)
+            heappush(self._ends, (until, node.key))
+
+    def expired(self, now: float) -> Iterator[Key]:
+        """Those whose last promise has ended; each is told once."""
+        while self._ends and self._ends[0][0] <= now:
+            _, key = heappop(self._ends)
+            yield key
+
+    def release(self, key: Key) -> None:
+        """Nothing is promised for it any more, or it is gone."""
+        held = self._held.pop(key, None)
+        if held is not None:
+            session, n_bytes = held
+            self._used[session] -= n_bytes
+            if not self._used[session]:
+                del self._used[session]
+
+    def _count(self, session: str, node: Node, *, is_bounded: bool = True) -> bool:
+        used = self._used.get(session, 0) + node.payload_bytes
+        if is_bounded and (
+            used > self._session_bytes or self.n_bytes + node.payload_bytes > self._total_bytes
+        ):
+            return False
+        self._used[session] = used
+        self._held[node.key] = session, node.payload_bytes
+        return True

@@ -1,0 +1,366 @@
+"""Who shares rows, whose go first, what is pinned, named, persisted and looked up."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rekindle.engine.inquiries import (
+    Forget,
+    ListStored,
+    LookUp,
+    PinStored,
+    ReadTokens,
+    ShowForest,
+)
+from rekindle.errors import EngineError
+from rekindle.generation import (
+    CachedSpan,
+    CacheSource,
+    CacheTerms,
+    Finished,
+    Forecast,
+    Pin,
+    Rank,
+    StoredPrefix,
+)
+from rekindle.model_state import ModelClass
+from tests.engine.test_reuse import ALL_CLASSES, MAX_STEP_BACK, text
+from tests.support.caches import cache_opener
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+
+PATIENTLY = 50_000  # steps, which take no time while the disk is read
+BLOCK_BYTES = 6000  # in memory, of a block that is full; a little more than it is
+SIDE = CacheTerms(rank=Rank.BACKGROUND)
+SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
+
+
+def listed(bench: Bench, namespace: str = "") -> list[StoredPrefix]:
+    found = bench.question(ListStored(namespace, 100))
+    assert isinstance(found, list)
+    return found
+
+
+def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
+    found = bench.question(LookUp(tuple(prompt), namespace))
+    assert isinstance(found, Forecast)
+    return found
+
+
+def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
+    """The last event of a request that waits for the disk."""
+    deadline = time.monotonic() + patience_seconds
+    while not any(isinstance(event, Finished | EngineError) for event in bench.events(name)):
+        assert time.monotonic() < deadline
+        bench.step()
+        time.sleep(0.001)
+    return bench.events(name)[-1]
+
+
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+@pytest.mark.parametrize("holder", ["live", "stored"])
+def test_rows_are_shared_within_a_namespace_only(model_class: ModelClass, holder: str) -> None:
+    bench = Bench(FakeBackend(model_class=model_class, n_slots=1))
+    prompt = text(600)
+    bench.ask("a", prompt, 1, terms=CacheTerms(namespace="one"))
+    if holder == "stored":
+        bench.ask("stranger", text(300), 1)
+    for namespace in ("", "two"):
+        asked = bench.ask(f"b{namespace}", prompt, 1, terms=CacheTerms(namespace=namespace))
+        assert asked.evaluated.n_cached == 0
+        assert asked.n_computed == len(prompt)
+    again = bench.ask("again", prompt, 1, terms=CacheTerms(namespace="one"))
+    assert again.evaluated.n_cached >= len(prompt) - MAX_STEP_BACK
+    assert again.tokens == expected_reply(prompt, 1)
+
+
+def test_nobody_waits_for_a_prefill_of_another_namespace() -> None:
+    bench = Bench(FakeBackend(n_slots=2))
+    prompt = text(2000)
+    bench.submit("a", prompt, 1, terms=CacheTerms(namespace="one"))
+    bench.submit("b", prompt, 1, terms=CacheTerms(namespace="two"))
+    bench.run()
+    assert bench.backend.n_computed == 2 * len(prompt)
+
+
+def test_namespaces_survive_on_disk(tmp_path: Path) -> None:
+    prompt = text(600)
+    first = Bench(FakeBackend(), cache_opener(tmp_path))
+    first.ask("a", prompt, 1, terms=CacheTerms(namespace="one"))
+    first.close()
+    second = Bench(FakeBackend(), cache_opener(tmp_path))
+    assert second.ask("b", prompt, 1).evaluated.n_cached == 0
+    theirs = second.ask(
+        "c", prompt, 1, terms=CacheTerms(namespace="one"), n_steps=PATIENTLY
+    ).evaluated
+    assert theirs.spans == (CachedSpan(CacheSource.DISK, 0, len(prompt) - 1),)
+    second.close()
+
+
+@pytest.mark.parametrize("model_class", [ModelClass.DENSE, ModelClass.HYBRID])
+def test_x9_a_side_request_takes_no_conversations_slot_while_another_is_free(
+    model_class: ModelClass,
+) -> None:
+    """X9: not even that of the conversation whose prompt it begins with."""
+    bench = Bench(FakeBackend(model_class=model_class, n_slots=3))
+    conversation = text(600)
+    reply = bench.ask("main", conversation, 20).tokens
+    title = conversation + text(10)
+    bench.ask("title", title, 5, terms=SIDE)
+    bench.ask("sub-agent", text(300), 5, terms=SUB_AGENT)
+    bench.ask("another", text(300), 5, terms=SUB_AGENT)
+    going_on = bench.ask("main again", conversation + reply + text(5), 1)
+    assert [span.source for span in going_on.evaluated.spans] == [CacheSource.LIVE]
+    assert going_on.evaluated.n_cached == len(conversation) + len(reply) - 1
+
+
+def test_x9_main_conversations_keep_their_slots_when_side_requests_come_and_go() -> None:
+    """X9"""
+    bench = Bench(FakeBackend(n_slots=3))
+    mains = [text(300), text(300)]
+    for index, prompt in enumerate(mains):
+        bench.ask(f"main {index}", prompt, 1)
+    for index in range(5):
+        bench.ask(f"side {index}", text(300), 1, terms=SIDE)
+    for index, prompt in enumerate(mains):
+        spans = bench.ask(f"back {index}", prompt, 1).evaluated.spans
+        assert spans == (CachedSpan(CacheSource.LIVE, 0, 299),)
+
+
+def test_x9_memory_loses_sub_agents_first_then_side_requests() -> None:
+    """X9"""
+    bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=5 * BLOCK_BYTES))
+    kept = {name: text(256) for name in ("main", "side", "sub-agent")}
+    terms = {"main": CacheTerms(), "side": SIDE, "sub-agent": SUB_AGENT}
+    for name, prompt in kept.items():
+        bench.ask(name, prompt, 1, terms=terms[name])
+
+    def held() -> list[str]:
+        return [name for name, prompt in kept.items() if forecast(bench, prompt).n_cached >= 255]
+
+    held_after = []
+    for index in range(6):
+        bench.ask(f"more {index}", text(256), 1)
+        held_after.append(held())
+    assert held_after[0] == ["main", "side", "sub-agent"]
+    assert ["main", "side"] in held_after
+    assert ["main"] in held_after
+
+
+def test_a_title_that_a_conversation_shares_is_as_dear_as_the_conversation() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    prompt = text(600)
+    bench.ask("sub-agent", prompt, 1, terms=SUB_AGENT)
+    assert {each.rank for each in listed(bench)} == {Rank.EPHEMERAL}
+    bench.ask("stranger", text(300), 1)
+    bench.ask("main", prompt, 1)
+    assert {each.rank for each in listed(bench)} == {Rank.MAIN}
+
+
+def test_x5_what_is_pinned_outlives_what_is_used() -> None:
+    """X5"""
+    bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=64 * BLOCK_BYTES))
+    pinned, plain = text(1024), text(1024)
+    bench.ask("pinned", pinned, 1, terms=CacheTerms(pins=(Pin(1024, 3600.0),)))
+    bench.ask("plain", plain, 1)
+    for index in range(120):
+        bench.ask(f"other {index}", text(1024), 1)
+        if index % 8 == 0:
+            bench.ask(f"used {index}", plain, 1)
+    assert forecast(bench, pinned).n_cached == 1023
+    [stored] = [each for each in listed(bench) if each.pinned_until is not None]
+    assert stored.n_tokens == 1024
+
+
+def test_x5_a_session_cannot_pin_the_store_full() -> None:
+    """X5"""
+    bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=64 * BLOCK_BYTES))
+    for index in range(30):
+        prompt = text(1024)
+        bench.ask(f"greedy {index}", prompt, 1, terms=CacheTerms(pins=(Pin(1024, 3600.0),)))
+    pinned = [each for each in listed(bench) if each.pinned_until is not None]
+    assert sum(each.n_bytes for each in pinned) <= 64 * BLOCK_BYTES / 8
+    modest = text(600)
+    bench.ask("modest", modest, 1)
+    assert forecast(bench, modest).n_cached == 599
+
+
+def test_x5_a_pin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X5"""
+    bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=6 * 300_000))
+    prompt = text(256)
+    bench.ask("pinned", prompt, 1, terms=CacheTerms(pins=(Pin(256, 300.0),)))
+    assert [each.pinned_until is None for each in listed(bench)] == [False]
+    later = time.time() + 301
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert [each.pinned_until is None for each in listed(bench)] == [True]
+
+
+def test_x5_pins_survive_a_restart(tmp_path: Path) -> None:
+    """X5"""
+    first = Bench(FakeBackend(), cache_opener(tmp_path))
+    terms = CacheTerms(session="s", pins=(Pin(512, 3600.0),))
+    first.ask("pinned", text(600), 1, terms=terms)
+    first.close()
+    second = Bench(FakeBackend(), cache_opener(tmp_path))
+    assert {(each.session, each.pinned_until is None) for each in listed(second)} == {("s", True)}
+    nodes = second.loop._cache._index.nodes()
+    assert sum(node.standing.pinned_until > time.time() for node in nodes) == 2
+    second.close()
+
+
+def test_q4_persist_ends_when_the_prompt_is_on_disk(tmp_path: Path) -> None:
+    """Q4"""
+    bench = Bench(FakeBackend(), cache_opener(tmp_path, min_tokens=64))
+    prompt = text(40)  # shorter than what is written unasked
+    bench.submit("primed", prompt, 0, terms=CacheTerms(persist=True, name="p"))
+    assert isinstance(finish(bench, "primed"), Finished)
+    files = list(tmp_path.glob("entries/*/*.kv"))
+    assert [file.stat().st_size > 0 for file in files] == [True]
+    bench.close()
+
+
+@pytest.mark.parametrize("model_class", ALL_CLASSES)
+def test_q4_a_persisted_prompt_of_any_model_is_found_by_the_next_process(
+    tmp_path: Path, model_class: ModelClass
+) -> None:
+    """Q4"""
+    first = Bench(FakeBackend(model_class=model_class), cache_opener(tmp_path))
+    prompt = text(700)
+    first.submit("primed", prompt, 0, terms=CacheTerms(persist=True))
+    assert isinstance(finish(first, "primed"), Finished)
+    second = Bench(FakeBackend(model_class=model_class), cache_opener(tmp_path))
+    asked = second.ask("b", prompt + text(10), 1, n_steps=PATIENTLY)
+    assert asked.evaluated.n_cached >= len(prompt) - MAX_STEP_BACK
+    first.close()
+    second.close()
+
+
+def test_q5_persist_fails_loudly(tmp_path: Path) -> None:
+    """Q5: without a disk, and with a budget that is used up."""
+    without = Bench(FakeBackend())
+    without.submit("a", text(300), 0, terms=CacheTerms(persist=True))
+    failed = finish(without, "a")
+    assert isinstance(failed, EngineError)
+    assert "no disk tier" in failed.message
+    poor = Bench(FakeBackend(), cache_opener(tmp_path, write_bytes_per_hour=1))
+    poor.submit("b", text(300), 0, terms=CacheTerms(persist=True))
+    failed = finish(poor, "b")
+    assert isinstance(failed, EngineError)
+    assert "budget" in failed.message
+    poor.close()
+
+
+def test_q9_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> None:
+    """Q8, Q9"""
+    prompts = {"one": text(600), "two": text(600)}
+    first = Bench(FakeBackend(), cache_opener(tmp_path))
+    for name, prompt in prompts.items():
+        first.submit(name, prompt, 0, terms=CacheTerms(name=name, session="s", persist=True))
+        finish(first, name)
+    assert [(each.name, each.n_tokens) for each in listed(first)][:2] == [
+        ("two", 600),
+        ("one", 600),
+    ]
+    first.close()
+    second = Bench(FakeBackend(), cache_opener(tmp_path))
+    one = next(each for each in listed(second) if each.name == "one")
+    assert (one.session, one.sources, one.n_tokens) == ("s", (CacheSource.DISK,), 600)
+    assert second.question(Forget("one", "another namespace")) == 0
+    assert second.question(Forget("one", "")) == 1 + 3
+    assert {each.name for each in listed(second)} == {"two", None}
+    assert forecast(second, prompts["one"]).n_cached == 0
+    assert forecast(second, prompts["two"]).n_cached == 599
+    second.close()
+    third = Bench(FakeBackend(), cache_opener(tmp_path))
+    assert "one" not in {each.name for each in listed(third)}
+    assert forecast(third, prompts["one"]).n_cached == 0
+    third.close()
+
+
+def test_q9_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> None:
+    """Q9"""
+    bench = Bench(FakeBackend(n_slots=4))
+    shared = text(512)
+    one, other = shared + text(300), shared + text(300)
+    bench.submit("one", one, 0, terms=CacheTerms(name="one"))
+    bench.run()
+    bench.ask("goes on", one + text(400), 1)
+    bench.ask("other", other, 1)
+    n_gone = bench.question(Forget("one", ""))
+    assert isinstance(n_gone, int)
+    assert n_gone > 1
+    assert forecast(bench, one + text(1)).n_cached == 512
+    assert forecast(bench, other).n_cached == 811
+    bench.question(Forget(None, ""))
+    assert listed(bench) == []
+    assert forecast(bench, other).n_cached == 0
+    again = bench.ask("again", other, 1)
+    assert again.n_computed == len(other)
+    assert again.tokens == expected_reply(other, 1)
+
+
+def test_x10_a_forecast_is_what_the_request_finds_and_changes_nothing(tmp_path: Path) -> None:
+    """X10"""
+    first = Bench(FakeBackend(), cache_opener(tmp_path))
+    prompt = text(700)
+    first.ask("a", prompt, 1)
+    first.close()
+    bench = Bench(FakeBackend(n_slots=2), cache_opener(tmp_path))
+    bench.ask("b", text(300), 1)
+    longer = prompt + text(50)
+    before = bench.backend.n_computed
+    expected = forecast(bench, longer)
+    assert expected == forecast(bench, longer)
+    assert (bench.backend.n_computed, expected.n_prompt) == (before, len(longer))
+    assert expected.spans == bench.ask("c", longer, 1, n_steps=PATIENTLY).evaluated.spans
+    assert [span.source for span in expected.spans] == [CacheSource.DISK]
+    assert expected.prefill_seconds is not None
+    live = forecast(bench, longer + text(1))
+    assert live.spans == (CachedSpan(CacheSource.LIVE, 0, len(longer)),)
+    assert live.restore_seconds == 0.0
+    bench.close()
+
+
+def test_slots_say_whose_they_are() -> None:
+    bench = Bench(FakeBackend(n_slots=2))
+    bench.submit("r", text(300), 50, terms=CacheTerms(session="s", rank=Rank.EPHEMERAL))
+    for _ in range(4):
+        bench.step()
+    busy, idle = bench.loop.status().slots
+    assert (busy.request_id, busy.session, busy.rank, busy.n_prompt) == ("r", "s", 2, 300)
+    assert busy.n_generated > 0
+    assert (idle.request_id, idle.n_rows) == (None, 0)
+
+
+def test_the_forest_shows_what_conversations_share_and_where_they_part() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    shared = text(1024)
+    one, two = shared + text(600), shared + text(300)
+    bench.ask("one", one, 1, terms=CacheTerms(session="a"))
+    bench.ask("two", two, 1, terms=CacheTerms(session="b"))
+    bench.submit("named", shared, 0, terms=CacheTerms(name="head"))
+    bench.run()
+    trunk, *limbs = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    assert (trunk.start, trunk.stop, trunk.parent, trunk.names) == (0, 1024, None, ("head",))
+    assert {(limb.start, limb.stop, limb.parent) for limb in limbs} == {
+        (1024, len(one), 0),
+        (1024, len(two), 0),
+    }
+    assert bench.question(ReadTokens(limbs[0].key, "")) in (tuple(one), tuple(two))
+    assert bench.question(ReadTokens("head", "")) == tuple(shared)
+    assert bench.question(ReadTokens(trunk.key, "another")) is None
+    assert bench.question(ShowForest("another", 100)) == []
+
+
+def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
+    bench = Bench(FakeBackend(n_slots=1))
+    bench.ask("one", text(600), 1)
+    [branch] = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    assert bench.question(PinStored(branch.key, "", 60.0)) is True
+    [pinned] = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    assert pinned.pinned_until is not None
+    assert bench.question(PinStored(branch.key, "", 0.0)) is True
+    assert bench.question(ShowForest("", 100)) == [branch]
+    assert bench.question(PinStored("00", "", 60.0)) is False
