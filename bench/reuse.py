@@ -19,10 +19,13 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from rekindle.chat.accounts import Accounts
 from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
 from rekindle.generation import GenerationRequest, PromptEvaluated, Sampling, TokenSampled
+from rekindle.loaded_model import LoadedModel, load
 from rekindle.model_source import ModelFile, resolve_model
-from rekindle.server import Assembly, assemble, run_event_loop
+from rekindle.model_stores import MemoryShares, ModelStores, cache_memory_bytes
+from rekindle.server import run_event_loop
 
 N_IDLE = 2  # conversations that stay in the context while another one decodes
 STREAM_TOKENS = 120
@@ -47,49 +50,50 @@ def main(model: str | None, n_tokens: int) -> None:
 async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Console) -> None:
     prompts = [_prompt(seed, n_tokens) for seed in range(N_IDLE)]
     table = Table("prompt", "found", "prefilled", "restored in, ms", "first token, ms")
-    assembly = _engine(file, folder, n_tokens, n_slots=1)
-    await _ask(assembly, _prompt(99, min(n_tokens, 2048)))  # warms up
+    loaded = _engine(file, folder, n_tokens, n_slots=1)
+    await _ask(loaded, _prompt(99, min(n_tokens, 2048)))  # warms up
     for name, prompt in [
         ("cold", prompts[0]),
         ("again", prompts[0]),
         ("another", prompts[1]),
         ("back", prompts[0]),
     ]:
-        _add(table, name, await _ask(assembly, prompt))
-    assembly.close()
-    assembly = _engine(file, folder, n_tokens, n_slots=1)
-    _add(table, "after a restart", await _ask(assembly, prompts[0]))
-    assembly.close()
+        _add(table, name, await _ask(loaded, prompt))
+    loaded.close()
+    loaded = _engine(file, folder, n_tokens, n_slots=1)
+    _add(table, "after a restart", await _ask(loaded, prompts[0]))
+    loaded.close()
     console.print(table)
 
-    assembly = _engine(file, folder, n_tokens, n_slots=4)
+    loaded = _engine(file, folder, n_tokens, n_slots=4)
     for prompt in prompts:
-        await _ask(assembly, prompt)
+        await _ask(loaded, prompt)
     for number in range(N_STREAMS):
-        answer = await _ask(assembly, _prompt(100 + number, 300), STREAM_TOKENS)
-        status = assembly.engine.status()
+        answer = await _ask(loaded, _prompt(100 + number, 300), STREAM_TOKENS)
+        status = loaded.engine.status()
         assert status.cache is not None
         console.print(
             f"stream {number}: {1e3 * median(answer.token_seconds[:20]):.2f} ms a token at first,"
             f" {1e3 * median(answer.token_seconds[-20:]):.2f} at the end; then"
             f" {status.n_cells_used} cells in use, {status.cache.counters.parked} slots parked"
         )
-    assembly.close()
+    loaded.close()
 
 
-def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> Assembly:
+def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> LoadedModel:
     settings = Settings(
         engine=EngineSettings(
             ctx_size=(N_IDLE + 1) * n_tokens + 4096, parallel=n_slots, threads=os.cpu_count()
         ),
         cache=CacheSettings(cache_dir=folder / "cache", cache_write_budget=Bytes(0)),
     )
-    assembly = assemble(settings, file)
-    assembly.engine.start()
-    return assembly
+    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)))
+    loaded = load(settings, file, file.name, stores, Accounts())
+    loaded.start()
+    return loaded
 
 
-async def _ask(assembly: Assembly, prompt: tuple[int, ...], n_tokens: int = 1) -> Answer:
+async def _ask(loaded: LoadedModel, prompt: tuple[int, ...], n_tokens: int = 1) -> Answer:
     request = GenerationRequest(
         id=str(next(_ids)),
         prompt=prompt,
@@ -99,7 +103,7 @@ async def _ask(assembly: Assembly, prompt: tuple[int, ...], n_tokens: int = 1) -
     )
     began = last = time.perf_counter()
     evaluated, first, seconds = None, 0.0, []
-    async for event in assembly.engine.submit(request):
+    async for event in loaded.engine.submit(request):
         now = time.perf_counter()
         if isinstance(event, PromptEvaluated):
             evaluated = event

@@ -58,7 +58,7 @@ def test_nothing_given_is_the_documented_defaults() -> None:
         ("swa_full", "0", False),
         ("log_level", "debug", LogLevel.DEBUG),
         ("shutdown_grace", "2.5", 2.5),
-        ("keep_alive", "3", 3.0),
+        ("ping_interval", "3", 3.0),
         ("api_key", "one, two", ("one", "two")),
         ("api_key_file", "/etc/keys", Path("/etc/keys")),
         ("body_limit", "1048576", Bytes(1048576)),
@@ -134,9 +134,10 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
         ),
         (
             {},
-            {"REKINDLE_KEEP_ALIVE": "nan"},
+            {"REKINDLE_PING_INTERVAL": "nan"},
             {},
-            "keep_alive must be a number from 0.1 to 86400, but REKINDLE_KEEP_ALIVE is 'nan'.",
+            "ping_interval must be a number from 0.1 to 86400,"
+            " but REKINDLE_PING_INTERVAL is 'nan'.",
         ),
         (
             {"body_limit": "many"},

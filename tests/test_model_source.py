@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 
 from rekindle import model_source
+from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
-from rekindle.model_source import ModelFile, check_gguf, resolve_model
+from rekindle.model_source import (
+    ModelFile,
+    NamedModel,
+    check_gguf,
+    first_model,
+    more_models,
+    resolve_model,
+)
 
 
 def write_gguf(path: Path, *, alignment: int = 32) -> Path:
@@ -312,4 +320,47 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
     )
     assert offline.stderr.strip() == (
         "new.gguf of owner/repo is not on this machine yet and HF_HUB_OFFLINE is set."
+    )
+
+
+def test_a_folder_lists_each_model_once_by_the_name_of_its_file(tmp_path: Path) -> None:
+    names = ["b-Q8_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "notes.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    settings = ModelSettings(models_dir=tmp_path)
+    assert more_models(settings) == [
+        NamedModel("a", str(tmp_path / "a-00001-of-00002.gguf")),
+        NamedModel("b-Q8_0", str(tmp_path / "b-Q8_0.gguf")),
+    ]
+    assert first_model(settings) is None
+
+
+def test_models_are_files_or_downloads_and_one_in_the_folder_too_is_one(tmp_path: Path) -> None:
+    inside = tmp_path / "b.gguf"
+    inside.touch()
+    settings = ModelSettings(models=("hf:me/mine/c-Q8_0.gguf", str(inside)), models_dir=tmp_path)
+    assert more_models(settings) == [
+        NamedModel("c-Q8_0", "hf:me/mine/c-Q8_0.gguf"),
+        NamedModel("b", str(inside)),
+    ]
+
+
+def test_lists_of_models_that_cannot_be_served_are_refused_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "sub"
+    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+        f"The models folder {folder} cannot be read: No such file or directory."
+    )
+    folder.mkdir()
+    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+        f"The models folder {folder} has no GGUF file."
+    )
+    missing = str(tmp_path / "none.gguf")
+    assert failure(lambda: more_models(ModelSettings(models=(missing,)))) == (
+        f"There is no file at {missing}."
+    )
+    paths = (folder / "a.gguf", tmp_path / "a.gguf")
+    for path in paths:
+        path.touch()
+    assert failure(lambda: more_models(ModelSettings(models=tuple(map(str, paths))))) == (
+        f"Two models have the name a: {paths[0]} and {paths[1]}."
     )

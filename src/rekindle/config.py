@@ -47,6 +47,11 @@ class WritePolicy(Enum):
     REUSED = "reused"
 
 
+class NamespaceBy(Enum):
+    NONE = "none"
+    API_KEY = "api-key"
+
+
 class ReasoningHistory(Enum):
     AUTO = "auto"
     KEEP = "keep"
@@ -95,6 +100,25 @@ class ModelSettings:
         default=None,
         metadata=_about("Jinja file, Jinja text or 'chatml', instead of the model's own template."),
     )
+    models: tuple[str, ...] = field(
+        default=(),
+        metadata=_about("More models like MODEL, loaded when they are used; may be repeated."),
+    )
+    models_dir: Path | None = field(
+        default=None,
+        metadata=_about("Folder whose GGUF files are more models, each named as its file."),
+    )
+    models_memory: Bytes | None = field(
+        default=None,
+        metadata=_about(
+            "Memory for loaded models; the last used stay. Without it: half of the machine's.",
+            maximum=1024 * TIB,
+        ),
+    )
+    keep_alive: float = field(
+        default=0.0,
+        metadata=_about("Seconds until a model that is idle is unloaded; 0: never."),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +143,12 @@ class ChatSettings:
     rewarm: bool = field(
         default=True,
         metadata=_about("Compute the next turn's prompt while idle, where it will be another."),
+    )
+    warm: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "File, folder or glob to prime at start and when it changes; may be repeated."
+        ),
     )
 
 
@@ -210,6 +240,12 @@ class CacheSettings:
         default=True,
         metadata=_about("Compute again where measured speeds say that loading takes longer."),
     )
+    namespace_by: NamespaceBy = field(
+        default=NamespaceBy.NONE,
+        metadata=_about(
+            "What keeps cached prefixes apart: none, or api-key: each key has its own."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +265,15 @@ class ServerSettings:
     body_limit: Bytes = field(
         default=Bytes(32 * MIB), metadata=_about("Largest request body.", minimum=KIB, maximum=TIB)
     )
+    explain: bool = field(
+        default=False,
+        metadata=_about("Every reply says why it did not find more in the cache."),
+    )
     shutdown_grace: float = field(
         default=10.0,
         metadata=_about("Seconds that running requests get at shutdown.", maximum=86400),
     )
-    keep_alive: float = field(
+    ping_interval: float = field(
         default=10.0,
         metadata=_about(
             "Seconds between keep-alive comments in a stream.", minimum=0.1, maximum=86400

@@ -317,14 +317,8 @@ class EngineStatus:
     slots: tuple[SlotStatus, ...] = ()
 
 
-class Engine(Protocol):
-    def submit(self, request: GenerationRequest) -> TokenStream:
-        """Queues the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
-        ...
-
-    async def embed(self, request: EmbeddingRequest) -> Embedded:
-        """Raises Overloaded or ShuttingDown at once. Whoever stops waiting cancels the request."""
-        ...
+class PrefixStore(Protocol):
+    """What is stored, for whoever looks at it."""
 
     async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         """What a request with this prompt would find. Nothing changes, and nothing is computed."""
@@ -351,6 +345,16 @@ class Engine(Protocol):
 
         A key is one of `StoredPrefix`, or a name.
         """
+        ...
+
+
+class Engine(PrefixStore, Protocol):
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Queues the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> Embedded:
+        """Raises Overloaded or ShuttingDown at once. Whoever stops waiting cancels the request."""
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:

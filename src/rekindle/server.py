@@ -2,63 +2,37 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
-from rekindle.api.model_card import ModelCard
-from rekindle.cache.disk_shares import divide
-from rekindle.cache.disk_store import WriteRules
-from rekindle.cache.fingerprint import (
-    DIGESTS_NAME,
-    DigestFile,
-    Identity,
-    default_cache_dir,
-    fingerprint,
-    turn_fingerprint,
-    weights_digest,
-)
-from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.cache.recent_turns import MemoryTurns
-from rekindle.cache.response_store import MemoryResponses, ResponseDatabase
-from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.tiers.memory import machine_memory_bytes
-from rekindle.cache.transfers import Transfers
-from rekindle.cache.turn_database import TurnDatabase
-from rekindle.chat.dialects import choose
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import PromptBuilder
-from rekindle.chat.responder import Responder
-from rekindle.chat.rewarm import Rewarmer
-from rekindle.chat.template import CHATML, ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
-from rekindle.config import CacheSettings, EngineSettings, Settings
+from rekindle.chat.accounts import Accounts
+from rekindle.config import Settings
 from rekindle.config_sources import api_keys
-from rekindle.engine.handle import EngineHandle
-from rekindle.engine.loop import OpenCache
-from rekindle.errors import StartupError
-from rekindle.llama.context import ContextParams, LlamaBackend
-from rekindle.llama.embedder import LlamaEmbedder
-from rekindle.llama.library import STATE_VERSION
-from rekindle.llama.model import Model, ModelFacts
-from rekindle.llama.threads import physical_cores
-from rekindle.model_source import ModelFile
-from rekindle.model_state import StateTraits
+from rekindle.errors import ShuttingDown, StartupError
+from rekindle.generation import CacheCounters, CacheStatus
+from rekindle.loaded_model import LoadedModel, load
+from rekindle.model_pool import ModelPool
+from rekindle.model_source import ModelFile, is_same, more_models, resolve_model
+from rekindle.model_stores import (
+    MemoryShares,
+    ModelStores,
+    cache_memory_bytes,
+    response_store,
+)
 from rekindle.stored_responses import ResponseStore
-from rekindle.stored_turns import TurnStore
-from rekindle.telemetry import Telemetry
+from rekindle.telemetry import Telemetry, sum_of, total
+from rekindle.warm_list import WarmList, asgi_sender
 
 if sys.platform == "win32":
     uvloop = None
@@ -77,95 +51,104 @@ CUT_SECONDS = 5.0  # for streams to say goodbye after the grace time; picked
 @dataclass(frozen=True, slots=True)
 class Assembly:
     app: FastAPI
-    engine: EngineHandle
-    model: Model
-    turns: TurnStore
+    pool: ModelPool
     responses: ResponseStore
 
     def close(self) -> None:
-        self.engine.close()
-        self.turns.close()
+        self.pool.close()
         self.responses.close()
-        self.model.close()
 
 
 def assemble(
     settings: Settings,
-    file: ModelFile,
+    first: ModelFile | None,
     on_load_progress: Callable[[float], bool] | None = None,
     on_digest_progress: Callable[[int, int], None] | None = None,
 ) -> Assembly:
-    weights = _weights_digest(settings.cache, file, on_digest_progress)
-    model = Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
-    params = _context_params(settings.engine, model)
-    backend = LlamaBackend(model, params)
-    open_cache = _cache_opener(settings.cache, weights, model.facts, params)
-    engine = EngineHandle(
-        backend,
-        open_cache,
-        queue_size=settings.engine.queue_size,
-        embedder=LlamaEmbedder(
-            model,
-            max_cells=params.n_cells,
-            n_threads=params.n_threads,
-            flash_attn=params.flash_attn,
-        ),
+    """`first` is loaded now, and answers where no model is named; None: there are only others."""
+    loader = _Loader(settings)
+    default = None
+    if first is not None:
+        default = settings.model.alias or first.name
+        loader.add(default, str(first.path))
+    for each in more_models(settings.model):
+        if first is None or not is_same(each.source, str(first.path)):
+            loader.add(each.name, each.source)
+    pool = ModelPool(
+        list(loader.sources),
+        loader,
+        default=default,
+        memory_bytes=settings.model.models_memory
+        if settings.model.models_memory is not None
+        else machine_memory_bytes() // 2,
+        keep_alive_seconds=settings.model.keep_alive,
     )
-    vocabulary = model.vocabulary
-    template_source = _template_source(settings.model.chat_template, model)
-    template = ChatTemplate(
-        template_source,
-        bos_text=vocabulary.bos_text,
-        eos_text=vocabulary.eos_text,
-        guard=Guard(vocabulary.special_strings),
-    )
-    traits = template.traits
-    dialect = choose(
-        template_source,
-        supports_tools=traits.tools and traits.calls,
-        override=settings.chat.tool_dialect,
-    )
-    turns = _turn_store(settings.cache, weights)
-    prompts = PromptBuilder(
-        template, vocabulary, dialect, TurnMemory(turns), settings.chat.reasoning_history
-    )
-    responder = Responder(
-        engine,
-        vocabulary,
-        prompts,
-        dialect,
-        model.facts.default_sampling,
-        default_cache_prompt=settings.cache.cache_prompt,
-        default_overflow=settings.chat.overflow,
-        rewarmer=Rewarmer(engine, prompts) if settings.chat.rewarm else None,
-        embedding_end_token=vocabulary.added_eos_token,
-    )
-    card = ModelCard(
-        id=settings.model.alias or file.name,
-        path=str(file.path),
-        created=int(time.time()),
-        n_ctx=backend.n_ctx,
-        n_ctx_train=model.facts.n_ctx_train,
-        n_vocab=vocabulary.n_vocab,
-        n_params=model.facts.n_params,
-        size_bytes=model.facts.size_bytes,
-        architecture=model.facts.architecture,
-        quantization=model.facts.quantization,
-        chat_template=template_source,
-        bos_text=vocabulary.bos_text,
-        eos_text=vocabulary.eos_text,
-    )
+    if first is not None and default is not None:
+        stores = loader.stores_of(default)
+        loaded = load(
+            settings,
+            first,
+            default,
+            stores,
+            loader.accounts,
+            on_load_progress,
+            on_digest_progress,
+        )
+        pool.adopt(default, loaded)
     api = ApiSettings(
         api_keys=api_keys(settings.server),
         cors_origins=settings.server.cors,
         body_limit_bytes=settings.server.body_limit,
-        keep_alive_seconds=settings.server.keep_alive,
+        ping_seconds=settings.server.ping_interval,
+        namespace_by=settings.cache.namespace_by,
+        explains=settings.server.explain,
     )
     telemetry = Telemetry()
-    telemetry.watch(engine.status)
-    responses = _response_store(settings.cache)
-    app = create_app(responder, card, api, telemetry, responses)
-    return Assembly(app, engine, model, turns, responses)
+    telemetry.watch(lambda: total(pool.statuses(), loader.cache_statuses(), loader.past()))
+    responses = response_store(settings.cache)
+    return Assembly(create_app(pool, api, telemetry, responses), pool, responses)
+
+
+class _Loader:
+    """Loads the pool's models. What is stored of each outlives its loads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.sources: dict[str, str] = {}
+        self._settings = settings
+        self._shares = MemoryShares(cache_memory_bytes(settings.cache))
+        self._stores: dict[str, ModelStores] = {}
+        self.accounts = Accounts()  # one ledger for all models
+
+    def add(self, name: str, source: str) -> None:
+        if name in self.sources:
+            raise StartupError(
+                f"Two models have the name {name}: {self.sources[name]} and {source}."
+            )
+        self.sources[name] = source
+        self._stores[name] = ModelStores(self._settings.cache, self._shares)
+
+    def stores_of(self, name: str) -> ModelStores:
+        return self._stores[name]
+
+    def n_bytes(self, name: str) -> int:
+        return resolve_model(self.sources[name]).n_bytes
+
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> LoadedModel:
+        def on_digest(n_done: int, n_total: int) -> None:
+            if not on_progress(0.0):
+                raise ShuttingDown("The server is shutting down.")
+
+        file = resolve_model(self.sources[name])
+        stores = self._stores[name]
+        return load(self._settings, file, name, stores, self.accounts, on_progress, on_digest)
+
+    def cache_statuses(self) -> list[CacheStatus]:
+        statuses = [stores.status() for stores in self._stores.values()]
+        return [status for status in statuses if status is not None]
+
+    def past(self) -> CacheCounters:
+        """Of all caches that are no longer there."""
+        return sum_of([stores.past for stores in self._stores.values()])
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
@@ -184,7 +167,7 @@ def background(assembly: Assembly, settings: Settings) -> Iterator[str]:
     server = _Server(_uvicorn_config(assembly.app, settings))
 
     async def serve() -> None:
-        assembly.engine.start()
+        assembly.pool.start()
         await server.serve(sockets=[sock])
 
     thread = threading.Thread(target=lambda: run_event_loop(serve()), name="server", daemon=True)
@@ -224,14 +207,15 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         n_signals += 1
         if n_signals == 2:
             _log.info("stopping now: streams are cut")
-            assembly.engine.cut()
+            assembly.pool.cut()
         if n_signals > 2:
             server.force_exit = True
         if n_signals > 1:
             return
         _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
         server.should_exit = True
-        draining.append(loop.create_task(assembly.engine.shut_down(grace_seconds)))
+        draining.append(loop.create_task(warm.close()))
+        draining.append(loop.create_task(assembly.pool.shut_down(grace_seconds)))
 
     def on_signal(*_: object) -> None:
         # Once the loop is closed what idle slots hold is being stored, which takes seconds.
@@ -240,20 +224,29 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    assembly.engine.start()
+    assembly.pool.start()
+    key = next(iter(api_keys(settings.server)), None)
+    persist = settings.cache.cache_disk > 0
+    warm = WarmList(settings.chat.warm, asgi_sender(assembly.app, key, persist=persist))
+    warm.start()
     host, port = sock.getsockname()[:2]
-    status = assembly.engine.status()
     _log.info(
-        "rekindle %s serves %s on http://%s:%d (%d slots, %d tokens of context)",
+        "rekindle %s serves %s on http://%s:%d%s",
         __version__,
-        assembly.model.path.name,
+        ", ".join(model.id for model in assembly.pool.listed()),
         f"[{host}]" if ":" in host else host,
         port,
-        status.n_slots,
-        status.n_cells,
+        _room_of(assembly.pool),
     )
     await server.serve(sockets=[sock])
     _log.info("stopped")
+
+
+def _room_of(pool: ModelPool) -> str:
+    """Of the one that is loaded at the start."""
+    for status in pool.statuses():
+        return f" ({status.n_slots} slots, {status.n_cells} tokens of context)"
+    return ""
 
 
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
@@ -270,109 +263,3 @@ def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         lifespan="off",
         timeout_graceful_shutdown=int(settings.server.shutdown_grace + CUT_SECONDS),
     )
-
-
-def _context_params(settings: EngineSettings, model: Model) -> ContextParams:
-    return ContextParams(
-        n_cells=settings.ctx_size or model.facts.n_ctx_train,
-        n_slots=settings.parallel,
-        n_batch=settings.batch_size,
-        n_ubatch=settings.ubatch_size,
-        n_threads=settings.threads or physical_cores(),
-        flash_attn=settings.flash_attn.value,
-        type_k=settings.cache_type_k.value,
-        type_v=settings.cache_type_v.value,
-        swa_full=settings.swa_full,
-    )
-
-
-def _weights_digest(
-    settings: CacheSettings, file: ModelFile, on_progress: Callable[[int, int], None] | None
-) -> str:
-    if not settings.cache_disk:
-        return ""  # nothing outlives the process, and the process has one model
-    known = DigestFile(_cache_directory(settings) / DIGESTS_NAME)
-    return weights_digest(file.files, known=known, on_progress=on_progress)
-
-
-def _cache_directory(settings: CacheSettings) -> Path:
-    return settings.cache_dir or default_cache_dir()
-
-
-def _turn_store(settings: CacheSettings, weights: str) -> TurnStore:
-    """Tokens mean the same whatever the KV types are: the weights alone are their fingerprint."""
-    if not settings.cache_disk:
-        return MemoryTurns()
-    shares = divide(settings.cache_disk)
-    return TurnDatabase(
-        _cache_directory(settings),
-        fingerprint=turn_fingerprint(weights),
-        max_bytes=shares.turns,
-        wal_bytes=shares.turn_log,
-    )
-
-
-def _response_store(settings: CacheSettings) -> ResponseStore:
-    if not settings.cache_disk:
-        return MemoryResponses()
-    max_bytes = divide(settings.cache_disk).responses
-    return ResponseDatabase(_cache_directory(settings), max_bytes=max_bytes)
-
-
-def _cache_opener(
-    settings: CacheSettings, weights: str, facts: ModelFacts, params: ContextParams
-) -> OpenCache:
-    """Opens the cache once the engine knows what the model's state is like."""
-    policy = CachePolicy(
-        memory_bytes=machine_memory_bytes() // 4
-        if settings.cache_ram is None
-        else settings.cache_ram,
-        disk_bytes=settings.cache_disk,
-        writes=WriteRules(
-            bytes_per_hour=settings.cache_write_budget,
-            policy=settings.cache_write_policy,
-            min_tokens=settings.cache_min_tokens,
-        ),
-        may_recompute=settings.cache_recompute,
-    )
-
-    def open_cache(traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:
-        identity = Identity(
-            weights=weights,
-            model_class=traits.model_class,
-            type_k=params.type_k,
-            type_v=params.type_v,
-            flash_attn=params.flash_attn,
-            swa_full=params.swa_full,
-            rope_n_ctx=params.n_cells if facts.rope_depends_on_n_ctx else None,
-            attn_rot_disable=os.environ.get("LLAMA_ATTN_ROT_DISABLE"),
-            state_version=STATE_VERSION,
-        )
-        root = fingerprint(identity)
-        transfers = None
-        if settings.cache_disk and traits.off_because is None:
-            tier = DiskTier(
-                _cache_directory(settings),
-                fingerprint=root,
-                budget_bytes=divide(settings.cache_disk).entries,
-                is_leased=lambda key: cache.is_leased(key),
-            )
-            transfers = Transfers(tier, notify)
-        cache = PrefixCache(root, traits, policy, transfers)
-        return cache
-
-    return open_cache
-
-
-def _template_source(setting: str | None, model: Model) -> str:
-    """A path, Jinja text, or a built-in name; else the model's own; else ChatML."""
-    if setting is None:
-        return model.facts.chat_template or CHATML
-    if setting == "chatml":
-        return CHATML
-    if "{%" in setting or "{{" in setting:
-        return setting
-    try:
-        return Path(setting).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"The chat template {setting} cannot be read: {error}.") from error

@@ -6,12 +6,19 @@ has a bounded set of values.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rekindle.generation import CacheCounters, CacheSource, EngineStatus, TierStatus
+from rekindle.generation import (
+    CacheCounters,
+    CacheSource,
+    CacheStatus,
+    EngineStatus,
+    TierStatus,
+)
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
 OTHER = "other"
@@ -54,7 +61,7 @@ class Telemetry:
         self._field_names: set[str] = set()
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
-        """Shows the engine's numbers, too."""
+        """Shows the engines' numbers, too."""
         self._registry.register(_EngineCollector(status))
 
     def request_began(self) -> None:
@@ -83,6 +90,51 @@ class Telemetry:
             return OTHER
         self._field_names.add(name)
         return name
+
+
+def total(
+    engines: Sequence[EngineStatus], caches: Sequence[CacheStatus], past: CacheCounters
+) -> EngineStatus:
+    """Of all models. What `past` ones have counted stays counted."""
+    return EngineStatus(
+        n_slots=sum(each.n_slots for each in engines),
+        n_running=sum(each.n_running for each in engines),
+        n_waiting=sum(each.n_waiting for each in engines),
+        max_waiting=sum(each.max_waiting for each in engines),
+        n_ctx=max((each.n_ctx for each in engines), default=0),
+        n_cells=sum(each.n_cells for each in engines),
+        n_cells_used=sum(each.n_cells_used for each in engines),
+        cache=_total_cache(caches, past) if caches or past != CacheCounters() else None,
+    )
+
+
+def sum_of(counters: Sequence[CacheCounters]) -> CacheCounters:
+    names = [each.name for each in fields(CacheCounters)]
+    return CacheCounters(**{name: sum(getattr(one, name) for one in counters) for name in names})
+
+
+def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheStatus:
+    tiers: dict[CacheSource, list[TierStatus]] = {}
+    for cache in caches:
+        for tier in cache.tiers:
+            tiers.setdefault(tier.name, []).append(tier)
+    return CacheStatus(
+        model_class="",
+        off_because=None,
+        tiers=tuple(_total_tier(name, parts) for name, parts in tiers.items()),
+        counters=sum_of([past, *(cache.counters for cache in caches)]),
+    )
+
+
+def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
+    # Memory is divided among the models; on disk, each counts all of them.
+    joined = max if name is CacheSource.DISK else sum
+    return TierStatus(
+        name=name,
+        n_entries=sum(part.n_entries for part in parts),
+        n_bytes=joined([part.n_bytes for part in parts]),
+        budget_bytes=joined([part.budget_bytes for part in parts]),
+    )
 
 
 class _EngineCollector(Collector):

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rekindle.api.model_card import ModelCard
+from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.prompt import Prompt
@@ -19,6 +20,7 @@ from rekindle.chat.reply import (
     ReplyStats,
     ReplyText,
 )
+from rekindle.chat.sessions import Sessions
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation import (
@@ -27,8 +29,13 @@ from rekindle.generation import (
     CacheStatus,
     EmbedderStatus,
     EngineStatus,
+    Forecast,
+    PrefixStore,
     Sampling,
+    StoredBranch,
+    StoredPrefix,
 )
+from rekindle.request_record import Miss
 
 N_BYTES = 256
 BOS, END_OF_TURN = 256, 257
@@ -148,6 +155,10 @@ class FakeResponder:
         self.default_sampling = Sampling(top_k=20)
         self.default_cache_prompt = True
         self.cache: CacheStatus | None = None
+        self.store: PrefixStore = FakeStore()
+        self.sessions = Sessions()
+        self.namespaces: list[str] = []  # of the prompts
+        self.looked_up_for: list[str] = []  # sessions
         self.conversations: list[Conversation] = []
         self.started: list[Started] = []
         self.embedded: list[Sequence[EmbeddingInput]] = []
@@ -161,16 +172,31 @@ class FakeResponder:
         *,
         cache_prompt: bool = True,
         overflow: Overflow | None = None,
+        namespace: str = "",
     ) -> Prompt:
         self.overflow = overflow
+        self.namespaces.append(namespace)
         self.conversations.append(conversation)
-        text = "".join(f"[{message.role}]{message.text}" for message in conversation.messages)
-        return self._prompt(text)
+        texts = [f"[{message.role}]{message.text}" for message in conversation.messages]
+        prompt = self._prompt("".join(texts))
+        return replace(
+            prompt,
+            conversation=conversation,
+            namespace=namespace,
+            locate=lambda n: len("".join(texts[:n]).encode()),
+        )
 
-    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt:
-        return self._prompt(text)
+    async def prepare_text(
+        self, text: str, *, cache_prompt: bool = True, namespace: str = ""
+    ) -> Prompt:
+        self.namespaces.append(namespace)
+        return replace(self._prompt(text), namespace=namespace)
 
-    async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
+    async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
+        self.looked_up_for.append(session)
+        return await self.store.look_up(prompt.tokens, namespace=prompt.namespace), None
+
+    async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
         for index, token in enumerate(tokens):
             if not 0 <= token < self.tokenizer.n_vocab:
                 raise InvalidRequest(f"{token} is not a token.", f"prompt.{index}")
@@ -218,3 +244,79 @@ class FakeResponder:
 
     def _prompt(self, text: str) -> Prompt:
         return Prompt(tuple(self.tokenizer.tokenize(text, parse_special=True)), (), text)
+
+
+@dataclass
+class FakeStore:
+    """Holds what it is told to; what was asked is kept."""
+
+    stored: list[StoredPrefix] = field(default_factory=list)
+    forecast: Forecast = Forecast(0, (), None, None)  # noqa: RUF009 - it is frozen
+    branches: list[StoredBranch] = field(default_factory=list)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+        self.asked.append(("look_up", bytes(tokens).decode(), namespace))
+        return self.forecast
+
+    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+        self.asked.append(("list", limit, namespace))
+        return self.stored[:limit]
+
+    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+        self.asked.append(("forest", limit, namespace))
+        return self.branches[:limit]
+
+    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+        self.asked.append(("tokens", key, namespace))
+        return tuple(key.encode()) if self._has(key) else None
+
+    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+        self.asked.append(("pin", key, seconds, namespace))
+        return self._has(key)
+
+    async def forget(self, key: str | None, *, namespace: str) -> int:
+        self.asked.append(("forget", key, namespace))
+        gone = [each for each in self.stored if key in (None, each.key, each.name)]
+        self.stored = [each for each in self.stored if each not in gone]
+        return len(gone)
+
+    def _has(self, key: str) -> bool:
+        return key in [*(each.key for each in self.stored), *(each.key for each in self.branches)]
+
+
+class FixedModels:
+    """One model that is always loaded and answers to every name; counts who uses it."""
+
+    def __init__(self, responder: FakeResponder, card: ModelCard) -> None:
+        self.n_uses = 0
+        self.n_leases = 0  # ever
+        self._responder = responder
+        self._card = card
+
+    def begin(self) -> None:
+        self.n_uses += 1
+        self.n_leases += 1
+
+    def end(self) -> None:
+        self.n_uses -= 1
+
+    async def lease(self, name: str | None) -> Lease:
+        return Lease(self._responder, self._card, self)
+
+    def listed(self) -> list[ListedModel]:
+        return [self.find(self._card.id)]
+
+    def find(self, name: str) -> ListedModel:
+        if name != self._card.id:
+            raise UnknownModel(name, [self._card.id])
+        return ListedModel(name, self._card.created, ModelState.LOADED, self._card)
+
+    async def load(self, name: str) -> None:
+        self.find(name)
+
+    async def unload(self, name: str) -> None:
+        self.find(name)
+
+    def status(self, name: str | None) -> EngineStatus:
+        return self._responder.status()

@@ -14,7 +14,7 @@ from rekindle.api.app import ApiSettings, create_app
 from rekindle.cache.response_store import MemoryResponses
 from rekindle.stored_responses import ResponseStore
 from rekindle.telemetry import Telemetry
-from tests.api.fakes import CARD, FakeResponder
+from tests.api.fakes import CARD, FakeResponder, FixedModels
 
 USER = {"role": "user", "content": "hi"}
 
@@ -25,7 +25,8 @@ def app_of(
     stored_responses: ResponseStore | None = None,
 ) -> FastAPI:
     store = stored_responses or MemoryResponses()
-    return create_app(responder, CARD, settings or ApiSettings(), Telemetry(), store)
+    models = FixedModels(responder, CARD)
+    return create_app(models, settings or ApiSettings(), Telemetry(), store)
 
 
 @asynccontextmanager

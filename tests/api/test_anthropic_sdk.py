@@ -55,7 +55,7 @@ def test_whole_reply(client: anthropic.Anthropic, replay: Replay) -> None:
     reply = client.messages.create(model="any", max_tokens=9, messages=MESSAGES, tools=TOOLS)
     check_calling(reply)
     assert reply.model_extra is not None
-    assert reply.model_extra["rekindle"]["prefilled_tokens"] == 6
+    assert reply.model_extra["rekindle"]["prefilled"] == 6
 
 
 def test_stream_adds_up_in_the_sdks_own_hands(client: anthropic.Anthropic, replay: Replay) -> None:

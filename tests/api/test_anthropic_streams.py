@@ -10,7 +10,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from rekindle.api.anthropic.bodies import MessageBody, MessageEvent
-from rekindle.api.anthropic.request import breakpoint_of
+from rekindle.api.anthropic.messages import conversation_of
+from rekindle.api.anthropic.request import last_breakpoint, marks_of
 from rekindle.api.anthropic.response import usage_of
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.app import ApiSettings
@@ -91,11 +92,14 @@ def test_an_hour_is_counted_apart() -> None:
     assert usage["cache_creation"] == created
 
 
-def test_breakpoint_at_the_head_divides_what_was_computed() -> None:
+def test_a_breakpoint_at_the_head_divides_the_usage_there() -> None:
     body = MessagesRequest.model_validate(
         {"messages": TEN_TOKENS, "max_tokens": 1, "system": [text("s", **CACHED)]}
     )
-    found = breakpoint_of(body, Prompt(tuple(range(10)), (7, 9), ""))
+    conversation = conversation_of(body)
+    tokens = tuple(range(10))
+    prompt = Prompt(tokens, (), "", conversation=conversation, locate=lambda n: 7 * n)
+    found = last_breakpoint(marks_of(body, conversation), prompt)
     usage = usage_of(found, n_prompt=10, n_cached=4, n_generated=0)
     assert (usage["cache_creation_input_tokens"], usage["input_tokens"]) == (3, 3)
     behind = usage_of(found, n_prompt=10, n_cached=8, n_generated=0)
@@ -127,7 +131,7 @@ def test_input_of_a_call_is_always_an_object(arguments: str, value: dict[str, An
 
 def test_quiet_stream_is_pinged_before_its_message_starts() -> None:
     async def run() -> str:
-        settings = ApiSettings(keep_alive_seconds=0.01)
+        settings = ApiSettings(ping_seconds=0.01)
         script = (Wait(0.05), EVALUATED, Wait(0.05), ReplyText("a"), done())
         async with client_of(FakeResponder(script), settings) as client:
             body = {"messages": [USER], "max_tokens": 9, "stream": True}

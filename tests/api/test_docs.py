@@ -15,7 +15,7 @@ from rekindle.api.native_schema import (
     TierProps,
     TokenizeRequest,
 )
-from rekindle.api.openai.bodies import CacheStories, Span
+from rekindle.api.openai.bodies import CacheStories, MissBody, Span, TierTokens
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -74,9 +74,13 @@ def test_every_field_is_documented_with_its_fate() -> None:
 
 
 def test_every_key_about_the_cache_is_documented() -> None:
-    spans = {f"spans[].{key}" for key in Span.__annotations__}
+    story = CacheStories.__annotations__.keys() | {
+        *(f"cached[].{key}" for key in TierTokens.__annotations__),
+        *(f"spans[].{key}" for key in Span.__annotations__),
+        *(f"miss.{key}" for key in MissBody.__annotations__),
+    }
     tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}
-    assert keys("Where the prompt came from") == CacheStories.__annotations__.keys() | spans
+    assert keys("Where the prompt came from") == story
     assert keys("Props") == CacheProps.__annotations__.keys() | tiers
 
 

@@ -9,7 +9,7 @@ USAGE = {
     "prompt_tokens": 10,
     "completion_tokens": 2,
     "total_tokens": 12,
-    "prompt_tokens_details": {"cached_tokens": 4},
+    "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 6},
 }
 TIMINGS = {
     "cache_n": 4,
@@ -23,12 +23,15 @@ TIMINGS = {
     "predicted_per_second": 4.0,
 }
 REKINDLE = {
-    "cached_tokens": 4,
-    "prefilled_tokens": 6,
+    "cached": [{"tier": "live", "tokens": 4}],
+    "prefilled": 6,
+    "restored_ms": 1.2,
     "remembered_turns": 0,
     "dropped_messages": 0,
-    "restore_ms": 1.2,
     "spans": [{"source": "live", "match": "tokens", "start": 0, "stop": 4}],
+    "session": "default",
+    "class": "main",
+    "prefilled_twice": 0,
 }
 SCORED: Script = (
     ReplyText("Hi", (ScoredToken(Candidate(1, "Hi", b"Hi", -0.5), (), 0),)),
@@ -94,26 +97,24 @@ def test_several_replies_count_their_prompt_once() -> None:
         "prompt_tokens": 10,
         "completion_tokens": 7,
         "total_tokens": 17,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 10},
     }
 
 
 def test_each_cached_span_is_told_with_its_source() -> None:
     """D1."""
     spans = (
-        CachedSpan(CacheSource.LIVE, 0, 256),
+        CachedSpan(CacheSource.DISK, 0, 256),
         CachedSpan(CacheSource.MEMORY, 256, 512),
         CachedSpan(CacheSource.DISK, 512, 600),
     )
     script = (ReplyText("a"), done(n_prompt=610, n_cached=600, spans=spans))
     assert chat(FakeResponder(script)).json()["rekindle"] == {
-        "cached_tokens": 600,
-        "prefilled_tokens": 10,
-        "remembered_turns": 0,
-        "dropped_messages": 0,
-        "restore_ms": 1.2,
+        **REKINDLE,
+        "cached": [{"tier": "memory", "tokens": 256}, {"tier": "disk", "tokens": 344}],
+        "prefilled": 10,
         "spans": [
-            {"source": "live", "match": "tokens", "start": 0, "stop": 256},
+            {"source": "disk", "match": "tokens", "start": 0, "stop": 256},
             {"source": "memory", "match": "tokens", "start": 256, "stop": 512},
             {"source": "disk", "match": "tokens", "start": 512, "stop": 600},
         ],
@@ -124,8 +125,9 @@ def test_of_several_replies_each_tells_its_own_story() -> None:
     scripts = {i: (ReplyText("a"), done(n_cached=n)) for i, n in enumerate((0, 9, 4, 4))}
     reply = complete(FakeResponder(lambda i: scripts[i]), prompt=["a", "b"], n=2).json()
     replies = reply["rekindle"].pop("replies")
-    assert [story["cached_tokens"] for story in replies] == [0, 9, 4, 4]
-    assert [story["prefilled_tokens"] for story in replies] == [10, 1, 6, 6]
+    tiers = [[(each["tier"], each["tokens"]) for each in story["cached"]] for story in replies]
+    assert tiers == [[], [("live", 9)], [("live", 4)], [("live", 4)]]
+    assert [story["prefilled"] for story in replies] == [10, 1, 6, 6]
     assert [len(story["spans"]) for story in replies] == [0, 1, 1, 1]
     assert reply["rekindle"] == replies[0]
 

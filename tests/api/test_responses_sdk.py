@@ -62,7 +62,7 @@ def test_reasoning_text_and_calls(client: openai.OpenAI, replay: Replay) -> None
     assert reply.usage is not None
     assert reply.usage.input_tokens_details.cached_tokens == 4
     assert reply.model_extra is not None
-    assert reply.model_extra["rekindle"]["prefilled_tokens"] == 6
+    assert reply.model_extra["rekindle"]["prefilled"] == 6
 
 
 def test_a_stream_adds_up_in_the_sdks_own_hands(client: openai.OpenAI, replay: Replay) -> None:

@@ -83,7 +83,7 @@ def test_chat_with_logprobs(client: openai.OpenAI, replay: Replay) -> None:
     assert reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 4
     assert reply.model_extra is not None
-    assert reply.model_extra["rekindle"]["prefilled_tokens"] == 6
+    assert reply.model_extra["rekindle"]["prefilled"] == 6
 
 
 def test_streamed_chat_with_usage(client: openai.OpenAI, replay: Replay) -> None:

@@ -124,7 +124,7 @@ def test_one_failing_reply_closes_the_others() -> None:
 
 
 def test_quiet_stream_gets_comments_and_a_busy_one_does_not() -> None:
-    settings = ApiSettings(keep_alive_seconds=0.01)
+    settings = ApiSettings(ping_seconds=0.01)
     quiet = asyncio.run(stream_text((Wait(0.05), ReplyText("a"), done()), settings))
     assert ": keep-alive\n\n" in quiet
     assert "".join(chunk_texts(quiet)) == "a"

@@ -7,7 +7,7 @@ from rekindle.api.app import ApiSettings, create_app
 from rekindle.cache.response_store import MemoryResponses
 from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
 from rekindle.telemetry import MAX_FIELD_NAMES, Telemetry
-from tests.api.fakes import CARD, FakeResponder
+from tests.api.fakes import CARD, FakeResponder, FixedModels
 from tests.api.http import USER, client_of
 
 
@@ -54,7 +54,8 @@ def test_field_names_cannot_grow_without_bound() -> None:
 
 def test_requests_and_tokens_are_counted() -> None:
     telemetry = Telemetry()
-    app = create_app(FakeResponder(), CARD, ApiSettings(), telemetry, MemoryResponses())
+    models = FixedModels(FakeResponder(), CARD)
+    app = create_app(models, ApiSettings(), telemetry, MemoryResponses())
 
     async def run() -> None:
         transport = httpx.ASGITransport(app)

@@ -43,7 +43,7 @@ from tests.support.replayed_client import (
 from tests.support.server_process import serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 from tests.support.tiny_vocabulary import TURN_START
-from tests.support.workloads import REQUEST_SECONDS, Floor
+from tests.support.workloads import REQUEST_SECONDS, Floor, n_cached_of
 
 ROUTE = "/v1/chat/completions"
 CHAT, MESSAGES = "chat", "anthropic"
@@ -93,12 +93,12 @@ class Tally:
     def add(self, request: Recorded, prompt: Sequence[int], story: Body, n_floor: int) -> None:
         self.n_accepted += 1
         self.n_prompt += len(prompt)
-        self.n_cached += story["cached_tokens"]
-        self.n_prefilled += story["prefilled_tokens"]
+        self.n_cached += n_cached_of(story)
+        self.n_prefilled += story["prefilled"]
         self.n_floor += n_floor
-        if story["cached_tokens"] + story["prefilled_tokens"] != len(prompt):
+        if n_cached_of(story) + story["prefilled"] != len(prompt):
             self.problems.append(f"{request.client}:{request.seq} counts wrong: {story}")
-        if (excess := story["prefilled_tokens"] - n_floor) > 0:
+        if (excess := story["prefilled"] - n_floor) > 0:
             self.above_floor.append((excess, f"seq {request.seq}, {excess} tokens"))
 
     def add_miss(self, reason: str, example: str) -> None:
@@ -178,8 +178,8 @@ def through_another_api(name: str, requests: Sequence[Recorded], setup: Setup) -
             except NotAccepted as error:
                 tally.problems.append(f"{name}:{request.seq} is not accepted: {error}")
                 continue
-            n_prefilled = story["prefilled_tokens"]
-            tally.add(request, [0] * (story["cached_tokens"] + n_prefilled), story, n_prefilled)
+            n_prefilled = story["prefilled"]
+            tally.add(request, [0] * (n_cached_of(story) + n_prefilled), story, n_prefilled)
     return tally
 
 

@@ -23,11 +23,14 @@ from rekindle.generation import (
     EmbeddingRequest,
     EngineStatus,
     Finished,
+    Forecast,
     GenerationRequest,
     Grammar,
     PromptEvaluated,
     Sampling,
     StopCause,
+    StoredBranch,
+    StoredPrefix,
     TokenEvent,
     TokenLogprobs,
     TokenSampled,
@@ -89,6 +92,24 @@ class RecordingEngine:
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise AssertionError(request.id)
+
+    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+        raise AssertionError(namespace)
+
+    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+        raise AssertionError(namespace)
+
+    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+        raise AssertionError(namespace)
+
+    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+        raise AssertionError(namespace)
+
+    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+        raise AssertionError(namespace)
+
+    async def forget(self, key: str | None, *, namespace: str) -> int:
+        raise AssertionError(namespace)
 
     def check_grammar(self, grammar: Grammar) -> None: ...
 

@@ -22,6 +22,7 @@ from rekindle.generation import (
     Forecast,
     Pin,
     Rank,
+    StoredBranch,
     StoredPrefix,
 )
 from rekindle.model_state import ModelClass
@@ -39,13 +40,19 @@ SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 def listed(bench: Bench, namespace: str = "") -> list[StoredPrefix]:
     found = bench.question(ListStored(namespace, 100))
     assert isinstance(found, list)
-    return found
+    return [each for each in found if isinstance(each, StoredPrefix)]
 
 
 def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
     found = bench.question(LookUp(tuple(prompt), namespace))
     assert isinstance(found, Forecast)
     return found
+
+
+def forest(bench: Bench, namespace: str = "") -> list[StoredBranch]:
+    found = bench.question(ShowForest(namespace, 100))
+    assert isinstance(found, list)
+    return [each for each in found if isinstance(each, StoredBranch)]
 
 
 def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
@@ -342,7 +349,7 @@ def test_the_forest_shows_what_conversations_share_and_where_they_part() -> None
     bench.ask("two", two, 1, terms=CacheTerms(session="b"))
     bench.submit("named", shared, 0, terms=CacheTerms(name="head"))
     bench.run()
-    trunk, *limbs = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    trunk, *limbs = forest(bench)
     assert (trunk.start, trunk.stop, trunk.parent, trunk.names) == (0, 1024, None, ("head",))
     assert {(limb.start, limb.stop, limb.parent) for limb in limbs} == {
         (1024, len(one), 0),
@@ -351,16 +358,16 @@ def test_the_forest_shows_what_conversations_share_and_where_they_part() -> None
     assert bench.question(ReadTokens(limbs[0].key, "")) in (tuple(one), tuple(two))
     assert bench.question(ReadTokens("head", "")) == tuple(shared)
     assert bench.question(ReadTokens(trunk.key, "another")) is None
-    assert bench.question(ShowForest("another", 100)) == []
+    assert forest(bench, "another") == []
 
 
 def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("one", text(600), 1)
-    [branch] = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    [branch] = forest(bench)
     assert bench.question(PinStored(branch.key, "", 60.0)) is True
-    [pinned] = bench.question(ShowForest("", 100))  # type: ignore[misc]
+    [pinned] = forest(bench)
     assert pinned.pinned_until is not None
     assert bench.question(PinStored(branch.key, "", 0.0)) is True
-    assert bench.question(ShowForest("", 100)) == [branch]
+    assert forest(bench) == [branch]
     assert bench.question(PinStored("00", "", 60.0)) is False

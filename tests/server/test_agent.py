@@ -90,7 +90,7 @@ class Agent:
         assert (
             n_turns >= story["remembered_turns"] == sum(m["role"] == "assistant" for m in history)
         )
-        self._account.n_prefilled += story["prefilled_tokens"]
+        self._account.n_prefilled += story["prefilled"]
         self._account.n_floor += self._floor.n_new(prompt)
         pieces = [each.token for each in choice.logprobs.content]
         n_rows = len(pieces) - (choice.finish_reason == "length")

@@ -78,7 +78,8 @@ def assert_same_but_for_near_ties(alone: Reply, together: Reply) -> bool:
 def test_32_streams_on_4_slots_get_the_replies_they_get_alone(
     server: ServerProcess, embedded_model: Path
 ) -> None:
-    httpx.post(f"{server.url}/v1/completions", json=body(0), timeout=300)  # opens the catalogue
+    # Opens the catalogue, and is long enough to be a turn that is remembered.
+    httpx.post(f"{server.url}/v1/completions", json=body(12), timeout=300)
     server.wait_until_idle()
     before = server.n_file_descriptors
     alone, together = asyncio.run(alone_and_together(server.url))
@@ -104,7 +105,7 @@ def test_no_class_of_model_mixes_up_its_sequences(
     assembly = assemble(settings, ModelFile(tiny_models(architecture), "tiny"))
     with background(assembly, settings) as url:
         alone, together = asyncio.run(alone_and_together(url))
-        status = assembly.engine.status()
+        [status] = assembly.pool.statuses()
         assert (status.n_running, status.n_waiting) == (0, 0)
     for mine, other in zip(alone, together, strict=True):
         assert_same_but_for_near_ties(mine, other)
@@ -124,7 +125,7 @@ def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
             await asyncio.wait_for(client.post("/v1/completions", json=endless), 0.05)
 
     async def scenario() -> None:
-        assembly.engine.start()
+        assembly.pool.start()
         before = asyncio.all_tasks()
         transport = httpx.ASGITransport(assembly.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -135,9 +136,9 @@ def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
             )
             async with asyncio.timeout(30):
                 # The engine is another thread and gives no event to wait for.
-                while assembly.engine.status().n_running:  # noqa: ASYNC110
+                while assembly.pool.statuses()[0].n_running:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        status = assembly.engine.status()
+        [status] = assembly.pool.statuses()
         assert (status.n_running, status.n_waiting) == (0, 0)
         assert asyncio.all_tasks() == before
 

@@ -41,7 +41,7 @@ def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
             story = reply["rekindle"]
             n_prompt = reply["usage"]["prompt_tokens"]
             assert n_prompt < N_CTX
-            n_anew += story["prefilled_tokens"] > n_prompt // 3 and number > 0
+            n_anew += story["prefilled"] > n_prompt // 3 and number > 0
             n_dropped.append(story["dropped_messages"])
             [choice] = reply["choices"]
             history.append({"role": "assistant", "content": choice["message"]["content"]})

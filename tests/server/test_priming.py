@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests.support.server_process import serve
-from tests.support.workloads import SEARCH_TOOL, Client, prose, system, user
+from tests.support.workloads import (
+    SEARCH_TOOL,
+    Client,
+    n_cached_of,
+    prose,
+    system,
+    user,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +43,7 @@ def test_q2_q7_priming_writes_nothing_and_the_next_request_finds_all_of_it(
     assert primed["timings"]["predicted_n"] == 0
     [choice] = primed["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
-    n_prompt = primed["rekindle"]["cached_tokens"] + primed["rekindle"]["prefilled_tokens"]
+    n_prompt = n_cached_of(primed["rekindle"]) + primed["rekindle"]["prefilled"]
     after = client.post("/v1/chat/completions", {**body, "max_tokens": 2})
     assert after["usage"]["prompt_tokens"] == n_prompt
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == n_prompt - 1

@@ -21,6 +21,7 @@ from tests.support.workloads import (
     assert_numbers_agree,
     assistant,
     listing,
+    n_cached_of,
     prose,
     system,
     tool_round,
@@ -107,8 +108,7 @@ def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
         body = {"max_output_tokens": 2, "input": text}
 
     def n_cached(**fields: Any) -> int:
-        cached: int = solo.post(route, {**body, **fields})["rekindle"]["cached_tokens"]
-        return cached
+        return n_cached_of(solo.post(route, {**body, **fields})["rekindle"])
 
     assert n_cached(cache_prompt=False) == 0
     assert n_cached() <= 3 * HEADER_TOKENS  # the template's own system prompt
@@ -375,7 +375,7 @@ def test_n_replies_to_one_prompt_prefill_it_once(
         "/v1/completions", {"prompt": prompt, "n": 3, "temperature": 1, "seed": 1, **stream}
     )
     stories = reply["rekindle"]["replies"]
-    prefilled = sorted(story["prefilled_tokens"] for story in stories)
+    prefilled = sorted(story["prefilled"] for story in stories)
     assert prefilled[:2] == [1, 1]
     assert prefilled[2] >= len(prompt) - HEADER_TOKENS
     assert client.metric("rekindle_prompt_tokens_prefilled_total") - before == sum(prefilled)

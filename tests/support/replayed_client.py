@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle import server
+from rekindle import loaded_model, server
 from rekindle.config import (
     Bytes,
     CacheSettings,
@@ -317,11 +317,13 @@ def serve_script(
         cache=CacheSettings(cache_dir=folder, cache_write_budget=Bytes(0), cache_recompute=False),
     )
     script = Script()
+    loaded: list[Model] = []
 
     def backend(model: Model, params: ContextParams) -> ScriptedBackend:
+        loaded.append(model)
         return ScriptedBackend(model, params, script)
 
-    with patch.object(server, "LlamaBackend", backend):
+    with patch.object(loaded_model, "LlamaBackend", backend):
         assembly = server.assemble(settings, ModelFile(model, "tiny"))
     with server.background(assembly, settings) as url:
-        yield ScriptedServer(url, assembly.model.vocabulary, script)
+        yield ScriptedServer(url, loaded[0].vocabulary, script)

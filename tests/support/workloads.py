@@ -167,7 +167,7 @@ class Client:
             sampled=tuple(self.known_ids(_pieces(choice))),
             n_reply_rows=n_sampled - (choice["finish_reason"] == "length"),
             text=choice["message"]["content"] if "message" in choice else choice["text"],
-            n_prefilled=reply["rekindle"]["prefilled_tokens"],
+            n_prefilled=reply["rekindle"]["prefilled"],
             spans=tuple(
                 Span(span["source"], span["start"], span["stop"])
                 for span in reply["rekindle"]["spans"]
@@ -185,10 +185,15 @@ class Client:
             yield token
 
 
+def n_cached_of(story: dict[str, Any]) -> int:
+    """Of a `rekindle` object: over all tiers."""
+    return sum(each["tokens"] for each in story["cached"])
+
+
 def assert_numbers_agree(reply: dict[str, Any], *, n_prompt: int) -> None:
     """`usage`, `timings` and `rekindle` of one reply to one prompt; streams may have no `usage`."""
     story, timings, usage = reply["rekindle"], reply["timings"], reply.get("usage")
-    n_cached, n_prefilled = story["cached_tokens"], story["prefilled_tokens"]
+    n_cached, n_prefilled = n_cached_of(story), story["prefilled"]
     assert n_cached + n_prefilled == n_prompt
     assert n_prefilled >= 1
     assert (timings["cache_n"], timings["prompt_n"]) == (n_cached, n_prefilled)

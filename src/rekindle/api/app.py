@@ -12,13 +12,22 @@ from starlette.middleware.cors import CORSMiddleware
 from rekindle import __version__
 from rekindle.api import native
 from rekindle.api.anthropic import routes as anthropic
+from rekindle.api.cache.routes import CacheApi
+from rekindle.api.desk import Desk
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.head import HeadAsGet
 from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
-from rekindle.api.model_card import ModelCard
+from rekindle.api.models import (
+    ModelInUse,
+    ModelLoadFailed,
+    Models,
+    UnknownModel,
+    answer_model_error,
+)
 from rekindle.api.openai import routes as openai
 from rekindle.api.openapi import describe
-from rekindle.api.responder import Responder
 from rekindle.api.responses import routes as responses
+from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.stored_responses import ResponseStore
 from rekindle.telemetry import Telemetry
@@ -29,12 +38,13 @@ class ApiSettings:
     api_keys: tuple[str, ...] = ()  # none: everyone is let in
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
     body_limit_bytes: int = 32 * 2**20
-    keep_alive_seconds: float = 10.0
+    ping_seconds: float = 10.0
+    namespace_by: NamespaceBy = NamespaceBy.NONE
+    explains: bool = False
 
 
 def create_app(
-    responder: Responder,
-    card: ModelCard,
+    models: Models,
     settings: ApiSettings,
     telemetry: Telemetry,
     stored_responses: ResponseStore,
@@ -47,23 +57,31 @@ def create_app(
         middleware=_middleware(settings, telemetry),
         exception_handlers={
             RekindleError: answer_rekindle_error,
+            UnknownModel: answer_model_error,
+            ModelInUse: answer_model_error,
+            ModelLoadFailed: answer_model_error,
             HTTPException: answer_http_exception,
         },
     )
-    native.NativeApi(responder, card, telemetry).add_routes(app)
-    openai.OpenAiApi(
-        responder, card, telemetry, keep_alive_seconds=settings.keep_alive_seconds
-    ).add_routes(app)
-    responses.ResponsesApi(
-        responder,
-        card,
-        telemetry,
-        stored_responses,
-        keep_alive_seconds=settings.keep_alive_seconds,
-    ).add_routes(app)
-    anthropic.AnthropicApi(
-        responder, card, telemetry, keep_alive_seconds=settings.keep_alive_seconds
-    ).add_routes(app)
+    desk = Desk(
+        models=models,
+        telemetry=telemetry,
+        ping_seconds=settings.ping_seconds,
+        namespace_by=settings.namespace_by,
+        explains=settings.explains,
+    )
+    openai_api = openai.OpenAiApi(desk)
+    responses_api = responses.ResponsesApi(desk, stored_responses)
+    anthropic_api = anthropic.AnthropicApi(desk)
+    prompts = {
+        "chat": openai_api.chat_prompt,
+        "completions": openai_api.completion_prompt,
+        "messages": anthropic_api.message_prompt,
+        "responses": responses_api.response_prompt,
+    }
+    native.NativeApi(models, telemetry).add_routes(app)
+    for api in (openai_api, responses_api, anthropic_api, CacheApi(desk, prompts)):
+        api.add_routes(app)
 
     @cache
     def document() -> bytes:
@@ -88,7 +106,7 @@ def create_app(
 
 def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]:
     """From the outside in: a refusal must carry CORS headers, or a browser hides it."""
-    stack = [Middleware(RequestScope, telemetry=telemetry)]
+    stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
     if settings.cors_origins:
         stack.append(
             Middleware(
@@ -96,7 +114,7 @@ def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]
                 allow_origins=settings.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "retry-after"],
+                expose_headers=["x-request-id", "request-id", "retry-after", "x-rekindle-cache"],
             )
         )
     if settings.api_keys:

@@ -1,11 +1,11 @@
-"""What the API tells about the model that is served. Fixed when the server starts."""
+"""What the API tells about a model that is loaded."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    id: str  # the alias: every reply carries it, whatever name the client asked for
+    id: str  # every reply carries it, whatever name the client asked for
     path: str
     created: int  # seconds since the epoch
     n_ctx: int

@@ -1,4 +1,4 @@
-"""llama-server's own endpoints: health, properties, metrics, tokens, templates."""
+"""llama-server's own endpoints: health, properties, slots, metrics, tokens, templates."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
-from rekindle.api.model_card import ModelCard
+from rekindle.api.models import Lease, Models
 from rekindle.api.native_schema import (
     CacheProps,
     DetokenizeReply,
@@ -16,9 +16,11 @@ from rekindle.api.native_schema import (
     GenerationProps,
     Health,
     Modalities,
+    NextToken,
     Props,
     RekindleProps,
     SamplingProps,
+    SlotProps,
     TemplateReply,
     TierProps,
     TokenizeReply,
@@ -28,24 +30,22 @@ from rekindle.api.native_schema import (
 from rekindle.api.openai.messages import conversation_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import ERRORS, request_body
-from rekindle.api.responder import Responder
 from rekindle.errors import InvalidRequest
-from rekindle.generation import CacheStatus, Sampling, Tokenizer
+from rekindle.generation import CacheStatus, EngineStatus, Sampling, SlotStatus, Tokenizer
 from rekindle.telemetry import Telemetry
 
 WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)
 
 
 class NativeApi:
-    def __init__(self, responder: Responder, card: ModelCard, telemetry: Telemetry) -> None:
-        self._responder = responder
-        self._card = card
+    def __init__(self, models: Models, telemetry: Telemetry) -> None:
+        self._models = models
         self._telemetry = telemetry
 
     def add_routes(self, app: FastAPI) -> None:
         app.add_api_route("/health", self.health, methods=["GET"], responses=ERRORS)
-        app.add_api_route("/health", self.health, methods=["HEAD"], responses=ERRORS)
         app.add_api_route("/props", self.props, methods=["GET"], responses=ERRORS)
+        app.add_api_route("/slots", self.slots, methods=["GET"], responses=ERRORS)
         app.add_api_route(
             "/metrics",
             self.metrics,
@@ -78,44 +78,76 @@ class NativeApi:
     async def health(self) -> Health:
         return Health(status="ok")
 
-    async def props(self) -> Props:
-        status = self._responder.status()
-        return Props(
-            default_generation_settings=GenerationProps(
-                n_ctx=status.n_ctx, params=_sampling_props(self._responder.default_sampling)
-            ),
-            total_slots=status.n_slots,
-            model_alias=self._card.id,
-            model_path=self._card.path,
-            model_ftype=self._card.quantization,
-            modalities=Modalities(vision=False, audio=False),
-            chat_template=self._card.chat_template,
-            bos_token=self._card.bos_text,
-            eos_token=self._card.eos_text,
-            build_info=f"rekindle-{__version__}",
-            rekindle=RekindleProps(
-                version=__version__, cache=_cache_props(status.cache) if status.cache else None
-            ),
-        )
+    async def props(self, request: Request) -> Props:
+        with await self._models.lease(_model_wanted(request)) as served:
+            return _props(served)
+
+    async def slots(self, request: Request) -> list[SlotProps]:
+        status = self._models.status(_model_wanted(request))
+        return [_slot_props(slot, status) for slot in status.slots] if status else []
 
     async def metrics(self) -> Response:
         return Response(self._telemetry.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def tokenize(self, request: Request) -> TokenizeReply:
         body = await read_body(request, TokenizeRequest, self._telemetry)
-        return await asyncio.to_thread(_tokenize, body, self._responder.tokenizer)
+        with await self._models.lease(body.model) as served:
+            return await asyncio.to_thread(_tokenize, body, served.responder.tokenizer)
 
     async def detokenize(self, request: Request) -> DetokenizeReply:
         body = await read_body(request, DetokenizeRequest, self._telemetry)
-        tokenizer = self._responder.tokenizer
-        _check_tokens(body.tokens, tokenizer.n_vocab)
-        data = await asyncio.to_thread(tokenizer.detokenize, body.tokens, render_special=True)
+        with await self._models.lease(body.model) as served:
+            tokenizer = served.responder.tokenizer
+            _check_tokens(body.tokens, tokenizer.n_vocab)
+            data = await asyncio.to_thread(tokenizer.detokenize, body.tokens, render_special=True)
         return DetokenizeReply(content=data.decode("utf-8", "replace"))
 
     async def apply_template(self, request: Request) -> TemplateReply:
         body = await read_body(request, ChatCompletionRequest, self._telemetry)
-        prompt = await self._responder.prepare_chat(conversation_of(body))
+        conversation = conversation_of(body)
+        with await self._models.lease(body.model) as served:
+            prompt = await served.responder.prepare_chat(conversation)
         return TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
+
+
+def _model_wanted(request: Request) -> str | None:
+    return request.query_params.get("model")
+
+
+def _props(served: Lease) -> Props:
+    status, card = served.responder.status(), served.card
+    return Props(
+        default_generation_settings=GenerationProps(
+            n_ctx=status.n_ctx, params=_sampling_props(served.responder.default_sampling)
+        ),
+        total_slots=status.n_slots,
+        model_alias=card.id,
+        model_path=card.path,
+        model_ftype=card.quantization,
+        modalities=Modalities(vision=False, audio=False),
+        chat_template=card.chat_template,
+        bos_token=card.bos_text,
+        eos_token=card.eos_text,
+        build_info=f"rekindle-{__version__}",
+        rekindle=RekindleProps(
+            version=__version__, cache=_cache_props(status.cache) if status.cache else None
+        ),
+    )
+
+
+def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
+    # A literal, because `class` is no name that a call could use.
+    return {
+        "id": slot.id,
+        "n_ctx": status.n_ctx,
+        "is_processing": slot.request_id is not None,
+        "id_task": slot.request_id,
+        "next_token": [NextToken(n_decoded=slot.n_generated)],
+        "session": slot.session,
+        "class": slot.rank.name.lower(),
+        "n_prompt_tokens": slot.n_prompt,
+        "n_rows": slot.n_rows,
+    }
 
 
 def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizeReply:

@@ -9,6 +9,7 @@ from rekindle.api.body import Wire
 
 
 class TokenizeRequest(Wire):
+    model: str | None = None
     content: str
     add_special: bool = False
     # Unlike llama-server: text becomes control tokens only where that is asked for.
@@ -17,6 +18,7 @@ class TokenizeRequest(Wire):
 
 
 class DetokenizeRequest(Wire):
+    model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
@@ -65,6 +67,27 @@ class GenerationProps(TypedDict):
 class Modalities(TypedDict):
     vision: bool
     audio: bool
+
+
+class NextToken(TypedDict):
+    n_decoded: int
+
+
+# A call, because `class` is no name that a body of fields could use.
+SlotProps = TypedDict(
+    "SlotProps",
+    {
+        "id": int,
+        "n_ctx": int,
+        "is_processing": bool,
+        "id_task": str | None,  # the request; null: it is idle
+        "next_token": list[NextToken],
+        "session": str,
+        "class": str,
+        "n_prompt_tokens": int,
+        "n_rows": int,  # tokens whose rows it holds
+    },
+)
 
 
 class TierProps(TypedDict):

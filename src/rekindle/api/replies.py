@@ -1,6 +1,7 @@
 """The replies of one request while they run: one, or `n` for each of its prompts.
 
-Whatever happens (the end, an error, a client that leaves), every stream is closed.
+Whatever happens (the end, an error, a client that leaves), every stream is closed, and then the
+model may go.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from rekindle.api.responder import ReplyStream, Responder
+from rekindle.api.models import Lease
+from rekindle.api.responder import ReplyStream
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import (
     ReplyCall,
@@ -48,9 +50,10 @@ class Reply:
 
 
 class Replies:
-    def __init__(self, streams: Sequence[ReplyStream], telemetry: Telemetry) -> None:
+    def __init__(self, streams: Sequence[ReplyStream], telemetry: Telemetry, lease: Lease) -> None:
         self._streams = streams
         self._telemetry = telemetry
+        self._lease = lease
 
     async def pour(self, sink: Sink) -> None:
         """Gives every event to `sink` with the index of its reply; all replies at once."""
@@ -77,6 +80,7 @@ class Replies:
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+        self._lease.end()
 
     async def _pour_one(self, index: int, stream: ReplyStream, sink: Sink) -> None:
         async for event in stream:
@@ -90,9 +94,10 @@ class Replies:
 
 
 async def start_replies(
-    responder: Responder, wanted: Sequence[WantedReply], telemetry: Telemetry, *, request: Request
+    served: Lease, wanted: Sequence[WantedReply], telemetry: Telemetry, *, request: Request
 ) -> Replies:
     """All of them, or none: a refusal closes those that were started before it."""
+    responder = served.responder
     status = responder.status()
     if len(wanted) > status.n_slots + status.max_waiting:
         raise InvalidRequest(
@@ -111,7 +116,7 @@ async def start_replies(
         for stream in streams:
             stream.close()
         raise
-    return Replies(streams, telemetry)
+    return Replies(streams, telemetry, served.share())
 
 
 def _reply(events: Sequence[ReplyEvent]) -> Reply:

@@ -7,8 +7,10 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyEvent, ReplyOptions
+from rekindle.chat.sessions import Sessions
 from rekindle.config import Overflow
-from rekindle.generation import EngineStatus, Sampling, Tokenizer
+from rekindle.generation import EngineStatus, Forecast, PrefixStore, Sampling, Tokenizer
+from rekindle.request_record import Miss
 
 
 class ReplyStream(Protocol):
@@ -35,16 +37,27 @@ class Responder(Protocol):
         *,
         cache_prompt: bool = True,
         overflow: Overflow | None = None,
+        namespace: str = "",
     ) -> Prompt: ...
 
-    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt: ...
+    async def prepare_text(
+        self, text: str, *, cache_prompt: bool = True, namespace: str = ""
+    ) -> Prompt: ...
 
-    async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt: ...
+    async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt: ...
+
+    async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]: ...
 
     async def start(
         self, prompt: Prompt, options: ReplyOptions, *, request_id: str
     ) -> ReplyStream: ...
 
     async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings: ...
+
+    @property
+    def store(self) -> PrefixStore: ...
+
+    @property
+    def sessions(self) -> Sessions: ...
 
     def status(self) -> EngineStatus: ...

@@ -2,6 +2,9 @@
 
 One frame per event and no layer in between: with 8 streams this runs for every token of
 each. Knows no wire format; an `Encoder` makes the frames.
+
+The head of the response waits for the first event, which knows what was found in the cache,
+but no longer than until it is time for a sign of life.
 """
 
 import asyncio
@@ -11,7 +14,8 @@ from typing import Protocol
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from rekindle.api.disconnect import ClientGone, unless_client_leaves
+from rekindle.api.cache_header import CACHE_HEADER, PENDING, cache_header_value
+from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import failure_of
 from rekindle.api.replies import Replies
 from rekindle.chat.reply import ReplyEvent
@@ -51,6 +55,8 @@ class EventStream(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._keep_alive_frame = keep_alive
         self._last_write = 0.0
+        self._has_begun = False
+        self._beginning: asyncio.Task[None] | None = None
         self.status_code = 200
         self.background = None
         # Proxies that buffer would turn a stream into one late lump.
@@ -58,10 +64,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_client_leaves(receive, self._write_all(scope, send))
         except ClientGone:
             logger.info("request %s: the client left", scope["request_id"])
+            if self._beginning is None:
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         finally:
             self._replies.close()
 
@@ -70,25 +77,39 @@ class EventStream(Response):
         encode = self._encoder.encode
 
         async def write(index: int, event: ReplyEvent) -> None:
+            if not self._has_begun:
+                await self._begin(send, cache_header_value(event))
             if frame := encode(index, event):
                 self._last_write = loop.time()
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
 
         self._last_write = loop.time()
-        if first := self._encoder.begin():
-            await send({"type": "http.response.body", "body": first, "more_body": True})
         keep_alive = asyncio.create_task(self._keep_alive(send))
         try:
             await self._replies.pour(write)
             last = self._encoder.end()
         except Exception as error:
-            # The status has gone out: all that is left is to say it in the stream.
+            # Clients of a stream look for errors in it, however early they come.
             if not isinstance(error, RekindleError):
                 logger.exception("a stream failed")
+            await self._begin(send, PENDING)
             last = self._encoder.fail(failure_of(error).body(scope))
         finally:
             keep_alive.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _begin(self, send: Send, cache: str) -> None:
+        """Whoever comes second waits for it, and nobody who is cancelled leaves it half done."""
+        if self._beginning is None:
+            self._beginning = asyncio.create_task(self._send_head(send, cache))
+        await asyncio.shield(self._beginning)
+
+    async def _send_head(self, send: Send, cache: str) -> None:
+        self.headers[CACHE_HEADER] = cache
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if first := self._encoder.begin():
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+        self._has_begun = True
 
     async def _keep_alive(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -96,6 +117,7 @@ class EventStream(Response):
             quiet_seconds = loop.time() - self._last_write
             if quiet_seconds >= self._keep_alive_seconds:
                 self._last_write = loop.time()
+                await self._begin(send, PENDING)
                 frame = self._keep_alive_frame
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
             else:

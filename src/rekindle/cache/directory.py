@@ -20,6 +20,7 @@ from urllib.parse import quote
 from rekindle.cache.block import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
 from rekindle.cache.inventory import Inventory
+from rekindle.cache.lineage import Stored
 from rekindle.cache.response_file import FILE_NAME as RESPONSES_NAME
 from rekindle.cache.response_file import response_paths
 from rekindle.cache.tiers.disk_catalog import Catalog
@@ -74,7 +75,7 @@ class Cleared:
 
 
 def check_is_cache(directory: Path) -> None:
-    with _failures_told(directory, "read"):
+    with failures_told(directory, "read"):
         os.listdir(directory)
     if not entry_paths(directory):
         try:
@@ -87,15 +88,25 @@ def check_is_cache(directory: Path) -> None:
             ) from error
 
 
-def read_inventory(directory: Path) -> Inventory:
+def read_stored(directory: Path) -> Stored:
     check_is_cache(directory)
     try:
-        return _inventory(directory)
+        with _catalog_copy(directory) as catalog:
+            names = [
+                named
+                for fingerprint in catalog.totals()
+                for named in catalog.names(fingerprint=fingerprint)
+            ]
+            return Stored(Inventory(catalog.rows()), names)
     except _CatalogUnreadable as error:
         raise StartupError(
             f"The catalogue of {directory} cannot be read ({error});"
             " `rekindle cache verify --fix` makes it anew."
         ) from error
+
+
+def read_inventory(directory: Path) -> Inventory:
+    return read_stored(directory).inventory
 
 
 def entry_paths(directory: Path) -> list[Path]:
@@ -147,7 +158,7 @@ def repair(directory: Path, problems: Sequence[Problem]) -> None:
     Turns that are damaged are forgotten.
     """
     files = EntryFiles(directory)
-    with _failures_told(directory, "changed"):
+    with failures_told(directory, "changed"):
         for problem in problems:
             # A server may have put a sound one in its place, or evicted it.
             if problem.flaw is Flaw.DAMAGED and isinstance(_examine(files, problem.path), Problem):
@@ -167,7 +178,7 @@ def remove(directory: Path, keys: Sequence[Key]) -> int:
     """How many bytes stay behind because their files could not be deleted."""
     files = EntryFiles(directory)
     n_stuck_bytes = 0
-    with _failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
         for first in range(0, len(keys), _BATCH_KEYS):
             batch = keys[first : first + _BATCH_KEYS]
@@ -182,7 +193,7 @@ def clear(directory: Path) -> Cleared:
     check_is_cache(directory)
     files = EntryFiles(directory)
     n_bytes = 0
-    with _failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
         # A server may be storing more. A row that loses its file is noticed, a file its row not.
         keys = catalog.all_keys()
@@ -195,6 +206,20 @@ def clear(directory: Path) -> Cleared:
         _forget_gone(catalog, files)
         said = _clear_what_was_said(directory)
     return Cleared(len(own_files) + said.n_files, n_bytes + said.n_bytes)
+
+
+@contextmanager
+def failures_told(directory: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(
+            f"The cache directory {directory} cannot be {done}: {error.strerror}."
+        ) from error
+    except CacheError as error:
+        raise StartupError(
+            f"The cache directory {directory} cannot be {done}: {error.message}."
+        ) from error
 
 
 def _clear_what_was_said(directory: Path) -> Cleared:
@@ -327,17 +352,3 @@ def _size(path: Path) -> int:
         return path.lstat().st_size
     except FileNotFoundError:
         return 0
-
-
-@contextmanager
-def _failures_told(directory: Path, done: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.strerror}."
-        ) from error
-    except CacheError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.message}."
-        ) from error

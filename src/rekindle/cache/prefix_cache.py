@@ -146,6 +146,8 @@ class PrefixCache:
 
     def poll(self) -> bool:
         """Takes in what the transfer threads have finished; True: there is more."""
+        if self._memory.n_bytes > self._memory.budget_bytes:
+            self._holdings.shrink()  # the budget may have become smaller
         return self._disk is not None and self._disk.poll()
 
     def wait(self, timeout_seconds: float) -> bool:

@@ -64,6 +64,7 @@ class Prompt:
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     n_dropped: int = 0  # messages that were left out because they do not fit
     namespace: str = ""
+    build_seconds: float = field(default=0.0, compare=False)
     # Where a number of messages ends; None: it cannot be told.
     locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
     # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.

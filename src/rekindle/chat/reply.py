@@ -1,9 +1,11 @@
 """What a reply is made of, in text: the events that every wire format turns into its own frames."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rekindle.generation import CachedSpan, Sampling
+from rekindle.chat.miss_reasons import Diagnosis
+from rekindle.generation import DEFAULT_SESSION, CachedSpan, CacheTerms, Rank, Sampling
+from rekindle.request_record import Miss
 
 
 class ToolMode(StrEnum):
@@ -27,6 +29,11 @@ class ReplyOptions:
     n_top_logprobs: int | None = None  # None: no log probabilities
     cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
     tool_choice: ToolChoice = ToolChoice()
+    terms: CacheTerms = field(default_factory=CacheTerms)
+    rank: Rank | None = None  # as the client declares it; None: found out
+    explain: bool = False  # the reply says why it did not find more in the cache
+    reply_id: str | None = None  # by which a later request may name this one
+    compare_with: str | None = None  # such an id: the miss is told as a change since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,8 @@ class ReplyProgress:
     n_total: int
     n_cached: int
     elapsed_seconds: float
+    spans: tuple[CachedSpan, ...] = ()  # where the cached tokens came from
+    diagnosis: Diagnosis | None = None  # None: the prompt is not evaluated yet
 
 
 class FinishReason(StrEnum):
@@ -99,6 +108,21 @@ class ReplyStats:
     restore_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    session: str = DEFAULT_SESSION
+    rank: Rank = Rank.MAIN
+    n_twice: int = 0  # prompt tokens that were computed though they had been before
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    is_explained: bool = False  # the client wants to know
+    is_kept: bool = True  # False: the cache was not used
+
+    @property
+    def miss(self) -> Miss | None:
+        return self.diagnosis.miss
+
+    @property
+    def n_written(self) -> int:
+        """Prompt tokens that were new to the cache."""
+        return self.n_prefilled if self.is_kept else 0
 
     @property
     def n_remembered_turns(self) -> int:

@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rekindle.chat.accounts import Account
 from rekindle.chat.detokenizer import StopScanner, Utf8Assembler
 from rekindle.chat.dialects.base import Dialect, ReadCall, Schemas
 from rekindle.chat.meaning import new_call_id
+from rekindle.chat.miss_reasons import Diagnosis
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import (
     Candidate,
@@ -24,18 +25,20 @@ from rekindle.chat.reply import (
     ScoredToken,
 )
 from rekindle.chat.reply_parser import Part, ReplyParser, Said, SaidReasoning, SaidText, parse
+from rekindle.chat.request_log import log_request
 from rekindle.errors import RekindleError
 from rekindle.generation import (
-    CachedSpan,
-    CacheSource,
+    DEFAULT_SESSION,
     Finished,
     PrefillProgress,
     PromptEvaluated,
+    Rank,
     StopCause,
     Tokenizer,
     TokenSampled,
     TokenStream,
 )
+from rekindle.request_record import Observer, RequestRecord
 
 _log = logging.getLogger("rekindle.request")
 
@@ -75,6 +78,8 @@ class ReplyStream:
         reader: ReplyReader | None = None,  # None: raw text
         is_remembered: bool = True,
         on_end: OnEnd | None = None,
+        account: Account | None = None,
+        observe: Observer = log_request,
     ) -> None:
         self._request_id = request_id
         self._prompt = prompt
@@ -85,12 +90,17 @@ class ReplyStream:
         self._bytes_of = reader.bytes_of if reader else tokenizer.piece
         self._is_remembered = is_remembered
         self._on_end = on_end
+        self._account = account
         self._characters = Utf8Assembler()
         self._stops = StopScanner(stop)
+        self._observe = observe
+        self._started_at = time.time()
         self._submitted_at = time.monotonic()
         self._evaluated: PromptEvaluated | None = None
         self._first_token_at = self._last_token_at = 0.0
+        self._n_evaluated = 0  # of the prompt's tokens
         self._sampled: list[int] = []
+        self._is_last_computed = False  # of those: it is fed only when another one follows
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._calls: list[ReplyCall] = []
@@ -112,17 +122,21 @@ class ReplyStream:
                             yield self._done(FinishReason.STOP, None)
                             return
                     case Finished():
+                        self._is_last_computed = event.cause is StopCause.END_OF_TURN
                         for part in self._on_finish():
                             yield part
                         yield self._done(self._reason(event.cause), event.token)
                         return
                     case PromptEvaluated():
-                        self._evaluated = event
-                        elapsed = event.restore_seconds + event.prefill_seconds
-                        yield ReplyProgress(event.n_prompt, event.n_prompt, event.n_cached, elapsed)
+                        yield self._on_evaluated(event)
                     case PrefillProgress():
+                        self._n_evaluated = event.n_done
                         yield ReplyProgress(
-                            event.n_done, event.n_total, event.n_cached, event.elapsed_seconds
+                            event.n_done,
+                            event.n_total,
+                            event.n_cached,
+                            event.elapsed_seconds,
+                            event.spans,
                         )
         except RekindleError as error:
             self._end(f"failed: {error.message}")
@@ -144,6 +158,18 @@ class ReplyStream:
         if self._on_end is not None:
             self._on_end(self._prompt, self._sampled, self._said(), self._call_ids())
         return ReplyDone(reason, self._stats(), self._stop)
+
+    def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
+        self._evaluated = event
+        self._n_evaluated = event.n_prompt
+        return ReplyProgress(
+            event.n_prompt,
+            event.n_prompt,
+            event.n_cached,
+            event.restore_seconds + event.prefill_seconds,
+            event.spans,
+            self._account.settle(event) if self._account else Diagnosis(),
+        )
 
     def _on_token(self, event: TokenSampled) -> list[ReplyPart]:
         self._last_token_at = time.monotonic()
@@ -276,7 +302,7 @@ class ReplyStream:
         return []
 
     def _stats(self) -> ReplyStats:
-        evaluated = self._evaluated
+        evaluated, account = self._evaluated, self._account
         return ReplyStats(
             n_prompt=len(self._prompt.tokens),
             n_cached=evaluated.n_cached if evaluated else 0,
@@ -288,40 +314,55 @@ class ReplyStream:
             restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
             prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,
             decode_seconds=self._last_token_at - self._first_token_at,
+            session=account.session if account else DEFAULT_SESSION,
+            rank=account.rank if account else Rank.MAIN,
+            n_twice=account.n_twice if account else 0,
+            diagnosis=account.diagnosis if account else Diagnosis(),
+            is_explained=account.is_explained if account else False,
+            is_kept=self._is_remembered,
         )
 
     def _end(self, outcome: str) -> None:
         self._ended = True
+        self._close_account()
+        self._observe(self._record(outcome))
+
+    def _record(self, outcome: str) -> RequestRecord:
         stats = self._stats()
-        first_token_ms = (self._first_token_at - self._submitted_at) * 1e3
-        _log.info(
-            "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d queue_ms=%.0f"
-            " restore_ms=%.1f first_token_ms=%s generated=%d tokens_per_s=%s finish=%s",
-            self._request_id,
-            stats.n_prompt,
-            stats.n_cached,
-            _by_source(stats.spans),
-            stats.n_prefilled if self._evaluated else 0,
-            stats.n_remembered_turns,
-            stats.queue_seconds * 1e3,
-            stats.restore_seconds * 1e3,
-            f"{first_token_ms:.0f}" if self._sampled else "-",
-            stats.n_generated,
-            f"{(stats.n_generated - 1) / stats.decode_seconds:.1f}"
-            if stats.decode_seconds > 0
-            else "-",
-            outcome,
+        first_token_seconds = self._first_token_at - self._submitted_at if self._sampled else None
+        return RequestRecord(
+            id=self._request_id,
+            model=self._account.model if self._account else "",
+            namespace=self._prompt.namespace,
+            session=stats.session,
+            rank=stats.rank,
+            started_at=self._started_at,
+            n_prompt=stats.n_prompt,
+            is_evaluated=self._evaluated is not None,
+            spans=stats.spans,
+            n_generated=stats.n_generated,
+            n_twice=stats.n_twice,
+            n_remembered_turns=stats.n_remembered_turns,
+            n_dropped_messages=stats.n_dropped_messages,
+            miss=stats.miss,
+            build_seconds=self._prompt.build_seconds,
+            queue_seconds=stats.queue_seconds,
+            restore_seconds=stats.restore_seconds,
+            prefill_seconds=stats.prefill_seconds,
+            first_token_seconds=first_token_seconds,
+            decode_seconds=stats.decode_seconds,
+            total_seconds=time.monotonic() - self._submitted_at,
+            finish=outcome,
+            prompt_text=self._prompt.text,
         )
+
+    def _close_account(self) -> None:
+        if self._account is None:
+            return
+        n_rows = len(self._sampled) - (not self._is_last_computed)
+        n_computed = self._n_evaluated + max(n_rows, 0)
+        self._account.close(n_computed, self._sampled, self._said(), self._call_ids())
 
 
 def _as_text(text: str) -> Said:
     return Said("", text, ())
-
-
-def _by_source(spans: Sequence[CachedSpan]) -> str:
-    """`live:512,disk:1024`; a source may have several spans."""
-    counts: Counter[CacheSource] = Counter()
-    for span in spans:
-        counts[span.source] += span.stop - span.start
-    parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
-    return ",".join(parts) or "-"

@@ -1,20 +1,40 @@
 """The text side of a request: from a conversation to a prompt, from a prompt to a reply."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from rekindle.chat.accounts import Account, Accounts
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.chat.prompt import Prompt, PromptBuilder
+from rekindle.chat.recent_prompts import PastPrompt, past_prompt
 from rekindle.chat.reply import ReplyOptions
 from rekindle.chat.reply_stream import ReplyReader, ReplyStream
+from rekindle.chat.request_log import log_request
 from rekindle.chat.rewarm import Rewarmer
-from rekindle.chat.tool_use import ToolUses, control_tokens
+from rekindle.chat.sessions import Sessions
+from rekindle.chat.tool_use import ToolUse, ToolUses, control_tokens
 from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
-from rekindle.generation import Engine, EngineStatus, GenerationRequest, Sampling, Tokenizer
+from rekindle.generation import (
+    CacheTerms,
+    Engine,
+    EngineStatus,
+    Forecast,
+    GenerationRequest,
+    PrefixStore,
+    Sampling,
+    Tokenizer,
+)
+from rekindle.request_record import Miss, Observer, RequestRecord
+
+_log = logging.getLogger(__name__)
 
 
 class Responder:
@@ -30,6 +50,9 @@ class Responder:
         default_overflow: Overflow = Overflow.ERROR,
         rewarmer: Rewarmer | None = None,
         embedding_end_token: int | None = None,
+        model: str = "",
+        accounts: Accounts | None = None,  # None: its own, shared with no other model
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
@@ -39,6 +62,9 @@ class Responder:
         self._prompts = prompts
         self._dialect = dialect
         self._rewarmer = rewarmer
+        self._model = model
+        self._accounts = accounts or Accounts()
+        self._observers = (log_request, *observers)
         self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
         self._marks = _mark_bytes(tokenizer, self._tool_uses.marks())
@@ -49,34 +75,47 @@ class Responder:
         *,
         cache_prompt: bool = True,
         overflow: Overflow | None = None,  # None: as the settings say
+        namespace: str = "",
     ) -> Prompt:
+        prompts = self._prompts.within(namespace)
         if (overflow or self._default_overflow) is Overflow.TRIM:
-            build = partial(self._prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
+            build = partial(prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
         else:
-            build = partial(self._prompts.from_conversation)
-        return await asyncio.to_thread(build, conversation, recalls=cache_prompt)
+            build = partial(prompts.from_conversation)
+        return await _timed(build, conversation, recalls=cache_prompt)
 
-    async def prepare_text(self, text: str, *, cache_prompt: bool = True) -> Prompt:
-        return await asyncio.to_thread(self._prompts.from_text, text, recalls=cache_prompt)
+    async def prepare_text(
+        self, text: str, *, cache_prompt: bool = True, namespace: str = ""
+    ) -> Prompt:
+        prompts = self._prompts.within(namespace)
+        return await _timed(prompts.from_text, text, recalls=cache_prompt)
 
-    async def prepare_tokens(self, tokens: Sequence[int]) -> Prompt:
+    async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
         n_ctx = self._engine.status().n_ctx
         if len(tokens) >= n_ctx:  # before anyone looks at millions of ids
             raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
-        return await asyncio.to_thread(self._prompts.from_tokens, tokens)
+        prompts = self._prompts.within(namespace)
+        return await _timed(prompts.from_tokens, tokens)
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Everything that can be refused is refused here, before anything is streamed."""
-        use = await asyncio.to_thread(self._tool_uses.plan, prompt, options)
+        use, asked = await asyncio.to_thread(self._plan, prompt, options)
+        account = self._open_account(asked, options)
+        terms = replace(options.terms, rank=account.rank)
+        on_end = None
+        if self._rewarmer is not None and options.cache_prompt:
+            on_end = partial(self._rewarmer.after, terms=terms)
         tokens = self._engine.submit(
             GenerationRequest(
                 id=request_id,
                 prompt=prompt.tokens,
-                boundaries=prompt.boundaries,
+                # A pin holds what ends there: models with checkpoints must take one.
+                boundaries=tuple(sorted({*prompt.boundaries, *(p.n_tokens for p in terms.pins)})),
                 sampling=use.sampling,
                 max_tokens=options.max_tokens,
                 n_top_logprobs=options.n_top_logprobs,
                 cache_prompt=options.cache_prompt,
+                terms=terms,
             )
         )
         is_chat = prompt.conversation is not None
@@ -92,17 +131,61 @@ class Responder:
             if is_chat
             else None,
             is_remembered=options.cache_prompt,
-            on_end=self._rewarmer.after if self._rewarmer and options.cache_prompt else None,
+            on_end=on_end,
+            account=account,
+            observe=self._observe,
         )
 
     async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
         return await self._embeddings.make(inputs, request_id=request_id)
 
+    async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
+        """What this prompt would find now, and why not more. Nothing is computed or changed."""
+        forecast = await self._engine.look_up(prompt.tokens, namespace=prompt.namespace)
+        terms = CacheTerms(namespace=prompt.namespace, session=session)
+        asked = await asyncio.to_thread(past_prompt, prompt, terms, model=self._model)
+        return forecast, self._accounts.forecast_miss(asked, forecast, self._text_of)
+
+    @property
+    def store(self) -> PrefixStore:
+        return self._engine
+
     def status(self) -> EngineStatus:
         return self._engine.status()
 
+    @property
+    def sessions(self) -> Sessions:
+        return self._accounts.sessions
+
+    def _plan(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
+        use = self._tool_uses.plan(prompt, options)
+        asked = past_prompt(prompt, options.terms, model=self._model, reply_id=options.reply_id)
+        return use, asked
+
+    def _open_account(self, asked: PastPrompt, options: ReplyOptions) -> Account:
+        cache = self._engine.status().cache
+        can_store = cache is None or cache.off_because is None
+        return self._accounts.open(asked, options, self._text_of, can_store=can_store)
+
+    def _observe(self, record: RequestRecord) -> None:
+        for observer in self._observers:
+            try:
+                observer(record)
+            except Exception:  # whoever looks on must not spoil a reply
+                _log.exception("request=%s: an observer failed", record.id)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
+
     def _bytes_of(self, token: int) -> bytes:
         return self._marks.get(token) or self.tokenizer.piece(token)
+
+
+async def _timed(build: Callable[..., Prompt], *args: Any, **options: Any) -> Prompt:
+    """In a thread, as it takes milliseconds."""
+    began = time.perf_counter()
+    prompt = await asyncio.to_thread(build, *args, **options)
+    return replace(prompt, build_seconds=time.perf_counter() - began)
 
 
 def _mark_bytes(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:

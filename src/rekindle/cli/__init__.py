@@ -8,11 +8,13 @@ import typer
 from rekindle import __version__
 from rekindle.cli import cache
 from rekindle.cli.chat import chat
+from rekindle.cli.prime import prime
+from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
+from rekindle.cli.top import top
 from rekindle.errors import StartupError
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -20,6 +22,9 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(chat)
+app.command()(prime)
+app.command()(top)
+app.command()(replay)
 app.add_typer(cache.app, name="cache")
 
 
@@ -50,4 +55,11 @@ def rekindle(
         ),
     ] = False,
 ) -> None:
-    """A local LLM server that never prefills the same token twice."""
+    """A local LLM server that never prefills the same token twice.
+
+    \b
+    Examples:
+      rekindle serve                     serve the model that comes with it
+      rekindle serve model.gguf          serve a file
+      rekindle top                       watch the server that is running
+    """

@@ -1,45 +1,51 @@
-"""`rekindle cache`: look at the stored prefixes of a directory, check them, throw them away.
+"""`rekindle cache`: look at stored prefixes, check them, carry them elsewhere, throw them away.
 
-No model is loaded. A server may be using the directory.
+No model is loaded. A server may be using the directory, or is asked itself (--url).
 """
 
 import logging
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rekindle.config import CONFIG_VARIABLE, GIB, KIB, MIB, TIB
-from rekindle.config_sources import read_file, resolve
+from rekindle.cli.cache_keys import complete_key, directory_of, entry_of, lineage_of
+from rekindle.cli.remote import ApiKey, Url, connected, told_in_a_sentence
+from rekindle.config import GIB, KIB, MIB, TIB
 from rekindle.errors import StartupError
-
-if TYPE_CHECKING:  # numpy, which these need, takes longer to import than `--help` should take
-    from rekindle.cache.inventory import Inventory, Listed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 _DIR_HELP = "Cache directory. Without it: REKINDLE_CACHE_DIR, or the user's cache directory."
-_MOST_NAMED = 8
 _UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNIT_BYTES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
 _AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
+Key = typer.Argument(
+    metavar="KEY", help="Key, or how it starts, or a name.", autocompletion=complete_key
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
 def cache() -> None:
-    """Look after stored prefixes; no model is loaded, and a server may be running."""
+    """Look after stored prefixes; no model is loaded, and a server may be running.
+
+    \b
+    Examples:
+      rekindle cache ls                         what is stored
+      rekindle cache export docs/v1 -o docs.rk  take a prompt elsewhere
+      rekindle cache prune --to 20GiB           make the cache smaller
+    """
     # The commands say what went wrong; the log of the tiers is meant for a server's operator.
     logging.getLogger("rekindle").addHandler(logging.NullHandler())
 
@@ -48,43 +54,144 @@ def cache() -> None:
 def ls(
     *,
     directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every entry, not only where conversations end.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List what is stored, most recently used first."""
-    from rekindle.cache.directory import read_inventory
+    """List what is stored, most recently used first.
+
+    \b
+    Examples:
+      rekindle cache ls
+      rekindle cache ls --all --json
+      rekindle cache ls --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory, every=every)
+        _list_at(url, api_key, as_json=as_json)
+        return
+
+    from rekindle.cache.directory import read_stored
     from rekindle.cache.turn_upkeep import count_turns
     from rekindle.cli.cache_report import list_json, print_list
 
-    home = _directory(directory)
-    inventory = read_inventory(home)
-    entries = inventory.entries if every else inventory.tips()
+    home = directory_of(directory)
+    stored = read_stored(home)
+    tips = {entry.key for entry in stored.inventory.tips()} | stored.names_by_entry().keys()
+    entries = [entry for entry in stored.inventory.entries if every or entry.key in tips]
     if as_json:
-        typer.echo(list_json(entries))
+        typer.echo(list_json(stored, entries))
     else:
-        print_list(inventory, entries, count_turns(home))
+        print_list(stored, entries, count_turns(home))
 
 
 @app.command()
 def show(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Key, or how it starts.")],
+    key: Annotated[str, Key],
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Show one entry: its header, what it follows, its token ids.
+
+    \b
+    Examples:
+      rekindle cache show 74aa01
+      rekindle cache show docs/v1 --json
+      rekindle cache show docs/v1 --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory)
+        _show_at(url, api_key, key, as_json=as_json)
+        return
+
+    from rekindle.cache.directory import read_stored
+    from rekindle.cli.cache_report import details_json, print_details
+
+    home = directory_of(directory)
+    stored = read_stored(home)
+    entry = lineage_of(stored, key, home).entries[-1] if stored.named(key) else None
+    chain = stored.inventory.chain(entry or entry_of(stored.inventory, key, home))
+    names = stored.names_by_entry().get(chain[-1].key, [])
+    if as_json:
+        typer.echo(details_json(home, chain, names))
+    else:
+        print_details(home, chain, names)
+
+
+@app.command()
+def export(
+    keys: Annotated[list[str], Key],
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="File to write, or to replace.")
+    ],
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write prompts and all that they need to one file, for `rekindle cache import`.
+
+    Each is a key, how one starts, or a name. Everything is checked on the way.
+    The file holds what was said: keep it as private as the cache.
+
+    \b
+    Examples:
+      rekindle cache export 74aa01 -o conversation.rk
+      rekindle cache export docs/v1 docs/v2 -o docs.rk
+      rekindle cache export docs/v1 -o docs.rk --dir /srv/cache --json
+    """
+    from rekindle.cache.archive import export_to
+    from rekindle.cache.directory import read_stored
+    from rekindle.cli.cache_report import exported_json, print_exported
+
+    path = Path(output).expanduser()
+    with told_in_a_sentence():
+        home = directory_of(directory)
+        stored = read_stored(home)
+        wanted = [lineage_of(stored, key, home) for key in keys]
+        with _progress("Reading entries") as on_progress:
+            exported = export_to(path, home, stored, wanted, on_progress)
+    if as_json:
+        typer.echo(exported_json(path, exported))
+    else:
+        print_exported(path, exported)
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `cache export` wrote.")],
     *,
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show one entry: its header, what it follows, its token ids."""
-    from rekindle.cache.directory import read_inventory
-    from rekindle.cli.cache_report import details_json, print_details
+    """Add what another cache exported to this one.
 
-    home = _directory(directory)
-    inventory = read_inventory(home)
-    chain = inventory.chain(_one_of(inventory, key, home))
+    All of the file is checked first: nothing is added from one that is damaged.
+    What is there already stays, so that importing twice does no harm.
+    A server that uses the directory finds the new entries at its next start.
+    Where they are too much for its budget, it makes room as for any others.
+
+    \b
+    Examples:
+      rekindle cache import docs.rk
+      rekindle cache import docs.rk --dir /srv/cache --json
+    """
+    from rekindle.cache.archive import import_from
+    from rekindle.cli.cache_report import imported_json, print_imported
+
+    with told_in_a_sentence():
+        home = directory_of(directory)
+        with _progress("Importing entries") as on_progress:
+            imported = import_from(Path(file).expanduser(), home, on_progress)
     if as_json:
-        typer.echo(details_json(home, chain))
+        typer.echo(imported_json(home, imported))
     else:
-        print_details(home, chain)
+        print_imported(home, imported)
 
 
 @app.command()
@@ -97,12 +204,18 @@ def verify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every entry and check it; exit code 1 when anything was wrong."""
+    """Read every entry and check it; exit code 1 when anything was wrong.
+
+    \b
+    Examples:
+      rekindle cache verify
+      rekindle cache verify --fix
+    """
     from rekindle.cache.directory import repair
     from rekindle.cache.directory import verify as check
     from rekindle.cli.cache_report import findings_json, print_findings
 
-    home = _directory(directory)
+    home = directory_of(directory)
     with _progress("Reading entries") as on_progress:
         findings = check(home, on_progress)
     if fix and findings.problems:
@@ -119,6 +232,8 @@ def verify(
 def prune(
     *,
     directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
     to: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Until no more than this is left.")
     ] = None,
@@ -129,13 +244,28 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what was not used for longest, the ends of conversations first."""
+    """Delete what was not used for longest, the ends of conversations first.
+
+    With --url, a server forgets the conversations that were not used since.
+    What has a name or is pinned there stays.
+
+    \b
+    Examples:
+      rekindle cache prune --older-than 7d --dry-run
+      rekindle cache prune --to 20GiB
+      rekindle cache prune --older-than 12h --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory)
+        _prune_at(url, api_key, to, older_than, dry_run=dry_run, as_json=as_json)
+        return
+
     from rekindle.cache.directory import read_inventory, remove
     from rekindle.cli.cache_report import print_pruned, pruned_json
 
     if to is None and older_than is None:
         raise StartupError("Say what is to go, with --to SIZE or --older-than AGE.")
-    home = _directory(directory)
+    home = directory_of(directory)
     inventory = read_inventory(home)
     pruned = inventory.to_prune(
         to_bytes=None if to is None else _size(to),
@@ -157,12 +287,18 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete everything that is stored. Files that are not ours stay."""
+    """Delete everything that is stored. Files that are not ours stay.
+
+    \b
+    Examples:
+      rekindle cache clear
+      rekindle cache clear --yes --dir /srv/cache
+    """
     from rekindle.cache.directory import check_is_cache, entry_paths
     from rekindle.cache.directory import clear as clear_directory
     from rekindle.cli.cache_report import cleared_json, print_cleared
 
-    home = _directory(directory)
+    home = directory_of(directory)
     check_is_cache(home)
     if not yes:
         if not sys.stdin.isatty():
@@ -176,25 +312,58 @@ def clear(
         print_cleared(home, cleared)
 
 
-def _directory(given: str | None) -> Path:
-    from rekindle.cache.fingerprint import default_cache_dir
+def _list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
+    from rekindle.cli.cache_remote import print_stored, stored_at
+    from rekindle.cli.plain import as_json as to_json
 
-    if given is not None:
-        return Path(given).expanduser()
-    config = os.environ.get(CONFIG_VARIABLE)
-    file = read_file(Path(config).expanduser()) if config else {}
-    return resolve({}, os.environ, file).settings.cache.cache_dir or default_cache_dir()
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        reply = stored_at(remote)
+    if as_json:
+        typer.echo(to_json(reply))
+    else:
+        print_stored(reply)
 
 
-def _one_of(inventory: "Inventory", key: str, home: Path) -> "Listed":
-    found = inventory.find(key.lower())
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise StartupError(f"No entry in {home} has a key that starts with {key!r}.")
-    some = [entry.key.hex() for entry in found[:_MOST_NAMED]]
-    more = f" and {len(found) - len(some)} more" if len(found) > len(some) else ""
-    raise StartupError(f"The keys of {len(found)} entries start so: {', '.join(some)}{more}.")
+def _show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
+    from rekindle.cli.cache_remote import one_stored, print_prefix
+    from rekindle.cli.plain import as_json as to_json
+
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        prefix = one_stored(remote, key)
+    if as_json:
+        typer.echo(to_json(prefix))
+    else:
+        print_prefix(prefix)
+
+
+def _prune_at(
+    url: str,
+    api_key: str | None,
+    to: str | None,
+    older_than: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from rekindle.cli.cache_remote import print_pruned, prune_at, pruned_json
+
+    with told_in_a_sentence():
+        if to is not None or older_than is None:
+            raise StartupError("With --url, say what is to go with --older-than AGE.")
+        used_before = time.time() - _age(older_than)
+        with connected(url, api_key) as remote:
+            pruned = prune_at(remote, used_before=used_before, dry_run=dry_run)
+    if as_json:
+        typer.echo(pruned_json(pruned))
+    else:
+        print_pruned(pruned)
+
+
+def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
+    with told_in_a_sentence():
+        if directory is not None or every:
+            flag = "--all" if every else "--dir"
+            raise StartupError(f"{flag} is about a directory; with --url there is none.")
 
 
 def _size(text: str) -> int:

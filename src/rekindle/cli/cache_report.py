@@ -1,67 +1,95 @@
 """What `rekindle cache` prints: for the eye on a terminal, plain in a pipe, or as JSON."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
-from rekindle.cache.block import Key, Reason
+from rekindle.cache.archive import Exported, Imported
+from rekindle.cache.block import ORDINARY, Key, Reason
 from rekindle.cache.directory import Cleared, Findings
 from rekindle.cache.inventory import Inventory, Listed
+from rekindle.cache.lineage import Stored
 from rekindle.cache.tiers.entry_file import EntryFiles
 from rekindle.cache.turn_upkeep import TurnTotals
+from rekindle.cli.plain import (
+    SHORT_KEY,
+    SHORT_MODEL,
+    ago,
+    as_json,
+    count,
+    count_entries,
+    plain_console,
+    plain_table,
+    until,
+    without_empty_columns,
+)
 
-_SHORT_KEY = 12  # hex digits; picked
-_SHORT_MODEL = 8
 _FEW_TOKENS = 8
-_PIPE_WIDTH = 1000  # a pipe has no width of its own: nothing is folded there
+_NUMBERS = {"tokens", "size", "chain", "uses"}
+_OPTIONAL = {"name", "session", "class", "pinned"}  # most directories have nothing to say there
 
 
-def list_json(entries: Sequence[Listed]) -> str:
-    return _json([_summary(entry) for entry in entries])
+def list_json(stored: Stored, entries: Sequence[Listed]) -> str:
+    names = stored.names_by_entry()
+    return as_json([_summary(entry, names.get(entry.key, [])) for entry in entries])
 
 
-def print_list(inventory: Inventory, entries: Sequence[Listed], turns: TurnTotals) -> None:
-    table = _table()
-    for name in ("key", "tokens", "size", "chain", "saved at", "last used", "uses", "model"):
-        is_number = name in ("tokens", "size", "chain", "uses")
-        table.add_column(name, justify="right" if is_number else "left")
-    now = time.time()
-    for entry in entries:
-        header = entry.row.header
-        table.add_row(
-            header.key.hex()[:_SHORT_KEY],
-            str(header.stop),
-            decimal(entry.n_bytes),
-            decimal(entry.chain_bytes) if entry.is_complete else "broken",
-            _words(header.reason),
-            _ago(now - entry.row.last_used_at),
-            str(entry.row.hits),
-            header.fingerprint.hex()[:_SHORT_MODEL],
-        )
-    console = _console()
+def print_list(stored: Stored, entries: Sequence[Listed], turns: TurnTotals) -> None:
+    inventory, names, now = stored.inventory, stored.names_by_entry(), time.time()
+    headings, rows = without_empty_columns(
+        [
+            *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
+            *("saved at", "last used", "uses", "model"),
+        ],
+        [_line(entry, names.get(entry.key, []), now) for entry in entries],
+        optional=_OPTIONAL,
+    )
+    table = plain_table()
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left")
+    for row in rows:
+        table.add_row(*row)
+    console = plain_console()
     if entries:
         console.print(table)
     console.print(
-        f"{_count(len(inventory.tips()), 'conversation')}, {_entries(len(inventory.entries))},"
-        f" {_count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
+        f"{count(len(inventory.tips()), 'conversation')}, {count_entries(len(inventory.entries))},"
+        f" {count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
     )
+    n_lost = len(stored.names) - sum(map(len, names.values()))
+    if n_lost:
+        console.print(f"{count(n_lost, 'name')} of prompts that are not stored any more")
     if turns.n_turns:
         console.print(_turns(turns))
 
 
-def details_json(directory: Path, chain: Sequence[Listed]) -> str:
+def _line(entry: Listed, names: Sequence[str], now: float) -> list[str]:
+    header, standing = entry.row.header, entry.row.standing
+    return [
+        header.key.hex()[:SHORT_KEY],
+        str(header.stop),
+        decimal(entry.n_bytes),
+        decimal(entry.chain_bytes) if entry.is_complete else "broken",
+        ", ".join(names),
+        standing.session if standing.session != ORDINARY.session else "",
+        standing.rank.name.lower() if standing.rank != ORDINARY.rank else "",
+        until(standing.pinned_until, now),
+        _words(header.reason),
+        ago(now - entry.row.last_used_at),
+        str(entry.row.hits),
+        header.fingerprint.hex()[:SHORT_MODEL],
+    ]
+
+
+def details_json(directory: Path, chain: Sequence[Listed], names: Sequence[str]) -> str:
     entry = chain[-1]
     header = entry.row.header
-    return _json(
+    return as_json(
         {
-            **_summary(entry),
+            **_summary(entry, names),
             "payload_bytes": header.payload_bytes,
             "compute_seconds": header.compute_seconds,
             "parents": [parent.key.hex() for parent in chain[:-1]],
@@ -71,23 +99,27 @@ def details_json(directory: Path, chain: Sequence[Listed]) -> str:
     )
 
 
-def print_details(directory: Path, chain: Sequence[Listed]) -> None:
+def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]) -> None:
     entry = chain[-1]
-    header = entry.row.header
+    header, standing = entry.row.header, entry.row.standing
     now = time.time()
     ids = [str(token) for token in _token_ids(entry)]
     if len(ids) > 2 * _FEW_TOKENS:
         ids[_FEW_TOKENS:-_FEW_TOKENS] = ["..."]
-    table = _table(show_header=False)
+    table = plain_table(show_header=False)
     for name, value in (
         ("key", header.key.hex()),
+        ("name", ", ".join(names) or "none"),
+        ("session", standing.session),
+        ("class", standing.rank.name.lower()),
+        ("pinned", until(standing.pinned_until, now) or "no"),
         ("kind", header.kind.name.lower()),
         ("model", header.fingerprint.hex()),
         ("positions", f"{header.start} to {header.stop}"),
         ("token ids", " ".join(ids) or "none"),
         ("saved at", _words(header.reason)),
-        ("created", _ago(now - header.created_at)),
-        ("last used", _ago(now - entry.row.last_used_at)),
+        ("created", ago(now - header.created_at)),
+        ("last used", ago(now - entry.row.last_used_at)),
         ("uses", str(entry.row.hits)),
         ("took", f"{header.compute_seconds:.3f} s to compute"),
         ("payload", f"{header.payload_bytes} bytes"),
@@ -96,11 +128,11 @@ def print_details(directory: Path, chain: Sequence[Listed]) -> None:
         ("follows", _lineage(chain)),
     ):
         table.add_row(name, value)
-    _console().print(table)
+    plain_console().print(table)
 
 
 def findings_json(findings: Findings, *, fixed: bool) -> str:
-    return _json(
+    return as_json(
         {
             "entries": findings.n_entries,
             "bytes": findings.n_bytes,
@@ -121,25 +153,24 @@ def findings_json(findings: Findings, *, fixed: bool) -> str:
 
 
 def print_findings(findings: Findings, *, fixed: bool) -> None:
-    console = _console()
+    console = plain_console()
     for problem in findings.problems:
         detail = f" ({problem.detail})" if problem.detail else ""
         console.print(f"{problem.path}: {problem.flaw.value}{detail}", soft_wrap=True)
-    console.print(f"Sound: {_entries(findings.n_entries)}, {decimal(findings.n_bytes)}")
+    console.print(f"Sound: {count_entries(findings.n_entries)}, {decimal(findings.n_bytes)}")
     if findings.turns.n_turns:
         console.print(f"Sound: {_turns(findings.turns)}")
     if findings.n_incomplete:
-        console.print(
-            f"Of no use until what they follow is stored again: {_entries(findings.n_incomplete)}"
-        )
+        lonely = count_entries(findings.n_incomplete)
+        console.print(f"Of no use until what they follow is stored again: {lonely}")
     if findings.problems:
         done = "fixed" if fixed else "not fixed, see --fix"
-        console.print(f"Wrong: {_count(len(findings.problems), 'problem')}, {done}")
+        console.print(f"Wrong: {count(len(findings.problems), 'problem')}, {done}")
 
 
 def pruned_json(inventory: Inventory, pruned: Sequence[Listed], *, dry_run: bool) -> str:
     n_bytes = sum(entry.n_bytes for entry in pruned)
-    return _json(
+    return as_json(
         {
             "dry_run": dry_run,
             "entries": len(pruned),
@@ -155,25 +186,93 @@ def print_pruned(inventory: Inventory, pruned: Sequence[Listed], *, dry_run: boo
     n_bytes = sum(entry.n_bytes for entry in pruned)
     n_left = len(inventory.entries) - len(pruned)
     freed, stay = ("Would free", "would stay") if dry_run else ("Freed", "stay")
-    _console().print(
-        f"{freed} {decimal(n_bytes)} ({_entries(len(pruned))});"
-        f" {decimal(inventory.n_bytes - n_bytes)} ({_entries(n_left)}) {stay}"
+    plain_console().print(
+        f"{freed} {decimal(n_bytes)} ({count_entries(len(pruned))});"
+        f" {decimal(inventory.n_bytes - n_bytes)} ({count_entries(n_left)}) {stay}"
     )
 
 
 def cleared_json(cleared: Cleared) -> str:
-    return _json({"files": cleared.n_files, "bytes": cleared.n_bytes})
+    return as_json({"files": cleared.n_files, "bytes": cleared.n_bytes})
 
 
 def print_cleared(directory: Path, cleared: Cleared) -> None:
-    _console().print(
-        f"Deleted {_count(cleared.n_files, 'file')}, {decimal(cleared.n_bytes)}, in {directory}",
+    plain_console().print(
+        f"Deleted {count(cleared.n_files, 'file')}, {decimal(cleared.n_bytes)}, in {directory}",
         soft_wrap=True,
     )
 
 
-def _summary(entry: Listed) -> dict[str, object]:
-    header = entry.row.header
+def exported_json(path: Path, exported: Exported) -> str:
+    manifest = exported.manifest
+    return as_json(
+        {
+            "file": str(path),
+            "bytes": exported.n_bytes,
+            "tokens": exported.n_tokens,
+            "fingerprint": manifest.fingerprint.hex(),
+            "entries": len(manifest.entries),
+            "keys": [packed.key.hex() for packed in manifest.entries],
+            "names": [named.name for named in manifest.names],
+        }
+    )
+
+
+def print_exported(path: Path, exported: Exported) -> None:
+    manifest = exported.manifest
+    names = ", ".join(named.name for named in manifest.names)
+    named = f", named {names}" if names else ""
+    plain_console().print(
+        f"Wrote {path}: {count(exported.n_tokens, 'token')}{named},"
+        f" {count_entries(len(manifest.entries))}, {decimal(exported.n_bytes)},"
+        f" of the model {manifest.fingerprint.hex()[:SHORT_MODEL]}",
+        soft_wrap=True,
+    )
+
+
+def imported_json(directory: Path, imported: Imported) -> str:
+    manifest = imported.manifest
+    return as_json(
+        {
+            "directory": str(directory),
+            "fingerprint": manifest.fingerprint.hex(),
+            "new_model": imported.is_new_model,
+            "entries": len(manifest.entries),
+            "bytes": manifest.n_bytes,
+            "added": [key.hex() for key in imported.added],
+            "names_added": list(imported.names_added),
+            "names_kept": list(imported.names_kept),
+        }
+    )
+
+
+def print_imported(directory: Path, imported: Imported) -> None:
+    console, manifest = plain_console(), imported.manifest
+    n_known = len(manifest.entries) - len(imported.added)
+    there = f" ({n_known} more were there)" if n_known else ""
+    model = manifest.fingerprint.hex()[:SHORT_MODEL]
+    lines = [
+        f"Added {count_entries(len(imported.added))}{there} of the model {model} to {directory}"
+    ]
+    if imported.names_added:
+        lines.append(f"Named: {', '.join(imported.names_added)}")
+    if imported.names_kept:
+        lines.append(
+            f"These stand for other prompts there, and stay: {', '.join(imported.names_kept)}"
+        )
+    if imported.is_new_model:
+        lines.append(
+            "Nothing of this model was there before: they are found by a server whose weights,"
+            " KV types and llama.cpp are those they come from"
+        )
+    if imported.added or imported.names_added:
+        lines.append("A server that is running finds them at its next start")
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
+    header, standing = entry.row.header, entry.row.standing
     return {
         "key": header.key.hex(),
         "kind": header.kind.name.lower(),
@@ -188,6 +287,10 @@ def _summary(entry: Listed) -> dict[str, object]:
         "created_at": header.created_at,
         "last_used_at": entry.row.last_used_at,
         "uses": entry.row.hits,
+        "names": list(names),
+        "session": standing.session,
+        "class": standing.rank.name.lower(),
+        "pinned_until": standing.pinned_until or None,
     }
 
 
@@ -198,10 +301,10 @@ def _token_ids(entry: Listed) -> list[int]:
 
 def _lineage(chain: Sequence[Listed]) -> str:
     parents = [
-        f"{parent.key.hex()[:_SHORT_KEY]} (to {parent.row.header.stop})" for parent in chain[:-1]
+        f"{parent.key.hex()[:SHORT_KEY]} (to {parent.row.header.stop})" for parent in chain[:-1]
     ]
     if not chain[0].is_complete:
-        parents.insert(0, f"{chain[0].row.header.parent.hex()[:_SHORT_KEY]} (not stored)")
+        parents.insert(0, f"{chain[0].row.header.parent.hex()[:SHORT_KEY]} (not stored)")
     return "\n".join(reversed(parents)) or "nothing: it is the start of a prompt"
 
 
@@ -209,37 +312,9 @@ def _path(directory: Path, key: Key) -> Path:
     return EntryFiles(directory).path(key)
 
 
-def _ago(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
-
-
 def _words(reason: Reason) -> str:
     return reason.name.lower().replace("_", " ")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _entries(number: int) -> str:
-    return "1 entry" if number == 1 else f"{number} entries"
-
-
 def _turns(turns: TurnTotals) -> str:
-    return f"{_count(turns.n_turns, 'remembered turn')}, {decimal(turns.n_bytes)}"
-
-
-def _table(*, show_header: bool = True) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header)
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2)
+    return f"{count(turns.n_turns, 'remembered turn')}, {decimal(turns.n_bytes)}"

@@ -83,10 +83,12 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
 
 def load_model(settings: Settings) -> "Assembly":
     with _noted_interrupt():  # these load llama.cpp
-        from rekindle.model_source import resolve_model
+        from rekindle.model_source import first_model
         from rekindle.server import assemble
 
-    model = resolve_model(settings.model.model)
+    model = first_model(settings.model)
+    if model is None:
+        return assemble(settings, None)
     console = Console(stderr=True)
     with (
         _noted_interrupt() as interrupted,

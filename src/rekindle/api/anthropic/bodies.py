@@ -43,6 +43,19 @@ class ToolUseBlock(TypedDict):
     input: dict[str, Any]
 
 
+class ChangeMiss(TypedDict):
+    type: Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
+    cache_missed_input_tokens: int
+
+
+class UnknownMiss(TypedDict):
+    type: Literal["previous_message_not_found", "unavailable"]
+
+
+class Diagnostics(TypedDict):
+    cache_miss_reason: ChangeMiss | UnknownMiss
+
+
 class MessageBody(TypedDict):
     """A whole reply; in `message_start` of a stream without content and stop reason."""
 
@@ -54,6 +67,8 @@ class MessageBody(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    # Where the request has `diagnostics`; null: nothing was lost.
+    diagnostics: NotRequired[Diagnostics | None]
     rekindle: NotRequired[Rekindle]
 
 

@@ -43,6 +43,15 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
     )
 
 
+def n_messages_of(entry: MessageEntry) -> int:
+    """How many messages of the conversation it becomes: see `_Reader`."""
+    if isinstance(entry.content, str) or entry.role == "assistant":
+        return 1
+    n_results = sum(block.type == "tool_result" for block in entry.content)
+    has_text = any(block.type == "text" and block.text for block in entry.content)
+    return n_results + (has_text or not n_results)
+
+
 class _Reader:
     def __init__(self, offered: OfferedTools) -> None:
         self._offered = offered

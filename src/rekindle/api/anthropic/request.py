@@ -1,22 +1,35 @@
-"""From a Messages request to `ReplyOptions`, and to the breakpoint that its usage is counted by."""
+"""From a Messages request to `ReplyOptions`, and to the marks of what it wants kept."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rekindle.api.anthropic.messages import n_messages_of
 from rekindle.api.anthropic.schema import (
     CacheControl,
+    ContentBlock,
     CountTokensRequest,
     MessagesFormat,
     MessagesRequest,
 )
 from rekindle.api.anthropic.tools import tool_choice_of
+from rekindle.api.cache_controls import (
+    MAX_BREAKPOINTS,
+    TTL_SECONDS,
+    Mark,
+    Positions,
+    covered,
+    position_of,
+)
+from rekindle.api.caller import Hints, session_in_user_id
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation import Grammar, GrammarKind, Sampling
+
+Ttl = Literal["5m", "1h"]
+DEFAULT_TTL: Ttl = "5m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,7 @@ class Breakpoint:
     """The last place in the prompt up to which the client wants it kept."""
 
     position: int  # in tokens
-    ttl: Literal["5m", "1h"]
+    ttl: Ttl
 
 
 def options_of(
@@ -57,16 +70,38 @@ def options_of(
     )
 
 
-def breakpoint_of(body: CountTokensRequest, prompt: Prompt) -> Breakpoint | None:
-    """About: in the messages it counts as the end of the prompt."""
-    in_messages = list(_in_messages(body))
-    if in_messages:
-        return Breakpoint(len(prompt.tokens), in_messages[-1].ttl or "5m")
-    if in_head := list(_in_head(body)):
-        # The first boundary is behind system and tools, if the template can be cut there.
-        position = prompt.boundaries[0] if prompt.boundaries else len(prompt.tokens)
-        return Breakpoint(position, in_head[-1].ttl or "5m")
-    return None
+def hints_of(body: MessagesRequest) -> Hints:
+    user_id = body.metadata.user_id if body.metadata is not None else None
+    return Hints(
+        sessions=(session_in_user_id(user_id),),
+        cache_class=body.cache_class,
+        cache_salt=body.cache_salt,
+    )
+
+
+def marks_of(body: CountTokensRequest, conversation: Conversation) -> tuple[Mark, ...]:
+    """In the order of the prompt. One in the middle of a message covers all of it."""
+    n_before = len(conversation.messages) - sum(map(n_messages_of, body.messages))  # `system`
+    placed = [(0, control) for control in _in_head(body)]
+    placed += [
+        (covered(conversation, n_before + n_messages), control)
+        for n_messages, control in _in_messages(body)
+    ]
+    if len(placed) > MAX_BREAKPOINTS:
+        raise InvalidRequest(
+            f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided."
+            f" Found {len(placed)}.",
+            "cache_control",
+        )
+    marks = [Mark(n, TTL_SECONDS[control.ttl or DEFAULT_TTL]) for n, control in placed]
+    return tuple(sorted(marks, key=lambda mark: mark.n_messages or 0))
+
+
+def last_breakpoint(marks: Sequence[Mark], prompt: Positions) -> Breakpoint | None:
+    if not marks:
+        return None
+    ttl: Ttl = "1h" if marks[-1].seconds == TTL_SECONDS["1h"] else "5m"
+    return Breakpoint(position_of(marks[-1], prompt), ttl)
 
 
 def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:
@@ -78,16 +113,26 @@ def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:
             yield block.cache_control
 
 
-def _in_messages(body: CountTokensRequest) -> Iterator[CacheControl]:
-    for message in body.messages:
-        for block in message.content if isinstance(message.content, list) else ():
+def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]:
+    """Each with the number of messages, behind `system`, that end with its own."""
+    n_before = 0
+    last: ContentBlock | None = None
+    for entry in body.messages:
+        n_after = n_before + n_messages_of(entry)
+        n_results = 0
+        for block in entry.content if isinstance(entry.content, list) else ():
+            n_results += block.type == "tool_result"
+            n_covered = n_before + n_results if block.type == "tool_result" else n_after
             for inner in block.content if isinstance(block.content, list) else ():
                 if inner.cache_control is not None:
-                    yield inner.cache_control
+                    yield n_covered, inner.cache_control
             if block.cache_control is not None:
-                yield block.cache_control
-    if body.cache_control is not None:  # Anthropic: stands for one on the last block
-        yield body.cache_control
+                yield n_covered, block.cache_control
+        last = entry.content[-1] if isinstance(entry.content, list) and entry.content else None
+        n_before = n_after
+    # Anthropic: one at the top stands for one on the last block, if that has none itself.
+    if body.cache_control is not None and (last is None or last.cache_control is None):
+        yield n_before, body.cache_control
 
 
 def _grammar(body: MessagesRequest) -> Grammar | None:

@@ -3,25 +3,40 @@
 import json
 import uuid
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic_core import from_json
 
 from rekindle.api.anthropic.bodies import (
     CacheCreation,
+    ChangeMiss,
+    Diagnostics,
     MessageBody,
     MessageUsage,
     StopReason,
     TextBlock,
     ThinkingBlock,
     ToolUseBlock,
+    UnknownMiss,
 )
 from rekindle.api.anthropic.request import Breakpoint
 from rekindle.api.openai.response import rekindle_of
 from rekindle.api.replies import Reply
+from rekindle.chat.miss_reasons import Diagnosis
 from rekindle.chat.reply import FinishReason, ReplyCall, ReplyDone
+from rekindle.request_record import MissReason
 
 # Nobody checks it, but some clients send thinking without a signature back as plain text.
 SIGNATURE = "rekindle"
+
+CHANGES: dict[
+    MissReason, Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
+] = {
+    MissReason.OTHER_MODEL: "model_changed",
+    MissReason.SYSTEM_CHANGED: "system_changed",
+    MissReason.TOOLS_CHANGED: "tools_changed",
+    MissReason.TEXT_CHANGED: "messages_changed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +46,7 @@ class MessageEnvelope:
     model: str
     last_breakpoint: Breakpoint | None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    wants_diagnostics: bool = False
 
 
 def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
@@ -46,7 +62,7 @@ def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
         for call in reply.calls
     ]
     stats = reply.done.stats
-    return MessageBody(
+    message = MessageBody(
         id=envelope.id,
         type="message",
         role="assistant",
@@ -62,6 +78,24 @@ def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
         ),
         rekindle=rekindle_of([stats]),
     )
+    if envelope.wants_diagnostics:
+        message["diagnostics"] = diagnostics_of(stats.diagnosis)
+    return message
+
+
+def diagnostics_of(diagnosis: Diagnosis) -> Diagnostics | None:
+    miss = diagnosis.miss
+    if not diagnosis.is_compared:
+        return Diagnostics(cache_miss_reason=UnknownMiss(type="previous_message_not_found"))
+    if miss is None or miss.reason is MissReason.FIRST_REQUEST:
+        return None
+    if miss.reason in CHANGES:
+        return Diagnostics(
+            cache_miss_reason=ChangeMiss(
+                type=CHANGES[miss.reason], cache_missed_input_tokens=miss.tokens_lost
+            )
+        )
+    return Diagnostics(cache_miss_reason=UnknownMiss(type="unavailable"))
 
 
 def usage_of(

@@ -1,5 +1,7 @@
 """Anthropic's Messages endpoints: each reads as the life of its request."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -7,39 +9,32 @@ from pydantic_core import to_json
 
 from rekindle.api.anthropic.bodies import MessageBody, MessageEvent, TokenCount
 from rekindle.api.anthropic.messages import conversation_of
-from rekindle.api.anthropic.request import breakpoint_of, options_of
+from rekindle.api.anthropic.request import hints_of, last_breakpoint, marks_of, options_of
 from rekindle.api.anthropic.response import MessageEnvelope, message_of
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from rekindle.api.anthropic.stream import PING, Events
 from rekindle.api.anthropic.tools import served_by_anthropic
 from rekindle.api.body import read_body
+from rekindle.api.cache_header import cache_header
+from rekindle.api.desk import Desk
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import MessagesErrorBody
-from rekindle.api.model_card import ModelCard
+from rekindle.api.models import Lease
 from rekindle.api.openapi import request_body, whole_or_stream
 from rekindle.api.replies import WantedReply, start_replies
-from rekindle.api.responder import Responder
 from rekindle.api.sse import EventStream
+from rekindle.chat.prompt import Prompt
 from rekindle.config import Overflow
-from rekindle.telemetry import Telemetry
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (MessagesRequest, CountTokensRequest, MessageEvent)
 
 
 class AnthropicApi:
-    def __init__(
-        self,
-        responder: Responder,
-        card: ModelCard,
-        telemetry: Telemetry,
-        *,
-        keep_alive_seconds: float,
-    ) -> None:
-        self._responder = responder
-        self._card = card
-        self._telemetry = telemetry
-        self._keep_alive_seconds = keep_alive_seconds
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._models = desk.models
+        self._telemetry = desk.telemetry
 
     def add_routes(self, app: FastAPI) -> None:
         errors: dict[int | str, dict[str, Any]] = {"default": {"model": MessagesErrorBody}}
@@ -61,42 +56,73 @@ class AnthropicApi:
     async def messages(self, request: Request) -> Response:
         body = await read_body(request, MessagesRequest, self._telemetry)
         self._count_tools_left_out(body)
+        with await self._models.lease(body.model) as served:
+            return await self._reply(request, body, served)
+
+    async def _reply(self, request: Request, body: MessagesRequest, served: Lease) -> Response:
         conversation = conversation_of(body)
         options = options_of(
             body,
             conversation,
-            self._responder.default_sampling,
-            default_cache_prompt=self._responder.default_cache_prompt,
+            served.responder.default_sampling,
+            default_cache_prompt=served.responder.default_cache_prompt,
         )
-        prompt = await self._responder.prepare_chat(
+        marks = marks_of(body, conversation)
+        caller = self._desk.caller(request, hints_of(body))
+        prompt = await served.responder.prepare_chat(
             conversation,
             cache_prompt=options.cache_prompt,
             overflow=Overflow(body.overflow) if body.overflow else None,
+            namespace=caller.namespace,
         )
-        envelope = MessageEnvelope(self._card.id, breakpoint_of(body, prompt))
+        options = await self._desk.with_terms(
+            options, request, caller, body, marks, conversation, prompt
+        )
+        envelope = MessageEnvelope(
+            served.card.id,
+            await asyncio.to_thread(last_breakpoint, marks, prompt),
+            wants_diagnostics=body.diagnostics is not None,
+        )
+        options = replace(
+            options,
+            reply_id=envelope.id,
+            compare_with=body.diagnostics.previous_message_id if body.diagnostics else None,
+        )
         replies = await start_replies(
-            self._responder, [WantedReply(prompt, options)], self._telemetry, request=request
+            served, [WantedReply(prompt, options)], self._telemetry, request=request
         )
         if body.stream:
             return EventStream(
                 replies,
                 Events(envelope),
-                keep_alive_seconds=self._keep_alive_seconds,
+                keep_alive_seconds=self._desk.ping_seconds,
                 keep_alive=PING,
             )
         try:
             [reply] = await unless_client_leaves(request.receive, replies.collect())
-            return _json(message_of(envelope, reply))
+            return _json(message_of(envelope, reply), cache_header(reply.done.stats))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
             replies.close()
 
+    async def message_prompt(self, request: Request, served: Lease) -> Prompt:
+        """For whoever wants to know what it would find."""
+        body = await read_body(request, MessagesRequest, self._telemetry)
+        caller = self._desk.caller(request, hints_of(body))
+        return await served.responder.prepare_chat(
+            conversation_of(body),
+            overflow=Overflow(body.overflow) if body.overflow else None,
+            namespace=caller.namespace,
+        )
+
     async def count_tokens(self, request: Request) -> Response:
         body = await read_body(request, CountTokensRequest, self._telemetry)
         self._count_tools_left_out(body)
-        # All of it, though the server may be set to trim what does not fit.
-        prompt = await self._responder.prepare_chat(conversation_of(body), overflow=Overflow.ERROR)
+        conversation = conversation_of(body)
+        with await self._models.lease(body.model) as served:
+            # All of it, though the server may be set to trim what does not fit.
+            prompt = await served.responder.prepare_chat(conversation, overflow=Overflow.ERROR)
         return _json(TokenCount(input_tokens=len(prompt.tokens)))
 
     def _count_tools_left_out(self, body: CountTokensRequest) -> None:
@@ -104,5 +130,5 @@ class AnthropicApi:
             self._telemetry.count_ignored_field(f"tools.{kind}")
 
 
-def _json(value: MessageBody | TokenCount) -> Response:
-    return Response(to_json(value), media_type="application/json")
+def _json(value: MessageBody | TokenCount, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), media_type="application/json", headers=headers)

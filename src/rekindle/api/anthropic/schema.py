@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rekindle.api.body import Ignored, Wire
+from rekindle.api.cache_controls import CacheFields
 
 MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
 
@@ -17,7 +18,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class CacheControl(Wire):
-    """A breakpoint. The whole prompt is kept anyway, so it only divides what `usage` counts."""
+    """A breakpoint: the prompt is kept up to it for a while, and `usage` is divided there."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -102,6 +103,14 @@ class OutputConfig(Wire):
     format: MessagesFormat | None = None
 
 
+class MessagesMetadata(Wire):
+    user_id: str | None = None
+
+
+class Diagnostics(Wire):
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(Wire):
     """What makes a prompt."""
 
@@ -120,7 +129,7 @@ class CountTokensRequest(Wire):
     mcp_servers: Annotated[Any, Ignored()] = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, CacheFields):
     max_tokens: Annotated[int, Field(ge=0)]
     stop_sequences: (
         Annotated[list[NonEmpty], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
@@ -129,11 +138,9 @@ class MessagesRequest(CountTokensRequest):
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None
-    # Ours, as in the other dialects.
-    cache_prompt: bool | None = None
-    prefill: bool | None = None
-    overflow: Literal["error", "trim"] | None = None
+    overflow: Literal["error", "trim"] | None = None  # ours, as in chat completions
+    metadata: MessagesMetadata | None = None
+    diagnostics: Diagnostics | None = None
 
-    metadata: Annotated[dict[str, Any] | None, Ignored()] = None
     service_tier: Annotated[str | None, Ignored()] = None
     container: Annotated[Any, Ignored()] = None

@@ -22,6 +22,7 @@ from rekindle.api.anthropic.bodies import (
 from rekindle.api.anthropic.response import (
     SIGNATURE,
     MessageEnvelope,
+    diagnostics_of,
     input_json,
     stop_reason_of,
     usage_of,
@@ -49,7 +50,7 @@ class Events:
     """The frames of one reply.
 
     `message_start` waits for the first progress: only then it is known how much of the prompt
-    was cached, which clients read there.
+    was cached, which clients read there. With diagnostics it waits until all is evaluated.
     """
 
     def __init__(self, envelope: MessageEnvelope) -> None:
@@ -74,6 +75,8 @@ class Events:
             frames = self._closed() + b"".join(self._call(event))
         elif isinstance(event, ReplyDone):
             frames = self._closed() + self._ended(event)
+        elif self._envelope.wants_diagnostics and event.diagnosis is None:
+            return b""
         else:
             frames = b""
         return self._started(event) + frames
@@ -89,10 +92,13 @@ class Events:
             return b""
         self._is_started = True
         n_prompt = n_cached = 0
+        diagnosis = None
         if isinstance(event, ReplyProgress):
             n_prompt, n_cached = event.n_total, event.n_cached
+            diagnosis = event.diagnosis
         elif isinstance(event, ReplyDone):
             n_prompt, n_cached = event.stats.n_prompt, event.stats.n_cached
+            diagnosis = event.stats.diagnosis
         message = MessageBody(
             id=self._envelope.id,
             type="message",
@@ -108,6 +114,8 @@ class Events:
                 n_generated=0,
             ),
         )
+        if self._envelope.wants_diagnostics:
+            message["diagnostics"] = diagnostics_of(diagnosis) if diagnosis else None
         return _frame(MessageStart(type="message_start", message=message))
 
     def _opened(self, event: ReplyText | ReplyReasoning) -> bytes:

@@ -10,6 +10,7 @@ ChatFinish = Literal["stop", "length", "tool_calls"]
 
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
+    cache_write_tokens: int  # computed and kept
 
 
 class Usage(TypedDict):
@@ -42,13 +43,36 @@ class Span(TypedDict):
     stop: int
 
 
-class CacheStory(TypedDict):
-    cached_tokens: int
-    prefilled_tokens: int
+class TierTokens(TypedDict):
+    tier: Literal["live", "memory", "disk"]
+    tokens: int
+
+
+class MissBody(TypedDict):
+    """Why not more was found; see `MissReason`."""
+
+    reason: str
+    message: int | None
+    part: str | None
+    before: str
+    expected: str
+    got: str
+    tokens_lost: int
+
+
+_Classed = TypedDict("_Classed", {"class": Literal["main", "background", "ephemeral"]})
+
+
+class CacheStory(_Classed):
+    cached: list[TierTokens]
+    prefilled: int
+    restored_ms: float
     remembered_turns: int
     dropped_messages: int
-    restore_ms: float
     spans: list[Span]
+    session: str
+    prefilled_twice: int
+    miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
 
 
 class CacheStories(CacheStory):

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from rekindle.api.body import read_body
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
-from rekindle.api.model_card import ModelCard
+from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.schema import EmbeddingsRequest
 from rekindle.api.openapi import ERRORS, request_body
@@ -23,9 +23,8 @@ MAX_INPUTS = 2048  # OpenAI's
 
 
 class EmbeddingsApi:
-    def __init__(self, responder: Responder, card: ModelCard, telemetry: Telemetry) -> None:
-        self._responder = responder
-        self._card = card
+    def __init__(self, models: Models, telemetry: Telemetry) -> None:
+        self._models = models
         self._telemetry = telemetry
 
     def add_routes(self, app: FastAPI, prefix: str) -> None:
@@ -39,26 +38,28 @@ class EmbeddingsApi:
 
     async def embeddings(self, request: Request) -> Response:
         body = await read_body(request, EmbeddingsRequest, self._telemetry)
-        self._check_dimensions(body.dimensions)
-        # Clients choose request ids, and may use one twice; the engine's must be unique.
-        name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
-        work = self._responder.embed(_inputs(body), request_id=name)
-        try:
-            made = await unless_client_leaves(request.receive, work)
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        with await self._models.lease(body.model) as served:
+            _check_dimensions(body.dimensions, served.responder)
+            # Clients choose request ids, and may use one twice; the engine's must be unique.
+            name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
+            work = served.responder.embed(_inputs(body), request_id=name)
+            try:
+                made = await unless_client_leaves(request.receive, work)
+            except ClientGone:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
         # Thousands of vectors as text take seconds.
-        data = await asyncio.to_thread(_reply, made, body, self._card.id)
+        data = await asyncio.to_thread(_reply, made, body, served.card.id)
         return Response(data, media_type="application/json")
 
-    def _check_dimensions(self, dimensions: int | None) -> None:
-        status = self._responder.status().embedder
-        if dimensions and status and dimensions > status.n_dimensions:
-            raise InvalidRequest(
-                f"`dimensions` is {dimensions}, but the embeddings of this model have"
-                f" {status.n_dimensions}.",
-                "dimensions",
-            )
+
+def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
+    status = responder.status().embedder
+    if dimensions and status and dimensions > status.n_dimensions:
+        raise InvalidRequest(
+            f"`dimensions` is {dimensions}, but the embeddings of this model have"
+            f" {status.n_dimensions}.",
+            "dimensions",
+        )
 
 
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:

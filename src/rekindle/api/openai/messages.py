@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
+from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.call_ids import CallIds
 from rekindle.api.content import part_text
 from rekindle.api.openai.schema import (
@@ -47,6 +48,16 @@ def conversation_of(body: ChatCompletionRequest) -> Conversation:
         template_kwargs=given | (body.chat_template_kwargs or {}),
         continue_last=_continues_last(body),
     )
+
+
+def marks_of(body: ChatCompletionRequest, conversation: Conversation) -> tuple[Mark, ...]:
+    breakpoints = [
+        covered(conversation, index + 1)
+        for index, entry in enumerate(body.messages)
+        for part in (entry.content if isinstance(entry.content, list) else ())
+        if part.prompt_cache_breakpoint is not None
+    ]
+    return openai_marks(body, breakpoints)
 
 
 def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:

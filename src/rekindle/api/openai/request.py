@@ -135,8 +135,7 @@ def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]
                 " or -1 for as much as the context holds.",
                 name,
             )
-    options = body.prompt_cache_options
-    if body.prefill or (options is not None and options.prewarm):
+    if body.primes:
         return 0
     first = next((limit for _, limit in limits if limit is not None), None)
     return None if first == -1 else first

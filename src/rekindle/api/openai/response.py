@@ -4,9 +4,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rekindle import __version__
-from rekindle.api.model_card import ModelCard
 from rekindle.api.openai.bodies import (
     AssistantMessage,
     CacheStories,
@@ -20,11 +20,11 @@ from rekindle.api.openai.bodies import (
     CompletionChoice,
     CompletionLogprobs,
     Finish,
-    Model,
-    ModelMeta,
+    MissBody,
     PromptTokensDetails,
     Rekindle,
     Span,
+    TierTokens,
     Timings,
     TokenLogprob,
     ToolCallBody,
@@ -33,13 +33,19 @@ from rekindle.api.openai.bodies import (
 )
 from rekindle.api.replies import Reply
 from rekindle.chat.reply import Candidate, FinishReason, ReplyStats, ScoredToken
-from rekindle.generation import CachedSpan
+from rekindle.generation import CachedSpan, CacheSource, Rank
+from rekindle.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 FINISH: dict[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+}
+CLASSES: dict[Rank, Literal["main", "background", "ephemeral"]] = {
+    Rank.MAIN: "main",
+    Rank.BACKGROUND: "background",
+    Rank.EPHEMERAL: "ephemeral",
 }
 CHAT_FINISH: dict[FinishReason, ChatFinish] = {**FINISH, FinishReason.TOOL_CALLS: "tool_calls"}
 
@@ -133,11 +139,14 @@ def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
     n_generated = sum(each.n_generated for each in stats)
     # Replies to one prompt share its rows: the one that found the least paid for the rest.
     n_cached = sum(min(each.n_cached for each in replies) for replies in prompts)
+    n_written = sum(max(each.n_written for each in replies) for replies in prompts)
     return Usage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=n_cached, cache_write_tokens=n_written
+        ),
     )
 
 
@@ -168,22 +177,6 @@ def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
     return first if len(stories) == 1 else CacheStories(**first, replies=stories)
 
 
-def model_of(card: ModelCard) -> Model:
-    return Model(
-        id=card.id,
-        object="model",
-        created=card.created,
-        owned_by="rekindle",
-        meta=ModelMeta(
-            n_ctx=card.n_ctx,
-            n_ctx_train=card.n_ctx_train,
-            n_vocab=card.n_vocab,
-            n_params=card.n_params,
-            size=card.size_bytes,
-        ),
-    )
-
-
 def _message(reply: Reply) -> AssistantMessage:
     content = None if reply.calls and not reply.text else reply.text
     message = AssistantMessage(role="assistant", content=content, refusal=None)
@@ -202,13 +195,37 @@ def _message(reply: Reply) -> AssistantMessage:
 
 
 def _story(stats: ReplyStats) -> CacheStory:
-    return CacheStory(
-        cached_tokens=stats.n_cached,
-        prefilled_tokens=stats.n_prefilled,
-        remembered_turns=stats.n_remembered_turns,
-        dropped_messages=stats.n_dropped_messages,
-        restore_ms=round(stats.restore_seconds * 1e3, 3),
-        spans=[part for span in stats.spans for part in _parts(span, stats.remembered)],
+    story: CacheStory = {
+        "cached": list(_by_tier(stats.spans)),
+        "prefilled": stats.n_prefilled,
+        "restored_ms": round(stats.restore_seconds * 1e3, 3),
+        "remembered_turns": stats.n_remembered_turns,
+        "dropped_messages": stats.n_dropped_messages,
+        "spans": [part for span in stats.spans for part in _parts(span, stats.remembered)],
+        "session": stats.session,
+        "class": CLASSES[stats.rank],
+        "prefilled_twice": stats.n_twice,
+    }
+    if stats.is_explained:
+        story["miss"] = miss_body(stats.miss) if stats.miss else None
+    return story
+
+
+def _by_tier(spans: Sequence[CachedSpan]) -> Iterator[TierTokens]:
+    for tier in CacheSource:
+        if n_tokens := sum(span.stop - span.start for span in spans if span.source is tier):
+            yield TierTokens(tier=tier.value, tokens=n_tokens)
+
+
+def miss_body(miss: Miss) -> MissBody:
+    return MissBody(
+        reason=miss.reason.value,
+        message=miss.message,
+        part=miss.part,
+        before=miss.before,
+        expected=miss.expected,
+        got=miss.got,
+        tokens_lost=miss.tokens_lost,
     )
 
 

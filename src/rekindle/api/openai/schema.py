@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, WithJsonSchema
 
 from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
@@ -43,11 +44,7 @@ class ResponseFormat(Wire):
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class PromptCacheOptions(Wire):
-    prewarm: bool | None = None
-
-
-class GenerationFields(Wire):
+class GenerationFields(OpenAiCacheFields):
     """What both endpoints share."""
 
     model: str | None = None
@@ -75,18 +72,12 @@ class GenerationFields(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
-    cache_prompt: bool | None = None
-    prefill: bool | None = None
 
-    user: Annotated[str | None, Ignored()] = None
+    timings_per_token: Annotated[bool | None, Ignored()] = None
     metadata: Annotated[dict[str, Any] | None, Ignored()] = None
     store: Annotated[bool | None, Ignored()] = None
     service_tier: Annotated[str | None, Ignored()] = None
     safety_identifier: Annotated[str | None, Ignored()] = None
-    prompt_cache_key: Annotated[str | None, Ignored()] = None
-    prompt_cache_retention: Annotated[str | None, Ignored()] = None
-    prompt_cache_options: PromptCacheOptions | None = None
-    id_slot: Annotated[int | None, Ignored()] = None
 
     grammar: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
     json_schema: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
@@ -100,6 +91,7 @@ class ContentPart(Wire):
     type: str
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class FunctionCall(Wire):

@@ -64,7 +64,7 @@ OutputItem = MessageBody | ReasoningBody | FunctionCallBody | CustomCallBody
 
 class InputTokensDetails(TypedDict):
     cached_tokens: int
-    cache_write_tokens: int  # always 0: nothing is charged for
+    cache_write_tokens: int  # computed and kept
 
 
 class OutputTokensDetails(TypedDict):
@@ -93,6 +93,16 @@ class ReasoningEcho(TypedDict):
     summary: str | None
 
 
+class CacheMissDiagnostics(TypedDict):
+    type: Literal["cache_miss"]
+    reason: Literal["model_changed", "tools_changed", "input_changed"]
+    cache_missed_tokens: int
+
+
+class OtherDiagnostics(TypedDict):
+    type: Literal["cache_hit", "comparison_response_not_found", "unavailable"]
+
+
 class ResponseBody(TypedDict):
     id: str
     object: Literal["response"]
@@ -109,6 +119,8 @@ class ResponseBody(TypedDict):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    # Where the request names a response to compare with.
+    prompt_cache_diagnostics: NotRequired[CacheMissDiagnostics | OtherDiagnostics]
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None

@@ -42,8 +42,11 @@ class Kept:
 
 
 class History:
-    def __init__(self, store: ResponseStore) -> None:
+    """Of one namespace: what another one stored is not there."""
+
+    def __init__(self, store: ResponseStore, namespace: str = "") -> None:
         self._store = store
+        self._prefix = f"{namespace}/" if namespace else ""
 
     async def items_of(self, body: CreateResponseRequest) -> list[Placed]:
         """The whole conversation: what was stored, then what was sent."""
@@ -66,7 +69,7 @@ class History:
         return placed
 
     async def find(self, id: str) -> Kept | None:
-        stored = await asyncio.to_thread(self._store.get, id)
+        stored = await asyncio.to_thread(self._store.get, self._prefix + id)
         if stored is None:
             return None
         value = from_json(stored.data)
@@ -75,10 +78,10 @@ class History:
     def keep(self, envelope: Envelope, items: Sequence[Placed], body: ResponseBody) -> None:
         listed = [_with_id(placed.item, envelope.key, index) for index, placed in enumerate(items)]
         data = to_json({"response": body, "items": listed})
-        self._store.put(StoredResponse(envelope.id, envelope.created_at, data))
+        self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created_at, data))
 
     async def delete(self, id: str) -> bool:
-        return await asyncio.to_thread(self._store.delete, id)
+        return await asyncio.to_thread(self._store.delete, self._prefix + id)
 
     async def _resolve(self, id: str, param: str) -> InputItem:
         key = id.partition("_")[2][:KEY_CHARACTERS]

@@ -57,6 +57,7 @@ class Placed:
 class Read:
     messages: tuple[Message, ...]
     skipped: tuple[str, ...]  # types of items that could not be shown
+    breakpoints: tuple[int, ...] = ()  # how many messages each one covers
 
 
 def read_items(items: Sequence[Placed]) -> Read:
@@ -64,7 +65,7 @@ def read_items(items: Sequence[Placed]) -> Read:
     for placed in items:
         reader.add(placed)
     reader.end_turn()
-    return Read(tuple(reader.messages), tuple(reader.skipped))
+    return Read(tuple(reader.messages), tuple(reader.skipped), tuple(reader.breakpoints))
 
 
 def encrypted(reasoning: str) -> str:
@@ -110,6 +111,7 @@ class _Reader:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.skipped: list[str] = []
+        self.breakpoints: list[int] = []
         self._turn: _Turn | None = None
         self._calls = CallIds()
 
@@ -135,6 +137,8 @@ class _Reader:
                 self._add_other(item)
             case _:
                 raise AssertionError("references are resolved before")
+        n_covered = len(self.messages) + (self._turn is not None)
+        self.breakpoints += [n_covered] * _n_breakpoints(item)
 
     def end_turn(self) -> None:
         turn, self._turn = self._turn, None
@@ -193,6 +197,14 @@ class _Reader:
                 self._add_result(known, output)
                 return
         self.skipped.append(item.type)
+
+
+def _n_breakpoints(item: InputItem) -> int:
+    match item:
+        case MessageItem(content=list(parts)) | CallOutputItem(output=list(parts)):
+            return sum(part.prompt_cache_breakpoint is not None for part in parts)
+        case _:
+            return 0
 
 
 def _reasoning(item: ReasoningItem, path: str) -> str:

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from rekindle.api.cache_controls import Mark, covered, openai_marks
+from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
@@ -29,6 +31,14 @@ def conversation_of(
     )
 
 
+def marks_of(
+    body: CreateResponseRequest, read: Read, conversation: Conversation
+) -> tuple[Mark, ...]:
+    n_before = len(conversation.messages) - len(read.messages)  # `instructions`
+    breakpoints = [covered(conversation, n_before + each) for each in read.breakpoints]
+    return openai_marks(body, breakpoints)
+
+
 def reply_options(
     body: CreateResponseRequest,
     toolbox: Toolbox,
@@ -51,7 +61,7 @@ def reply_options(
     wants_logprobs = body.top_logprobs or includes(body, LOGPROBS)
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=body.max_output_tokens,
+        max_tokens=0 if body.primes else body.max_output_tokens,
         n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
         tool_choice=tool_choice,

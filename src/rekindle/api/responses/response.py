@@ -4,13 +4,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rekindle.api.body import Wire
 from rekindle.api.openai.response import rekindle_of, timings_of
 from rekindle.api.responses.bodies import (
+    CacheMissDiagnostics,
     IncompleteDetails,
     InputTokensDetails,
+    OtherDiagnostics,
     OutputItem,
     OutputTokensDetails,
     ReasoningEcho,
@@ -20,11 +22,19 @@ from rekindle.api.responses.bodies import (
 )
 from rekindle.api.responses.schema import CreateResponseRequest, ToolChoiceEntry
 from rekindle.api.responses.tools import Toolbox
+from rekindle.chat.miss_reasons import Diagnosis
 from rekindle.chat.reply import FinishReason, ReplyDone, ReplyStats
 from rekindle.generation import Sampling
+from rekindle.request_record import MissReason
 
 UNSUPPORTED_TOOLS = "rekindle_unsupported_tools"
 PLAIN_TEXT = {"format": {"type": "text"}}
+CHANGES: dict[MissReason, Literal["model_changed", "tools_changed", "input_changed"]] = {
+    MissReason.OTHER_MODEL: "model_changed",
+    MissReason.TOOLS_CHANGED: "tools_changed",
+    MissReason.SYSTEM_CHANGED: "input_changed",
+    MissReason.TEXT_CHANGED: "input_changed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,7 @@ class Envelope:
     sampling: Sampling
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     created_at: int = field(default_factory=lambda: int(time.time()))
+    wants_diagnostics: bool = False
 
     @property
     def id(self) -> str:
@@ -100,6 +111,8 @@ def ended(envelope: Envelope, output: Sequence[OutputItem], done: ReplyDone) -> 
     body["usage"] = _usage(done.stats)
     body["timings"] = timings_of([done.stats])
     body["rekindle"] = rekindle_of([done.stats])
+    if envelope.wants_diagnostics:
+        body["prompt_cache_diagnostics"] = _diagnostics(done.stats.diagnosis)
     return body
 
 
@@ -118,10 +131,25 @@ def _metadata(envelope: Envelope) -> dict[str, Any]:
     return metadata
 
 
+def _diagnostics(diagnosis: Diagnosis) -> CacheMissDiagnostics | OtherDiagnostics:
+    miss = diagnosis.miss
+    if not diagnosis.is_compared:
+        return OtherDiagnostics(type="comparison_response_not_found")
+    if miss is None:
+        return OtherDiagnostics(type="cache_hit")
+    if miss.reason in CHANGES:
+        return CacheMissDiagnostics(
+            type="cache_miss", reason=CHANGES[miss.reason], cache_missed_tokens=miss.tokens_lost
+        )
+    return OtherDiagnostics(type="unavailable")
+
+
 def _usage(stats: ReplyStats) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=stats.n_prompt,
-        input_tokens_details=InputTokensDetails(cached_tokens=stats.n_cached, cache_write_tokens=0),
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=stats.n_cached, cache_write_tokens=stats.n_written
+        ),
         output_tokens=stats.n_generated,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
         total_tokens=stats.n_prompt + stats.n_generated,

@@ -1,19 +1,22 @@
 """The Responses endpoints: each reads as the life of its request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
 from rekindle.api.body import read_body
+from rekindle.api.cache_controls import openai_hints
+from rekindle.api.cache_header import cache_header
+from rekindle.api.caller import Caller, Hints
+from rekindle.api.desk import Desk
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import Failure, invalid
-from rekindle.api.model_card import ModelCard
+from rekindle.api.models import Lease
 from rekindle.api.openapi import ERRORS, request_body, whole_or_stream
 from rekindle.api.replies import Replies, WantedReply, start_replies
-from rekindle.api.responder import Responder
 from rekindle.api.responses.bodies import (
     DeletedResponse,
     InputItemList,
@@ -21,12 +24,13 @@ from rekindle.api.responses.bodies import (
     ResponseEvent,
 )
 from rekindle.api.responses.history import History, NotStored
-from rekindle.api.responses.items import read_items
+from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.output import Output
 from rekindle.api.responses.request import (
     ENCRYPTED_REASONING,
     conversation_of,
     includes,
+    marks_of,
     reply_options,
 )
 from rekindle.api.responses.response import Envelope, ended
@@ -34,11 +38,11 @@ from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.stream import Events
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.api.sse import EventStream
+from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyDone, ReplyEvent, ReplyProgress
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest
 from rekindle.stored_responses import ResponseStore
-from rekindle.telemetry import Telemetry
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (CreateResponseRequest, ResponseEvent)
@@ -46,20 +50,11 @@ MAX_ITEMS = 100  # of one page, as OpenAI has it
 
 
 class ResponsesApi:
-    def __init__(
-        self,
-        responder: Responder,
-        card: ModelCard,
-        telemetry: Telemetry,
-        store: ResponseStore,
-        *,
-        keep_alive_seconds: float,
-    ) -> None:
-        self._responder = responder
-        self._card = card
-        self._telemetry = telemetry
-        self._history = History(store)
-        self._keep_alive_seconds = keep_alive_seconds
+    def __init__(self, desk: Desk, store: ResponseStore) -> None:
+        self._desk = desk
+        self._models = desk.models
+        self._telemetry = desk.telemetry
+        self._store = store
 
     def add_routes(self, app: FastAPI) -> None:
         for prefix in ("/v1", ""):
@@ -82,41 +77,84 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         body = await read_body(request, CreateResponseRequest, self._telemetry)
+        caller = self._desk.caller(request, openai_hints(body))
         try:
-            items = await self._history.items_of(body)
+            items = await self._history(caller.namespace).items_of(body)
         except NotStored as missing:
             return _not_stored(missing).response(request.scope)
+        with await self._models.lease(body.model) as served:
+            return await self._reply(request, body, items, caller, served)
+
+    async def response_prompt(self, request: Request, served: Lease) -> Prompt:
+        """For whoever wants to know what it would find."""
+        body = await read_body(request, CreateResponseRequest, self._telemetry)
+        caller = self._desk.caller(request, openai_hints(body))
+        try:
+            items = await self._history(caller.namespace).items_of(body)
+        except NotStored as missing:
+            raise InvalidRequest(f"'{missing.id}' is not stored here.", missing.param) from None
+        toolbox = toolbox_of(body.tools or ())
+        return await served.responder.prepare_chat(
+            conversation_of(body, read_items(items).messages, toolbox),
+            overflow=Overflow.TRIM if body.truncation == "auto" else None,
+            namespace=caller.namespace,
+        )
+
+    def _history(self, namespace: str) -> History:
+        return History(self._store, namespace)
+
+    async def _reply(
+        self,
+        request: Request,
+        body: CreateResponseRequest,
+        items: Sequence[Placed],
+        caller: Caller,
+        served: Lease,
+    ) -> Response:
         read = read_items(items)
         for kind in read.skipped:
             self._telemetry.count_ignored_field(f"input.{kind}")
         toolbox = toolbox_of(body.tools or ())
+        conversation = conversation_of(body, read.messages, toolbox)
         options = reply_options(
             body,
             toolbox,
-            self._responder.default_sampling,
-            default_cache_prompt=self._responder.default_cache_prompt,
+            served.responder.default_sampling,
+            default_cache_prompt=served.responder.default_cache_prompt,
         )
-        prompt = await self._responder.prepare_chat(
-            conversation_of(body, read.messages, toolbox),
+        prompt = await served.responder.prepare_chat(
+            conversation,
             cache_prompt=options.cache_prompt,
             overflow=Overflow.TRIM if body.truncation == "auto" else None,
+            namespace=caller.namespace,
         )
+        marks = marks_of(body, read, conversation)
+        options = await self._desk.with_terms(
+            options, request, caller, body, marks, conversation, prompt
+        )
+        cache_options = body.prompt_cache_options
+        compare_with = cache_options.comparison_response_id if cache_options else None
         envelope = Envelope(
-            model=self._card.id, body=body, toolbox=toolbox, sampling=options.sampling
+            model=served.card.id,
+            body=body,
+            toolbox=toolbox,
+            sampling=options.sampling,
+            wants_diagnostics=compare_with is not None,
         )
+        options = replace(options, reply_id=envelope.id, compare_with=compare_with)
         wanted = [WantedReply(prompt, options)]
-        replies = await start_replies(self._responder, wanted, self._telemetry, request=request)
+        replies = await start_replies(served, wanted, self._telemetry, request=request)
         output = Output(
             envelope.key, toolbox, encrypts_reasoning=includes(body, ENCRYPTED_REASONING)
         )
 
         def keep(reply: ResponseBody) -> None:
             if envelope.is_stored:
-                self._history.keep(envelope, items, reply)
+                self._history(caller.namespace).keep(envelope, items, reply)
 
         if body.stream:
             events = Events(envelope, output, keep)
-            return EventStream(replies, events, keep_alive_seconds=self._keep_alive_seconds)
+            return EventStream(replies, events, keep_alive_seconds=self._desk.ping_seconds)
         try:
             done = await unless_client_leaves(request.receive, _collect(replies, output))
         except ClientGone:
@@ -125,25 +163,28 @@ class ResponsesApi:
             replies.close()
         reply = ended(envelope, output.items, done)
         keep(reply)
-        return _json(reply)
+        return _json(reply, cache_header(done.stats))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise InvalidRequest("`stream` is not supported here.", "stream")
-        kept = await self._history.find(response_id)
+        kept = await self._history(self._namespace(request)).find(response_id)
         return _json(kept.response) if kept else _unknown(response_id).response(request.scope)
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        if not await self._history.delete(response_id):
+        if not await self._history(self._namespace(request)).delete(response_id):
             return _unknown(response_id).response(request.scope)
         return _json(DeletedResponse(id=response_id, object="response", deleted=True))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         page = _page_wanted(request)
-        kept = await self._history.find(response_id)
+        kept = await self._history(self._namespace(request)).find(response_id)
         if kept is None:
             return _unknown(response_id).response(request.scope)
         return _json(_page_of(kept.items, page))
+
+    def _namespace(self, request: Request) -> str:
+        return self._desk.caller(request, Hints()).namespace
 
 
 async def _collect(replies: Replies, output: Output) -> ReplyDone:
@@ -209,5 +250,5 @@ def _unknown(response_id: str) -> Failure:
     return invalid(message, status=404, param="response_id", code="not_found")
 
 
-def _json(value: object) -> Response:
-    return Response(to_json(value), media_type="application/json")
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), media_type="application/json", headers=headers)

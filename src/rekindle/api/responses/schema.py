@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
 
 MAX_TOP_LOGPROBS = 20
 
@@ -21,7 +22,11 @@ class TextPart(Wire):
     text: str | None = None
 
 
-class ContentPart(TextPart):
+class InputPart(TextPart):
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+class ContentPart(InputPart):
     refusal: str | None = None
 
 
@@ -61,7 +66,7 @@ class CallOutputItem(Wire):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
-    output: str | TextParts
+    output: str | Annotated[list[InputPart], Field(fail_fast=True)]
     status: Unused = None
 
 
@@ -219,7 +224,7 @@ class ReasoningConfig(Wire):
     generate_summary: Unused = None
 
 
-class CreateResponseRequest(Wire):
+class CreateResponseRequest(OpenAiCacheFields):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
     instructions: str | None = None
@@ -241,14 +246,10 @@ class CreateResponseRequest(Wire):
     store: bool | None = None
     metadata: dict[str, Any] | None = None
 
-    cache_prompt: bool | None = None  # ours, as in the other dialects
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: Annotated[int | None, Ignored()] = None
-    user: Unused = None
     safety_identifier: Unused = None
     service_tier: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_retention: Unused = None
     client_metadata: Annotated[dict[str, Any] | None, Ignored()] = None
     stream_options: Annotated[dict[str, Any] | None, Ignored()] = None
 

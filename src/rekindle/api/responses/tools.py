@@ -137,8 +137,8 @@ def _definition(name: str, entry: FunctionTool | CustomTool) -> dict[str, Json]:
         definition["description"] = entry.description
     if entry.parameters is not None:
         definition["parameters"] = entry.parameters
-    if entry.strict is not None:
-        definition["strict"] = entry.strict
+    if entry.strict:  # false is what its absence means, and would be one more text in the prompt
+        definition["strict"] = True
     return definition
 
 

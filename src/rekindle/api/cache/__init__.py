@@ -1,0 +1,1 @@
+"""What is cached, and what would be found: endpoints of our own."""

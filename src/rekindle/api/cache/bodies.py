@@ -1,0 +1,83 @@
+"""What the cache endpoints send back, as types. OpenAPI is made from these."""
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from rekindle.api.openai.bodies import MissBody
+
+Tier = Literal["live", "memory", "disk"]
+Class = Literal["main", "background", "ephemeral"]
+
+# In this form because `class` is a word of Python's.
+StoredEntry = TypedDict(
+    "StoredEntry",
+    {
+        "key": str,
+        "name": str | None,
+        "session": str,
+        "class": Class,
+        "tokens": int,
+        "bytes": int,  # of all that leads to it, too
+        "tiers": list[Tier],  # that hold all of it
+        "hits": int,
+        "last_used": float,  # seconds since the epoch
+        "pinned_until": float | None,
+    },
+)
+
+
+class TierUsage(TypedDict):
+    name: Tier
+    entries: int
+    bytes: int
+    budget_bytes: int
+
+
+class StoredList(TypedDict):
+    object: Literal["list"]
+    data: list[StoredEntry]
+    usage: list[TierUsage]  # of the whole server
+
+
+class CacheDeleted(TypedDict):
+    object: Literal["cache.deleted"]
+    key: str | None  # null: everything
+    deleted: int
+
+
+class CachedTokens(TypedDict):
+    tier: Tier
+    tokens: int
+
+
+class ExpectedTimes(TypedDict):
+    """In milliseconds; null: nothing was measured yet."""
+
+    restore: float | None
+    prefill: float | None
+    total: float | None
+
+
+class Lookup(TypedDict):
+    object: Literal["cache.lookup"]
+    prompt_tokens: int
+    cached: list[CachedTokens]
+    prefilled: int
+    expected_ms: ExpectedTimes
+    miss: MissBody | None  # why not more would be found; null: nothing would be lost
+
+
+class SessionEntry(TypedDict):
+    session: str
+    last_used: float  # seconds since the epoch
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    prefilled_tokens: int
+    prefilled_twice_tokens: int  # of these, computed earlier by this process
+
+
+class SessionList(TypedDict):
+    object: Literal["list"]
+    data: list[SessionEntry]  # the last used first

@@ -1,0 +1,197 @@
+"""The cache endpoints: what is stored, what goes, what would be found, who computed it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+
+from rekindle.api.body import parse_json
+from rekindle.api.cache.bodies import (
+    CacheDeleted,
+    CachedTokens,
+    Class,
+    ExpectedTimes,
+    Lookup,
+    SessionEntry,
+    SessionList,
+    StoredEntry,
+    StoredList,
+    TierUsage,
+)
+from rekindle.api.cache.dialect import dialect_of, named_dialect
+from rekindle.api.caller import Hints
+from rekindle.api.desk import Desk
+from rekindle.api.errors import invalid
+from rekindle.api.models import Lease
+from rekindle.api.openai.response import miss_body
+from rekindle.api.openapi import ERRORS, REF
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.sessions import Session
+from rekindle.errors import InvalidRequest
+from rekindle.generation import CacheSource, Forecast, Rank, StoredPrefix
+from rekindle.request_record import Miss
+
+MAX_LISTED = 1000  # picked
+CLASSES: dict[Rank, Class] = {
+    Rank.MAIN: "main",
+    Rank.BACKGROUND: "background",
+    Rank.EPHEMERAL: "ephemeral",
+}
+LOOKED_UP = (
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "MessagesRequest",
+    "CreateResponseRequest",
+)
+
+
+PromptOf = Callable[[Request, Lease], Awaitable[Prompt]]
+
+
+class CacheApi:
+    """`prompts` reads the prompt of a request, by its dialect."""
+
+    def __init__(self, desk: Desk, prompts: Mapping[str, PromptOf]) -> None:
+        self._desk = desk
+        self._models = desk.models
+        self._prompts = prompts
+
+    def add_routes(self, app: FastAPI) -> None:
+        for method, path, endpoint, model in (
+            ("GET", "/v1/cache", self.list_stored, StoredList),
+            ("DELETE", "/v1/cache", self.delete_all, CacheDeleted),
+            # A path, because keys may have slashes.
+            ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted),
+            ("GET", "/v1/sessions", self.list_sessions, SessionList),
+        ):
+            app.add_api_route(
+                path, endpoint, methods=[method], responses=ERRORS | {200: {"model": model}}
+            )
+        app.add_api_route(
+            "/v1/cache/lookup",
+            self.look_up,
+            methods=["POST"],
+            openapi_extra=_any_request(),
+            responses=ERRORS | {200: {"model": Lookup}},
+        )
+
+    async def list_stored(self, request: Request) -> Response:
+        limit = _limit(request)
+        with await self._models.lease(_model(request)) as served:
+            store = served.responder.store
+            stored = await store.list_stored(namespace=self._namespace(request), limit=limit)
+            cache = served.responder.status().cache
+        usage = [
+            TierUsage(
+                name=tier.name.value,
+                entries=tier.n_entries,
+                bytes=tier.n_bytes,
+                budget_bytes=tier.budget_bytes,
+            )
+            for tier in (cache.tiers if cache is not None else ())
+        ]
+        return _json(StoredList(object="list", data=[_entry(each) for each in stored], usage=usage))
+
+    async def delete(self, request: Request, key: str) -> Response:
+        n_deleted = await self._forget(request, key)
+        if n_deleted == 0:
+            message = f"Nothing is cached under the key '{key}'."
+            refusal = invalid(message, status=404, param="key", code="not_found")
+            return refusal.response(request.scope)
+        return _json(CacheDeleted(object="cache.deleted", key=key, deleted=n_deleted))
+
+    async def delete_all(self, request: Request) -> Response:
+        n_deleted = await self._forget(request, None)
+        return _json(CacheDeleted(object="cache.deleted", key=None, deleted=n_deleted))
+
+    async def look_up(self, request: Request) -> Response:
+        """Nothing is computed, and nothing changes."""
+        body = parse_json(await request.body())
+        named = request.query_params.get("dialect")
+        dialect = dialect_of(body, request.headers) if named is None else named_dialect(named)
+        model = body.get("model")
+        with await self._models.lease(model if isinstance(model, str) else None) as served:
+            prompt = await self._prompts[dialect](request, served)
+            session = self._desk.caller(request, Hints()).session
+            return _json(_lookup(*await served.responder.look_up(prompt, session=session)))
+
+    async def list_sessions(self, request: Request) -> Response:
+        with await self._models.lease(_model(request)) as served:
+            sessions = served.responder.sessions.list(self._namespace(request))
+        return _json(SessionList(object="list", data=[_session(each) for each in sessions]))
+
+    async def _forget(self, request: Request, key: str | None) -> int:
+        with await self._models.lease(_model(request)) as served:
+            return await served.responder.store.forget(key, namespace=self._namespace(request))
+
+    def _namespace(self, request: Request) -> str:
+        return self._desk.caller(request, Hints()).namespace
+
+
+def _model(request: Request) -> str | None:
+    return request.query_params.get("model")
+
+
+def _limit(request: Request) -> int:
+    limit = request.query_params.get("limit", "100")
+    if not (limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MAX_LISTED):
+        raise InvalidRequest(f"`limit` should be 1 to {MAX_LISTED}.", "limit")
+    return int(limit)
+
+
+def _entry(stored: StoredPrefix) -> StoredEntry:
+    return {
+        "key": stored.key,
+        "name": stored.name,
+        "session": stored.session,
+        "class": CLASSES[stored.rank],
+        "tokens": stored.n_tokens,
+        "bytes": stored.n_bytes,
+        "tiers": [source.value for source in stored.sources],
+        "hits": stored.hits,
+        "last_used": stored.used_at,
+        "pinned_until": stored.pinned_until,
+    }
+
+
+def _session(session: Session) -> SessionEntry:
+    ledger = session.ledger
+    return SessionEntry(
+        session=session.id,
+        last_used=session.used_at,
+        requests=ledger.requests,
+        prompt_tokens=ledger.prompt_tokens,
+        cached_tokens=ledger.cached_tokens,
+        prefilled_tokens=ledger.prefilled_tokens,
+        prefilled_twice_tokens=ledger.prefilled_twice_tokens,
+    )
+
+
+def _lookup(forecast: Forecast, miss: Miss | None) -> Lookup:
+    tokens: dict[CacheSource, int] = {}
+    for span in forecast.spans:
+        tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
+    restore, prefill = _ms(forecast.restore_seconds), _ms(forecast.prefill_seconds)
+    total = None if restore is None or prefill is None else round(restore + prefill, 3)
+    return Lookup(
+        object="cache.lookup",
+        prompt_tokens=forecast.n_prompt,
+        cached=[CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
+        prefilled=forecast.n_prompt - forecast.n_cached,
+        expected_ms=ExpectedTimes(restore=restore, prefill=prefill, total=total),
+        miss=miss_body(miss) if miss else None,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _any_request() -> dict[str, Any]:
+    schema = {"anyOf": [{"$ref": REF.format(model=name)} for name in LOOKED_UP]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _json(value: object) -> Response:
+    return Response(to_json(value), media_type="application/json")

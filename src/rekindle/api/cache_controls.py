@@ -1,0 +1,167 @@
+"""What a request says about the cache: our fields and OpenAI's, marks, and the terms they make.
+
+A mark is a place in the conversation up to which the client wants the prompt kept. All wire
+formats have their own words for it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from rekindle.api.body import Ignored, Wire
+from rekindle.api.caller import Caller, Hints
+from rekindle.chat.conversation import Conversation, Role
+from rekindle.generation import CacheTerms, Pin, Rank
+
+TTL_SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "24h": 86400.0}
+OPENAI_TTL = "30m"  # of a breakpoint, where nothing else is said
+MAX_BREAKPOINTS = 4  # both vendors'
+AUTO_KEY_BYTES = 8
+
+
+class CacheFields(Wire):
+    """Ours, in every dialect."""
+
+    cache_prompt: bool | None = None
+    prefill: bool | None = None
+    cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
+    persist: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_class: Literal["main", "background", "ephemeral"] | None = None
+    id_slot: Annotated[int | None, Ignored()] = None  # llama-server's: prefixes are found anyway
+
+
+class PromptCacheOptions(Wire):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["5m", "30m", "1h", "24h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class PromptCacheBreakpoint(Wire):
+    mode: Literal["explicit"] | None = None
+
+
+class OpenAiCacheFields(CacheFields):
+    """Of both of OpenAI's APIs."""
+
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def primes(self) -> bool:
+        options = self.prompt_cache_options
+        return bool(self.prefill or (options is not None and options.prewarm))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    n_messages: int | None  # covered; 0: only system and tools, None: the whole prompt
+    seconds: float
+
+
+class Positions(Protocol):
+    """What marks need of a prompt."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def n_dropped(self) -> int: ...
+
+    def position_of(self, n_messages: int) -> int:
+        """Of the boundary behind so many messages, or the last one before it."""
+        ...
+
+
+def openai_hints(body: OpenAiCacheFields) -> Hints:
+    return Hints(
+        sessions=(body.prompt_cache_key, body.user),
+        cache_class=body.cache_class,
+        cache_salt=body.cache_salt,
+    )
+
+
+def openai_marks(body: OpenAiCacheFields, breakpoints: Sequence[int]) -> tuple[Mark, ...]:
+    """`breakpoints`: how many messages each explicit one covers, in their order."""
+    options = body.prompt_cache_options or PromptCacheOptions()
+    seconds = TTL_SECONDS[options.ttl or OPENAI_TTL]
+    marks = [Mark(n_messages, seconds) for n_messages in breakpoints]
+    if options.ttl is not None and options.mode != "explicit":
+        marks.append(Mark(None, seconds))
+    if body.prompt_cache_retention == "24h":
+        marks.append(Mark(None, TTL_SECONDS["24h"]))
+    return tuple(marks[-MAX_BREAKPOINTS:])
+
+
+def covered(conversation: Conversation, n_messages: int) -> int:
+    """For `Mark.n_messages`: system messages in front are the head, as the tools are."""
+    is_head = all(each.role is Role.SYSTEM for each in conversation.messages[:n_messages])
+    return 0 if is_head else n_messages
+
+
+def position_of(mark: Mark, prompt: Positions) -> int:
+    if mark.n_messages is None:
+        return len(prompt.tokens)
+    # The oldest messages may have been left out.
+    return prompt.position_of(max(mark.n_messages - prompt.n_dropped, 0))
+
+
+def pins_of(marks: Iterable[Mark], prompt: Positions) -> tuple[Pin, ...]:
+    """The fewest that keep what the marks ask for: a pin holds all that leads to it, too.
+
+    Blocking, as `Prompt.position_of` is.
+    """
+    longest: dict[int | None, float] = {}  # by place: to find a position takes a while
+    for mark in marks:
+        longest[mark.n_messages] = max(mark.seconds, longest.get(mark.n_messages, 0))
+    wanted = [(position_of(Mark(*each), prompt), each[1]) for each in longest.items()]
+    pins: list[Pin] = []
+    for n_tokens, seconds in sorted(wanted, reverse=True):
+        if n_tokens > 0 and (not pins or seconds > pins[-1].seconds):
+            pins.append(Pin(n_tokens, seconds))
+    return tuple(reversed(pins))
+
+
+def auto_key(conversation: Conversation) -> str:
+    """A name for what system and tools say, whatever order the keys of their JSON have."""
+    systems = [message.text for message in conversation.messages if message.role is Role.SYSTEM]
+    tools = [json.loads(tool.definition_json) for tool in conversation.tools]
+    return _key_of({"system": systems, "tools": tools})
+
+
+def terms_of(
+    caller: Caller,
+    body: CacheFields,
+    marks: Iterable[Mark],
+    conversation: Conversation | None,
+    prompt: Positions,
+    *,
+    primes: bool,
+) -> CacheTerms:
+    """`conversation`: None for raw text. `primes`: the prompt is computed, nothing is written."""
+    name = body.cache_key
+    if name is None and primes:
+        name = _key_of({"prompt": prompt.text}) if conversation is None else auto_key(conversation)
+    return CacheTerms(
+        namespace=caller.namespace,
+        session=caller.session,
+        rank=Rank.MAIN if caller.rank is None else caller.rank,
+        pins=pins_of(marks, prompt),
+        name=name,
+        persist=bool(body.persist),
+    )
+
+
+def _key_of(value: object) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return "auto-" + blake2b(canonical.encode(), digest_size=AUTO_KEY_BYTES).hexdigest()

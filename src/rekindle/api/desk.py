@@ -1,0 +1,47 @@
+"""What every endpoint that generates works with, and how it learns who asks for what."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+
+from rekindle.api.cache_controls import CacheFields, Mark, terms_of
+from rekindle.api.caller import Caller, Hints, caller_of
+from rekindle.api.models import Models
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.reply import ReplyOptions
+from rekindle.config import NamespaceBy
+from rekindle.telemetry import Telemetry
+
+EXPLAIN_HEADER = "x-rekindle-explain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    models: Models
+    telemetry: Telemetry
+    ping_seconds: float = 10.0
+    namespace_by: NamespaceBy = NamespaceBy.NONE
+    explains: bool = False  # also where a request does not ask for it
+
+    def caller(self, request: Request, hints: Hints) -> Caller:
+        return caller_of(request.headers, hints, self.namespace_by)
+
+    async def with_terms(
+        self,
+        options: ReplyOptions,
+        request: Request,
+        caller: Caller,
+        body: CacheFields,
+        marks: Sequence[Mark],
+        conversation: Conversation | None,
+        prompt: Prompt,
+    ) -> ReplyOptions:
+        """To find where messages end takes rendering them, so it is done in a thread."""
+        terms = await asyncio.to_thread(
+            terms_of, caller, body, marks, conversation, prompt, primes=options.max_tokens == 0
+        )
+        explains = self.explains or request.headers.get(EXPLAIN_HEADER) == "1"
+        return replace(options, terms=terms, rank=caller.rank, explain=explains)

@@ -1,0 +1,70 @@
+"""The models endpoints: what there is, what is loaded, load it, unload it."""
+
+from typing import Literal, NotRequired
+
+from fastapi import FastAPI
+from typing_extensions import TypedDict
+
+from rekindle.api.models import ListedModel, Models
+from rekindle.api.openai.bodies import ModelMeta
+from rekindle.api.openapi import ERRORS
+
+
+class ModelBody(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    status: Literal["loaded", "loading", "unloaded"]
+    meta: NotRequired[ModelMeta]  # while it is loaded
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+class ModelsApi:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def add_routes(self, app: FastAPI, prefix: str) -> None:
+        app.add_api_route(f"{prefix}/models", self.models, methods=["GET"], responses=ERRORS)
+        # A path, because names such as `owner/model` have slashes.
+        one = f"{prefix}/models/{{model_id:path}}"
+        app.add_api_route(f"{one}/load", self.load, methods=["POST"], responses=ERRORS)
+        app.add_api_route(f"{one}/unload", self.unload, methods=["POST"], responses=ERRORS)
+        app.add_api_route(one, self.model, methods=["GET"], responses=ERRORS)
+
+    async def models(self) -> ModelList:
+        return ModelList(object="list", data=[_body(each) for each in self._models.listed()])
+
+    async def model(self, model_id: str) -> ModelBody:
+        return _body(self._models.find(model_id))
+
+    async def load(self, model_id: str) -> ModelBody:
+        await self._models.load(model_id)
+        return _body(self._models.find(model_id))
+
+    async def unload(self, model_id: str) -> ModelBody:
+        await self._models.unload(model_id)
+        return _body(self._models.find(model_id))
+
+
+def _body(model: ListedModel) -> ModelBody:
+    body = ModelBody(
+        id=model.id,
+        object="model",
+        created=model.created,
+        owned_by="rekindle",
+        status=model.state.value,
+    )
+    if model.card is not None:
+        body["meta"] = ModelMeta(
+            n_ctx=model.card.n_ctx,
+            n_ctx_train=model.card.n_ctx_train,
+            n_vocab=model.card.n_vocab,
+            n_params=model.card.n_params,
+            size=model.card.size_bytes,
+        )
+    return body

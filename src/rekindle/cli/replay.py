@@ -1,0 +1,231 @@
+"""`rekindle replay`: sends recorded traffic to servers, and shows what it cost each of them."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from rekindle.cli.serve import INTERRUPTED
+from rekindle.errors import StartupError
+
+if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+    from rekindle.replay.client import Changes, Outcome, Server
+    from rekindle.replay.prompts import FloorCounter
+    from rekindle.replay.report import Report, Run
+    from rekindle.replay.traffic import Traffic
+
+DEFAULT_MAX_TOKENS = 16  # picked: a replay measures prompts
+
+
+def replay(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE", help="Recorded requests: a trace, JSON or JSON lines; also .gz."
+        ),
+    ],
+    *,
+    url: Annotated[
+        list[str],
+        typer.Option(metavar="URL", help="Server to send them to. Several: one after the other."),
+    ],
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHAPE",
+            help="What runs at once: recorded (without think time; the default where times are"
+            " known), sequential, interleaved (conversations in turn) or concurrent:N.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Send only the first N requests.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Cap replies; 0: as recorded.")
+    ] = DEFAULT_MAX_TOKENS,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Model to ask for. Without it: the recorded one, or the server's first.",
+        ),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Times; the order of servers alternates.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as a page too.")
+    ] = None,
+) -> None:
+    """Send recorded traffic to servers again, and compare what they computed and how fast.
+
+    Amplification is what was prefilled for each prompt token that had never been sent before.
+    """
+    import asyncio
+
+    from rekindle.replay.client import Changes
+    from rekindle.replay.page import page_of
+    from rekindle.replay.report import Report, json_of, notes_of, table_of
+    from rekindle.replay.shape import shape_of
+    from rekindle.replay.traffic import read_traffic
+
+    traffic = read_traffic(traces, limit)
+    chosen = shape_of(traffic, shape)
+    _check_writable(html)
+    runs: list[Run] = []
+    plan = Plan(traffic, chosen, tuple(url), api_key, Changes(max_tokens or None, model), repeat)
+    # Beside the results, which may go to a file.
+    console = Console(stderr=True, highlight=False)
+    was_interrupted = False
+    with _progress(console) as progress:
+        try:
+            asyncio.run(_Replay(plan, runs, progress).run())
+        except KeyboardInterrupt:
+            was_interrupted = True
+    report = Report(traffic.requests, chosen, traffic.skipped, runs, was_interrupted)
+    if html is not None:
+        html.write_text(page_of(report), "utf-8")
+    if as_json:
+        typer.echo(json.dumps(json_of(report), indent=2))
+    else:
+        # A pipe has no width of its own: nothing is folded there.
+        output = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+        output.print(table_of(report))
+        for note in notes_of(report):
+            output.print(note, markup=False, soft_wrap=True)
+    _exit(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    traffic: "Traffic"
+    shape: str
+    urls: Sequence[str]
+    api_key: str | None
+    changes: "Changes"
+    n_repeats: int
+
+
+class _Replay:
+    """Fills `runs` as it goes, so that an interruption leaves what there is."""
+
+    def __init__(self, plan: Plan, runs: "list[Run]", progress: Progress) -> None:
+        self._plan = plan
+        self._runs = runs
+        self._progress = progress
+
+    async def run(self) -> None:
+        from rekindle.replay.client import Server
+        from rekindle.replay.prompts import FloorCounter
+
+        plan = self._plan
+        servers = [Server(url, plan.api_key, plan.changes) for url in plan.urls]
+        try:
+            for server in servers:
+                await server.check()
+            targets = [
+                _Target(label, server, FloorCounter(server))
+                for label, server in zip(labels_of(plan.urls), servers, strict=True)
+            ]
+            for repeat in range(1, plan.n_repeats + 1):
+                # Whatever else the machine does over time meets each of them first in turn.
+                for target in targets if repeat % 2 else reversed(targets):
+                    await self._run_once(target, repeat)
+        finally:
+            for server in servers:
+                await server.http.aclose()
+
+    async def _run_once(self, target: "_Target", repeat: int) -> None:
+        from rekindle.replay.client import run
+        from rekindle.replay.report import Run
+        from rekindle.replay.shape import schedule_of
+
+        requests = self._plan.traffic.requests
+        this = Run(target.label, repeat)
+        self._runs.append(this)
+        task = self._progress.add_task(target.label, total=len(requests))
+        start = time.monotonic()
+        try:
+            await run(
+                schedule_of(requests, self._plan.shape),
+                lambda index: target.server.send(index, requests[index], start),
+                on_start=lambda index: self._show(task, target, requests[index].name),
+                on_end=lambda outcome: self._add(this, outcome, task),
+            )
+        finally:
+            # Also after Ctrl-C, for what was answered; a second one ends this too.
+            this.seconds = time.monotonic() - start
+            self._progress.reset(task, total=len(this.outcomes))
+            self._show(task, target, "counting the floor")
+            async for counted in target.counter.count(requests, this.outcomes):
+                this.counted[counted.index] = counted
+                self._progress.advance(task)
+            self._progress.remove_task(task)
+
+    def _show(self, task: TaskID, target: "_Target", what: str) -> None:
+        self._progress.update(task, description=f"{target.label}  {what}")
+
+    def _add(self, this: "Run", outcome: "Outcome", task: TaskID) -> None:
+        this.outcomes.append(outcome)
+        self._progress.advance(task)
+        if outcome.error is not None:
+            name = self._plan.traffic.requests[outcome.index].name
+            self._progress.console.print(
+                f"{name} at {this.server}: {outcome.error}.",
+                style="red",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    label: str
+    server: "Server"
+    counter: "FloorCounter"
+
+
+def labels_of(urls: Sequence[str]) -> list[str]:
+    """The URLs; one that was given before gets a number."""
+    labels: list[str] = []
+    for index, url in enumerate(urls):
+        n_before = urls[:index].count(url)
+        labels.append(f"{url} ({n_before + 1})" if n_before else url)
+    return labels
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _check_writable(file: Path | None) -> None:
+    """Before anything is measured: a report that has no place is found out at once."""
+    if file is None:
+        return
+    try:
+        file.touch()
+    except OSError as error:
+        raise StartupError(f"{file} cannot be written: {error.strerror}.") from error
+
+
+def _exit(report: "Report") -> None:
+    if report.was_interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if report.n_failed:
+        raise typer.Exit(1)

@@ -1,0 +1,207 @@
+"""A server at one moment, as its endpoints tell, and what two moments say about the time between.
+
+Pure: replies in, values out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SOURCES = ("live", "memory", "disk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    id: int
+    is_processing: bool
+    session: str
+    rank: str
+    n_rows: int
+    n_prompt: int
+    n_decoded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    name: str
+    n_entries: int
+    n_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    name: str
+    last_used: float  # seconds since the epoch
+    n_requests: int
+    n_prompt: int
+    n_cached: int
+    n_prefilled: int
+    n_prefilled_twice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Since the server's start."""
+
+    live: int
+    memory: int
+    disk: int
+    prefilled: int
+    generated: int
+
+    @property
+    def n_reused(self) -> int:
+        return self.live + self.memory + self.disk
+
+    @property
+    def hit_share(self) -> float | None:
+        """Of the prompts' tokens; None: there were none."""
+        n_prompt = self.n_reused + self.prefilled
+        return self.n_reused / n_prompt if n_prompt else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    taken_at: float  # seconds since the epoch
+    model: str | None  # None: there is none loaded
+    version: str | None
+    uptime_seconds: float | None  # None: the server does not tell
+    n_slots: int
+    n_busy: int
+    n_waiting: int
+    n_cells: int
+    n_cells_used: int
+    tokens: Tokens
+    tiers: tuple[Tier, ...]
+    slots: tuple[Slot, ...]
+    sessions: tuple[Session, ...]  # the last used first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Tokens per second between two snapshots."""
+
+    live: float
+    memory: float
+    disk: float
+    prefilled: float
+    generated: float
+    hit_share: float | None
+
+
+def snapshot_of(
+    *,
+    taken_at: float,
+    props: Mapping[str, Any] | None,  # None: no model is loaded
+    props_age_seconds: float,
+    metrics: str,
+    slots: Sequence[Mapping[str, Any]],
+    sessions: Sequence[Mapping[str, Any]],
+) -> Snapshot:
+    """Raises ValueError, LookupError or TypeError where a reply is not one of our server's."""
+    numbers = _Metrics(metrics)
+    ours = props["rekindle"] if props is not None else {}
+    uptime = ours.get("uptime_seconds")
+    return Snapshot(
+        taken_at=taken_at,
+        model=props["model_alias"] if props is not None else None,
+        version=ours.get("version"),
+        uptime_seconds=None if uptime is None else uptime + props_age_seconds,
+        n_slots=numbers.get("rekindle_slots"),
+        n_busy=numbers.get("rekindle_slots_busy"),
+        n_waiting=numbers.get("rekindle_requests_waiting"),
+        n_cells=numbers.get("rekindle_cells"),
+        n_cells_used=numbers.get("rekindle_cells_used"),
+        tokens=Tokens(
+            **{
+                source: numbers.get("rekindle_prompt_tokens_reused_total", source)
+                for source in SOURCES
+            },
+            prefilled=numbers.get("rekindle_prompt_tokens_prefilled_total"),
+            generated=numbers.get("rekindle_generated_tokens_total"),
+        ),
+        tiers=tuple(
+            Tier(
+                name=name,
+                n_entries=numbers.get("rekindle_cache_entries", name),
+                n_bytes=numbers.get("rekindle_cache_bytes", name),
+                budget_bytes=numbers.get("rekindle_cache_budget_bytes", name),
+            )
+            for name in numbers.labels("rekindle_cache_bytes")
+        ),
+        slots=tuple(map(_slot, slots)),
+        sessions=sessions_of(sessions),
+    )
+
+
+def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[Session, ...]:
+    return tuple(map(_session, told))
+
+
+def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
+    """None: no time passed, or the server began anew."""
+    seconds = after.taken_at - before.taken_at
+    one, two = before.tokens, after.tokens
+    grown = Tokens(
+        live=two.live - one.live,
+        memory=two.memory - one.memory,
+        disk=two.disk - one.disk,
+        prefilled=two.prefilled - one.prefilled,
+        generated=two.generated - one.generated,
+    )
+    counts = (grown.live, grown.memory, grown.disk, grown.prefilled, grown.generated)
+    if seconds <= 0 or min(counts) < 0:
+        return None
+    return Rates(
+        live=grown.live / seconds,
+        memory=grown.memory / seconds,
+        disk=grown.disk / seconds,
+        prefilled=grown.prefilled / seconds,
+        generated=grown.generated / seconds,
+        hit_share=grown.hit_share,
+    )
+
+
+class _Metrics:
+    """Values by name and by the one label that they have, if any."""
+
+    def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self._values: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                label = next(iter(sample.labels.values()), "")
+                self._values[sample.name, label] = sample.value
+
+    def get(self, name: str, label: str = "") -> int:
+        """0 where there is none: what nobody has counted yet is not told."""
+        return int(self._values.get((name, label), 0))
+
+    def labels(self, name: str) -> list[str]:
+        return [label for each, label in self._values if each == name]
+
+
+def _slot(told: Mapping[str, Any]) -> Slot:
+    return Slot(
+        id=told["id"],
+        is_processing=told["is_processing"],
+        session=told["session"],
+        rank=told["class"],
+        n_rows=told["n_rows"],
+        n_prompt=told["n_prompt_tokens"],
+        n_decoded=sum(each["n_decoded"] for each in told["next_token"]),
+    )
+
+
+def _session(told: Mapping[str, Any]) -> Session:
+    return Session(
+        name=told["session"],
+        last_used=told["last_used"],
+        n_requests=told["requests"],
+        n_prompt=told["prompt_tokens"],
+        n_cached=told["cached_tokens"],
+        n_prefilled=told["prefilled_tokens"],
+        n_prefilled_twice=told["prefilled_twice_tokens"],
+    )

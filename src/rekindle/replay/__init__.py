@@ -1,0 +1,1 @@
+"""Recorded traffic sent again: read, sent in its shape, measured, held against the floor, told."""

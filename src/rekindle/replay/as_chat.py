@@ -1,0 +1,87 @@
+"""Requests of the other dialects as chat completions, so that /apply-template can read them.
+
+Read as Rekindle's own endpoints read them; other servers may read the same request otherwise.
+"""
+
+import json
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from rekindle.api.anthropic.messages import conversation_of as conversation_of_messages
+from rekindle.api.anthropic.schema import CountTokensRequest
+from rekindle.api.responses.items import Placed, read_items
+from rekindle.api.responses.request import conversation_of as conversation_of_response
+from rekindle.api.responses.schema import CreateResponseRequest, MessageItem, ReferenceItem
+from rekindle.api.responses.tools import toolbox_of
+from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolResult
+from rekindle.errors import InvalidRequest
+from rekindle.prime_files import Body
+from rekindle.replay.traffic import ReplayRequest
+
+
+def as_chat(request: ReplayRequest) -> Body | None:
+    """None: it cannot be told, as it goes on from what a server has stored, or is not valid."""
+    if request.path == "/v1/chat/completions":
+        return request.body
+    try:
+        if request.path == "/v1/messages":
+            body = CountTokensRequest.model_validate(request.body)
+            return _chat_body(conversation_of_messages(body))
+        return _of_response(CreateResponseRequest.model_validate(request.body))
+    except (ValidationError, InvalidRequest):
+        return None
+
+
+def _of_response(body: CreateResponseRequest) -> Body | None:
+    items = body.input
+    if isinstance(items, str):
+        items = [MessageItem(role="user", content=items)]
+    if body.previous_response_id is not None or items is None:
+        return None
+    if any(isinstance(item, ReferenceItem) for item in items):
+        return None
+    messages = read_items([Placed(item, "input") for item in items]).messages
+    return _chat_body(conversation_of_response(body, messages, toolbox_of(body.tools or ())))
+
+
+def _chat_body(conversation: Conversation) -> Body:
+    body: Body = {
+        "messages": [
+            entry for message in conversation.messages for entry in _chat_messages(message)
+        ]
+    }
+    if conversation.tools:
+        body["tools"] = [json.loads(tool.definition_json) for tool in conversation.tools]
+    if conversation.template_kwargs:
+        body["chat_template_kwargs"] = conversation.template_kwargs
+    if conversation.continue_last:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def _chat_messages(message: Message) -> Iterator[Body]:
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    for result in results:
+        entry: Body = {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
+        yield entry if result.name is None else {**entry, "name": result.name}
+    if message.role is Role.TOOL:
+        return
+    texts = [part.text for part in message.parts if isinstance(part, Text)]
+    entry = {"role": str(message.role), "content": texts[0] if len(texts) == 1 else _parts(texts)}
+    if message.reasoning:
+        entry["reasoning_content"] = message.reasoning
+    if message.calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments_json},
+            }
+            for call in message.calls
+        ]
+    yield entry
+
+
+def _parts(texts: list[str]) -> list[Body] | str:
+    return [{"type": "text", "text": text} for text in texts] or ""

@@ -1,0 +1,195 @@
+"""Sends requests to one server in their shape, and measures each."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from rekindle.errors import StartupError
+from rekindle.prime_files import Body
+from rekindle.prime_stream import refusal_in
+from rekindle.replay.shape import Schedule
+from rekindle.replay.stream import NOT_TOLD, Counts, ReplyFailed, ReplyReader
+from rekindle.replay.traffic import ReplayRequest
+
+CONNECT_SECONDS = 5.0
+ANTHROPIC_VERSION = "2023-06-01"  # its API refuses requests without one
+UNAUTHORIZED = (401, 403)
+LIMITS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
+}
+STREAMS_USAGE = ("/v1/chat/completions", "/v1/completions")  # only where it is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is sent otherwise than it was recorded."""
+
+    max_tokens: int | None  # None: as recorded
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    index: int  # of the request in the traffic
+    start: float  # seconds since the run began
+    seconds: float
+    first_token_seconds: float | None = None
+    counts: Counts = NOT_TOLD
+    text: str | None = None  # None: it is not all of the reply
+    error: str | None = None
+
+
+class Server:
+    """One URL. Requests have no time limit: a prompt may take minutes."""
+
+    def __init__(self, url: str, api_key: str | None, changes: Changes) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}", "X-Api-Key": api_key} if api_key else {}
+        try:
+            self.http = httpx.AsyncClient(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(CONNECT_SECONDS, read=None, write=None, pool=None),
+                limits=httpx.Limits(max_connections=None),
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise StartupError(f"{url!r} is not a URL: {error}.") from error
+        self._changes = changes
+        self._models: tuple[str, ...] = ()
+
+    async def check(self) -> None:
+        """That it is there and lets us in; also which models it has."""
+        try:
+            response = await self.http.get("/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise StartupError(f"{self.url} cannot be reached: {_said(error)}.") from error
+        if response.status_code in UNAUTHORIZED:
+            raise StartupError(
+                f"{self.url} refuses us ({response.status_code}): give its key with --api-key."
+            )
+        self._models = _model_names(response)
+
+    def body_of(self, request: ReplayRequest) -> Body:
+        body = {**request.body, "stream": True}
+        if request.path in STREAMS_USAGE:
+            body["stream_options"] = {"include_usage": True}
+        if (model := self._model_for(request.body.get("model"))) is not None:
+            body["model"] = model
+        return body | self._limits(request)
+
+    async def send(self, index: int, request: ReplayRequest, run_start: float) -> Outcome:
+        start = time.monotonic()
+        first: float | None = None
+        reader = ReplyReader()
+        try:
+            async with self.http.stream(
+                "POST", request.path, json=self.body_of(request), headers=_headers(request)
+            ) as response:
+                if response.is_error:
+                    raise ReplyFailed(await _refusal(response))
+                async for line in response.aiter_lines():
+                    reader.feed(line)
+                    if first is None and reader.has_begun:
+                        first = time.monotonic() - start
+            if not reader.has_ended:
+                raise ReplyFailed("The stream ended before the reply did.")
+        except (ReplyFailed, httpx.HTTPError, httpx.InvalidURL) as error:
+            seconds = time.monotonic() - start
+            return Outcome(index, start - run_start, seconds, error=_said(error))
+        seconds = time.monotonic() - start
+        return Outcome(
+            index,
+            start - run_start,
+            seconds,
+            # A reply that is empty has come once it has ended.
+            first_token_seconds=seconds if first is None else first,
+            counts=reader.counts(),
+            text=reader.text if reader.is_plain else None,
+        )
+
+    def _model_for(self, recorded: object) -> str | None:
+        """The recorded name where the server knows it; else its first model."""
+        if self._changes.model is not None:
+            return self._changes.model
+        return None if recorded in self._models else next(iter(self._models), None)
+
+    def _limits(self, request: ReplayRequest) -> dict[str, Any]:
+        cap = self._changes.max_tokens
+        if cap is None:
+            return {}
+        usual = LIMITS[request.path]
+        names = [
+            name for name in ("max_completion_tokens", "n_predict", usual) if name in request.body
+        ]
+        recorded = {name: request.body[name] for name in names} or {usual: None}
+        return {
+            name: min(value, cap) if isinstance(value, int) and value >= 0 else cap
+            for name, value in recorded.items()
+        }
+
+
+Send = Callable[[int], Awaitable[Outcome]]
+
+
+async def run(
+    schedule: Schedule,
+    send: Send,
+    *,
+    on_start: Callable[[int], None],
+    on_end: Callable[[Outcome], None],
+) -> None:
+    """Until the schedule has no more. What was running when it is cancelled is dropped."""
+    running: set[asyncio.Task[Outcome]] = set()
+    try:
+        while True:
+            for index in schedule.take_ready():
+                on_start(index)
+                running.add(asyncio.ensure_future(send(index)))
+            if not running:
+                return
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for outcome in _in_order([task.result() for task in ended]):
+                schedule.end(outcome.index)
+                on_end(outcome)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _in_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.start + outcome.seconds)
+
+
+def _headers(request: ReplayRequest) -> dict[str, str]:
+    headers = dict(request.headers)
+    return headers | (
+        {"anthropic-version": ANTHROPIC_VERSION} if request.path == "/v1/messages" else {}
+    )
+
+
+async def _refusal(response: httpx.Response) -> str:
+    status = f"{response.status_code} {response.reason_phrase}"
+    if response.status_code in UNAUTHORIZED:
+        return f"{status}: give its key with --api-key"
+    said = refusal_in(await response.aread(), status)
+    return said if said == status else f"{status}: {said}"
+
+
+def _said(error: Exception) -> str:
+    """Of timeouts httpx says nothing but their kind."""
+    return (str(error) or type(error).__name__).rstrip(".")
+
+
+def _model_names(response: httpx.Response) -> tuple[str, ...]:
+    try:
+        return tuple(str(each["id"]) for each in response.json()["data"])
+    except (ValueError, LookupError, TypeError):
+        return ()

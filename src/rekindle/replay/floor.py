@@ -1,0 +1,52 @@
+"""The least that a server could prefill: what no earlier prompt or reply began with."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from struct import pack
+
+UNIT_BYTES = 4
+
+
+def units_of_tokens(tokens: Sequence[int]) -> bytes:
+    return pack(f">{len(tokens)}I", *tokens)
+
+
+def units_of_text(text: str) -> bytes:
+    """A unit for each character."""
+    return text.encode("utf-32-be", "surrogatepass")
+
+
+class Floor:
+    """Every sequence of units that was sent or said so far.
+
+    They are kept sorted: of all that begin like a new one, a neighbour shares the most with it.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[bytes] = []
+
+    def n_new(self, prompt: bytes) -> int:
+        """How many of its units nobody has computed yet; one at least, for its logits."""
+        place = bisect_left(self._known, prompt)
+        shared = [_n_shared(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
+        return max(len(prompt) // UNIT_BYTES - max(shared, default=0), 1)
+
+    def learn(self, units: bytes) -> None:
+        place = bisect_left(self._known, units)
+        if place < len(self._known) and self._known[place].startswith(units):
+            return
+        # No known one begins with another: what begins like `units` can only be right before it.
+        is_longer = place > 0 and units.startswith(self._known[place - 1])
+        self._known[place - is_longer : place] = [units]
+
+
+def _n_shared(one: bytes, other: bytes) -> int:
+    """Units that both begin with; by halves, as long equal stretches compare in one go."""
+    start, stop = 0, min(len(one), len(other))
+    while start < stop:
+        middle = (start + stop + 1) // 2
+        if one[start:middle] == other[start:middle]:
+            start = middle
+        else:
+            stop = middle - 1
+    return start // UNIT_BYTES

@@ -1,0 +1,243 @@
+"""What was measured, summed up: a table for people and JSON for programs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil
+from typing import Any
+
+from rich.box import ASCII
+from rich.markup import escape
+from rich.table import Table
+
+from rekindle.replay.client import Outcome
+from rekindle.replay.prompts import Counted
+from rekindle.replay.traffic import ReplayRequest, Skipped
+
+NOTHING = "-"
+BELOW_FLOOR = 0.995  # picked: the few tokens of replies that we do not know are no news
+
+
+@dataclass(slots=True)
+class Run:
+    """Once through the traffic, on one server; it grows while it goes on."""
+
+    server: str  # its URL; the second of the same has a number behind it
+    repeat: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    counted: dict[int, Counted] = field(default_factory=dict)  # by request
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    requests: Sequence[ReplayRequest]
+    shape: str
+    skipped: Mapping[Skipped, int]
+    runs: Sequence[Run]
+    was_interrupted: bool = False
+
+    @property
+    def servers(self) -> list[str]:
+        return list(dict.fromkeys(run.server for run in self.runs))
+
+    @property
+    def n_failed(self) -> int:
+        return sum(outcome.error is not None for run in self.runs for outcome in run.outcomes)
+
+    def runs_of(self, server: str) -> list[Run]:
+        """First the one whose caches knew the least."""
+        return [run for run in self.runs if run.server == server]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """None: no server said so."""
+
+    requests: int
+    errors: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    prefilled_tokens: int | None
+    floor_tokens: int | None
+    amplification: float | None
+    first_token_p50_seconds: float | None
+    first_token_p95_seconds: float | None
+    tokens_per_second: float | None  # of prompts and replies
+    total_seconds: float
+
+
+def summary_of(runs: Sequence[Run]) -> Summary:
+    outcomes = [outcome for run in runs for outcome in run.outcomes]
+    answered = [outcome.counts for outcome in outcomes if outcome.error is None]
+    firsts = [t for each in outcomes if (t := each.first_token_seconds) is not None]
+    seconds = sum(run.seconds for run in runs)
+    n_prompt = _sum(counts.n_prompt for counts in answered)
+    n_reply = _sum(counts.n_reply for counts in answered)
+    n_tokens = _sum([n_prompt, n_reply])
+    return Summary(
+        requests=len(outcomes),
+        errors=len(outcomes) - len(answered),
+        prompt_tokens=n_prompt,
+        cached_tokens=_sum(counts.n_cached for counts in answered),
+        prefilled_tokens=_sum(counts.n_prefilled for counts in answered),
+        floor_tokens=_sum(each.n_floor for run in runs for each in run.counted.values()),
+        amplification=next(iter([*amplifications(runs)][-1:]), None),
+        first_token_p50_seconds=percentile(firsts, 50),
+        first_token_p95_seconds=percentile(firsts, 95),
+        tokens_per_second=n_tokens / seconds if n_tokens is not None and seconds else None,
+        total_seconds=seconds,
+    )
+
+
+def amplifications(runs: Sequence[Run]) -> Iterator[float]:
+    """Prefilled over floor, from the first request to each; of requests with both."""
+    n_prefilled = n_floor = 0
+    for run in runs:
+        for outcome in in_order(run):
+            counted, prefilled = run.counted.get(outcome.index), outcome.counts.n_prefilled
+            if counted is not None and prefilled is not None:
+                n_prefilled += prefilled
+                n_floor += counted.n_floor
+                yield n_prefilled / n_floor
+
+
+def in_order(run: Run) -> list[Outcome]:
+    return sorted(run.outcomes, key=lambda outcome: outcome.start)
+
+
+def percentile(values: Sequence[float], share: int) -> float | None:
+    """The smallest value that so many percent do not exceed."""
+    return sorted(values)[max(ceil(len(values) * share / 100), 1) - 1] if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    summary: Summary
+
+
+def columns_of(report: Report) -> list[Column]:
+    """One for each server; with repeats one for each run too, the first of which is cold."""
+    columns = []
+    for server in report.servers:
+        runs = report.runs_of(server)
+        if len(runs) > 1:
+            columns += [Column(f"{server} #{run.repeat}", summary_of([run])) for run in runs]
+        columns.append(Column(server if len(runs) == 1 else f"{server} all", summary_of(runs)))
+    return columns
+
+
+def rows_of(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    def row(name: str, shown: Callable[[Summary], str]) -> tuple[str, list[str]]:
+        return name, [shown(column.summary) for column in columns]
+
+    return [
+        row("requests", lambda each: _count(each.requests)),
+        row("errors", lambda each: _count(each.errors)),
+        row("prompt tokens", lambda each: _count(each.prompt_tokens)),
+        row("cached", lambda each: _count(each.cached_tokens)),
+        row("prefilled", lambda each: _count(each.prefilled_tokens)),
+        row("floor", lambda each: _count(each.floor_tokens)),
+        row("amplification", lambda each: _decimal(each.amplification, 3)),
+        row("first token p50, s", lambda each: _decimal(each.first_token_p50_seconds, 3)),
+        row("first token p95, s", lambda each: _decimal(each.first_token_p95_seconds, 3)),
+        row("tokens/s", lambda each: _decimal(each.tokens_per_second, 0)),
+        row("total seconds", lambda each: _decimal(each.total_seconds, 2)),
+    ]
+
+
+def table_of(report: Report) -> Table:
+    columns = columns_of(report)
+    table = Table("", box=ASCII)
+    for column in columns:
+        table.add_column(escape(column.title), justify="right", overflow="fold")
+    for name, cells in rows_of(columns):
+        table.add_row(name, *cells)
+    return table
+
+
+def notes_of(report: Report) -> list[str]:
+    notes = [f"{n} skipped: {reason}." for reason, n in report.skipped.items()]
+    for server in report.servers:
+        runs = report.runs_of(server)
+        counted = [each for run in runs for each in run.counted.values()]
+        answered = [each.counts for run in runs for each in run.outcomes if each.error is None]
+        if n := sum(each.by_characters for each in counted):
+            notes.append(
+                f"{server} does not tell the tokens of {n} of {len(counted)} prompts:"
+                " their floor is counted in characters and is near, not exact."
+            )
+        if n := sum(not each.is_exact and not each.by_characters for each in counted):
+            notes.append(
+                f"{server} reads {n} of {len(counted)} prompts otherwise than its own template"
+                " endpoint does: their floor is near, not exact."
+            )
+        amplification = summary_of(runs).amplification
+        if amplification is not None and amplification < BELOW_FLOOR:
+            notes.append(
+                f"{server} is below its floor: it knew prompts from before this replay, or"
+                " computed them while it was idle."
+            )
+        n = sum(counts.n_cached is None for counts in answered)
+        if 0 < n < len(answered):
+            notes.append(f"{server} reports no cached tokens for {n} of {len(answered)} requests.")
+    if report.was_interrupted:
+        notes.append("Interrupted: this is what was measured until then.")
+    return notes
+
+
+def json_of(report: Report) -> dict[str, Any]:
+    return {
+        "shape": report.shape,
+        "interrupted": report.was_interrupted,
+        "skipped": {str(reason): n for reason, n in report.skipped.items()},
+        "notes": notes_of(report),
+        "servers": [
+            {
+                "server": server,
+                "total": asdict(summary_of(report.runs_of(server))),
+                "runs": [_run(report, run) for run in report.runs_of(server)],
+            }
+            for server in report.servers
+        ],
+    }
+
+
+def _run(report: Report, run: Run) -> dict[str, Any]:
+    return {
+        "repeat": run.repeat,
+        **asdict(summary_of([run])),
+        "each": [_request(report, run, outcome) for outcome in in_order(run)],
+    }
+
+
+def _request(report: Report, run: Run, outcome: Outcome) -> dict[str, Any]:
+    request, counts = report.requests[outcome.index], outcome.counts
+    counted = run.counted.get(outcome.index)
+    return {
+        "name": request.name,
+        "path": request.path,
+        "conversation": request.conversation,
+        "start_seconds": outcome.start,
+        "seconds": outcome.seconds,
+        "first_token_seconds": outcome.first_token_seconds,
+        "prompt_tokens": counts.n_prompt,
+        "cached_tokens": counts.n_cached,
+        "prefilled_tokens": counts.n_prefilled,
+        "reply_tokens": counts.n_reply,
+        "floor_tokens": counted.n_floor if counted else None,
+        "error": outcome.error,
+    }
+
+
+def _sum(values: "Iterator[int | None] | Sequence[int | None]") -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _count(value: int | None) -> str:
+    return NOTHING if value is None else f"{value:,}"
+
+
+def _decimal(value: float | None, n_digits: int) -> str:
+    return NOTHING if value is None else f"{value:,.{n_digits}f}"

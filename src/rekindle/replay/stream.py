@@ -1,0 +1,162 @@
+"""What a server says while it replies: the stream of any dialect, as one reply with its counts."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.prime_stream import account_in
+
+Json = dict[str, Any]
+
+
+class ReplyFailed(RekindleError):
+    """What the server says about it, or how its stream broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """None: the server does not say."""
+
+    n_prompt: int | None = None
+    n_cached: int | None = None
+    n_prefilled: int | None = None
+    n_reply: int | None = None
+
+
+NOT_TOLD = Counts()
+
+
+@dataclass(slots=True)
+class ReplyReader:
+    """Takes the lines of a stream one by one."""
+
+    text: str = ""  # only where the reply is nothing but text
+    has_begun: bool = False  # anything that was sampled has come
+    has_ended: bool = False
+    is_plain: bool = True
+    _usage: Json = field(default_factory=dict)
+    _timings: Json = field(default_factory=dict)
+    _ours: Counts | None = None
+
+    def feed(self, line: str) -> None:
+        if not line.startswith("data:"):
+            return
+        content = line.removeprefix("data:").strip()
+        if content == "[DONE]":
+            self.has_ended = True
+            return
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise ReplyFailed(f"The stream holds what is not JSON: {content[:80]}") from error
+        if isinstance(data, dict):
+            self._read(data)
+
+    def counts(self) -> Counts:
+        usage, timings = self._usage, self._timings
+        n_cached = _cached_in(usage)
+        if n_cached is None:
+            n_cached = _int(timings.get("cache_n"))
+        n_prompt = _prompt_in(usage)
+        n_prefilled = _int(timings.get("prompt_n"))
+        if n_prefilled is None and n_prompt is not None and n_cached is not None:
+            n_prefilled = n_prompt - n_cached
+        if n_prompt is None and n_cached is not None and n_prefilled is not None:
+            n_prompt = n_cached + n_prefilled
+        n_reply = _first(usage, "completion_tokens", "output_tokens")
+        if n_reply is None:
+            n_reply = _int(timings.get("predicted_n"))
+        if self._ours is not None:
+            ours = self._ours
+            return Counts(ours.n_prompt, ours.n_cached, ours.n_prefilled, n_reply)
+        return Counts(n_prompt, n_cached, n_prefilled, n_reply)
+
+    def _read(self, data: Json) -> None:
+        _raise_error_in(data)
+        if (account := account_in(data)) is not None:
+            self._ours = Counts(account.n_tokens, account.n_cached, account.n_computed)
+        for holder in (data, _told(data.get("response")), _told(data.get("message"))):
+            # Anthropic: the last event may repeat only some of what the first one said.
+            self._usage |= _told(holder.get("usage"))
+            self._timings |= _told(holder.get("timings"))
+        if "choices" in data:
+            for choice in data["choices"] or ():
+                self._read_choice(choice)
+        else:
+            self._read_event(str(data.get("type")), data)
+
+    def _read_choice(self, choice: Json) -> None:
+        delta = choice.get("delta") or {}
+        self._add(text=delta.get("content") or choice.get("text") or "")
+        others = ("reasoning_content", "reasoning", "tool_calls")
+        self._add_other(is_there=any(delta.get(name) for name in others))
+        if choice.get("finish_reason"):
+            self.has_ended = True
+
+    def _read_event(self, kind: str, data: Json) -> None:
+        """Of the Responses API and of Anthropic's."""
+        match kind:
+            case "response.output_text.delta":
+                self._add(text=data.get("delta") or "")
+            case "content_block_delta" if _told(data.get("delta")).get("type") == "text_delta":
+                self._add(text=data["delta"].get("text") or "")
+            case "content_block_delta":
+                self._add_other(is_there=True)
+            case "content_block_start":
+                block = data.get("content_block") or {}
+                self._add_other(is_there=block.get("type") == "tool_use")
+            case "message_stop" | "response.completed" | "response.incomplete":
+                self.has_ended = True
+            case _ if kind.startswith("response.") and kind.endswith(".delta"):
+                self._add_other(is_there=True)
+
+    def _add(self, *, text: str) -> None:
+        if text:
+            self.has_begun = True
+            self.text += text
+
+    def _add_other(self, *, is_there: bool) -> None:
+        if is_there:
+            self.has_begun, self.is_plain = True, False
+
+
+def _raise_error_in(data: Json) -> None:
+    error = data.get("error") or _told(data.get("response")).get("error")
+    if isinstance(error, dict):
+        raise ReplyFailed(str(error.get("message") or error))
+    if error or data.get("type") == "error":
+        raise ReplyFailed(str(error or data.get("message") or data))
+
+
+def _told(value: object) -> Json:
+    if not isinstance(value, dict):
+        return {}
+    return {name: each for name, each in value.items() if each is not None}
+
+
+def _prompt_in(usage: Json) -> int | None:
+    if (n_prompt := _int(usage.get("prompt_tokens"))) is not None:
+        return n_prompt
+    n_input = _int(usage.get("input_tokens"))
+    if n_input is None:
+        return None
+    # Anthropic's `input_tokens` leaves out what was read from the cache or put there.
+    aside = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return n_input + sum(_int(usage.get(name)) or 0 for name in aside)
+
+
+def _cached_in(usage: Json) -> int | None:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict) and "cached_tokens" in details:
+            return _int(details["cached_tokens"])
+    return _int(usage.get("cache_read_input_tokens"))
+
+
+def _first(usage: Json, *names: str) -> int | None:
+    return next((n for name in names if (n := _int(usage.get(name))) is not None), None)
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

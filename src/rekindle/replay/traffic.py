@@ -1,0 +1,214 @@
+"""Recorded files -> the requests to send again, in the order they were sent.
+
+A line is one of our trace, one of recorded traffic with `t` and `conv`, or a bare request of any
+dialect. Which dialect is found as `prime` finds it.
+"""
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from rekindle.api.caller import (
+    CLASS_HEADER,
+    INTERACTION_HEADER,
+    SESSION_HEADERS,
+    SUBAGENT_HEADERS,
+)
+from rekindle.errors import StartupError
+from rekindle.generation import DEFAULT_SESSION
+from rekindle.prime_files import Body, PrimeError, requests_of
+
+OUR_SESSION_HEADER = SESSION_HEADERS[0]
+# Who asks, and nothing that opens a door.
+SENT_HEADERS = frozenset(
+    {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
+)
+GZIP_MAGIC = b"\x1f\x8b"
+DIGEST_BYTES = 8
+
+
+class Skipped(StrEnum):
+    OTHER_CALL = "no request for a reply"
+    NO_TEXT = "recorded without its prompt"
+    UNREADABLE = "not readable"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    name: str  # `client:seq`, or the file and line
+    path: str  # of the endpoint
+    body: Body
+    headers: tuple[tuple[str, str], ...]
+    conversation: str
+    source: int  # which of the files
+    started: float | None = None
+    ended: float | None = None  # None: unknown, or it was cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    requests: tuple[ReplayRequest, ...]
+    skipped: Mapping[Skipped, int]
+
+    @property
+    def has_times(self) -> bool:
+        return all(request.started is not None for request in self.requests)
+
+
+def read_traffic(paths: Sequence[Path], limit: int | None = None) -> Traffic:
+    requests: list[ReplayRequest] = []
+    skipped: Counter[Skipped] = Counter()
+    for source, path in enumerate(paths):
+        found = [
+            each for record, name in _records(path) for each in _read(record, name, source, skipped)
+        ]
+        if all(each.started is not None for each in found):
+            found.sort(key=lambda each: each.started or 0.0)
+        requests += found
+    if not requests:
+        raise StartupError(_nothing_in(paths, skipped))
+    return Traffic(tuple(requests[:limit]), skipped)
+
+
+def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
+    files = ", ".join(map(str, paths))
+    if not skipped:
+        return f"{files}: there is nothing in it to replay."
+    found = ", ".join(f"{n} x {reason}" for reason, n in skipped.items())
+    return f"{files}: no line can be replayed ({found})."
+
+
+def _records(path: Path) -> Iterator[tuple[object, str]]:
+    """One JSON value, or one on each line; None for a line that is not JSON."""
+    text = _text(path)
+    if (whole := _json(text)) is not None:
+        values = whole if isinstance(whole, list) else [whole]
+        yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _json(line), f"{path.name}:{number}"
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}.") from error
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
+    # A byte that is no text makes its own line unreadable, not the others.
+    return content.decode("utf-8-sig", "replace")
+
+
+def _json(text: str) -> object:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _read(
+    record: object, name: str, source: int, skipped: Counter[Skipped]
+) -> Iterator[ReplayRequest]:
+    if not isinstance(record, dict):
+        skipped[Skipped.UNREADABLE] += 1
+        return
+    if "path" in record and not isinstance(record.get("body"), dict):
+        is_post = record.get("method", "POST") == "POST"
+        skipped[Skipped.NO_TEXT if is_post else Skipped.OTHER_CALL] += 1
+        return
+    try:
+        asked = list(requests_of(record, name))
+    except PrimeError:
+        skipped[Skipped.UNREADABLE] += 1
+        return
+    if not asked:
+        skipped[Skipped.OTHER_CALL] += 1
+    about = record if "path" in record else {}
+    for dialect, body in asked:
+        request = ReplayRequest(
+            name=_name(about, name),
+            path=dialect.path,
+            body=body,
+            headers=_headers(about),
+            conversation=_conversation(about, body, source),
+            source=source,
+        )
+        started, ended = _times(about)
+        yield replace(request, started=started, ended=ended)
+
+
+def _name(record: Mapping[str, Any], place: str) -> str:
+    if "client" in record and "seq" in record:
+        return f"{record['client']}:{record['seq']}"
+    return place
+
+
+def _headers(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    recorded = record.get("headers")
+    if isinstance(recorded, dict):
+        return tuple(
+            (name.lower(), value)
+            for name, value in recorded.items()
+            if name.lower() in SENT_HEADERS and isinstance(value, str) and _can_be_sent(value)
+        )
+    session = record.get("session")
+    if isinstance(session, str) and session != DEFAULT_SESSION and _can_be_sent(session):
+        return ((OUR_SESSION_HEADER, session),)
+    return ()
+
+
+def _can_be_sent(value: str) -> bool:
+    return bool(value) and value.isascii() and value.isprintable()
+
+
+def _conversation(record: Mapping[str, Any], body: Body, source: int) -> str:
+    """Where nothing names it: what begins with the same question is the same conversation."""
+    for field in ("conv", "session"):
+        if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
+            return f"{source}/{record.get('client', '')}/{value}"
+    beginning = json.dumps(_beginning(body), sort_keys=True).encode()
+    return f"{source}/{blake2b(beginning, digest_size=DIGEST_BYTES).hexdigest()}"
+
+
+def _beginning(body: Body) -> object:
+    turns = body.get("messages", body.get("input"))
+    if not isinstance(turns, list):
+        return turns if turns is not None else body.get("prompt")
+    for index, turn in enumerate(turns):
+        if isinstance(turn, dict) and turn.get("role") == "user":
+            return turns[: index + 1]
+    return turns
+
+
+def _times(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    started = _time(record.get("t", record.get("started_at")))
+    ended = _time(record.get("t_end", record.get("ended_at")))
+    if started is None or ended is None:
+        return started, None
+    return started, max(started, ended)
+
+
+def _time(value: object) -> float | None:
+    """Seconds of any clock, or a date."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return None
+    return None

@@ -1,0 +1,194 @@
+"""How each dialect tells what was found in the cache, and why not more."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from anthropic.types.beta import BetaDiagnostics
+from openai.types.responses import Response
+from pydantic import TypeAdapter
+
+from rekindle.api.anthropic.response import MessageEnvelope, diagnostics_of, message_of
+from rekindle.api.anthropic.stream import Events
+from rekindle.api.cache_header import cache_header
+from rekindle.api.openai.bodies import Rekindle
+from rekindle.api.openai.response import usage_of
+from rekindle.api.replies import Reply
+from rekindle.api.responses.response import Envelope, ended
+from rekindle.api.responses.schema import CreateResponseRequest
+from rekindle.api.responses.tools import toolbox_of
+from rekindle.chat.miss_reasons import Diagnosis
+from rekindle.chat.reply import ReplyDone, ReplyProgress, ReplyText
+from rekindle.generation import CachedSpan, CacheSource, Rank, Sampling
+from rekindle.request_record import Miss, MissReason
+from tests.api.fakes import FakeResponder, done
+from tests.api.http import chat, post
+
+MISS = Miss(
+    reason=MissReason.TEXT_CHANGED,
+    message=3,
+    part="tool_result",
+    before="at ",
+    expected="12:01",
+    got="12:02",
+    tokens_lost=640,
+)
+MISS_BODY = {
+    "reason": "text_changed",
+    "message": 3,
+    "part": "tool_result",
+    "before": "at ",
+    "expected": "12:01",
+    "got": "12:02",
+    "tokens_lost": 640,
+}
+
+
+def told(miss: Miss | None, *, is_explained: bool = True, is_compared: bool = True) -> ReplyDone:
+    plain = done()
+    stats = replace(
+        plain.stats,
+        diagnosis=Diagnosis(miss, is_compared=is_compared),
+        is_explained=is_explained,
+        session="agent-7",
+        rank=Rank.BACKGROUND,
+        n_twice=5,
+    )
+    return replace(plain, stats=stats)
+
+
+def story_of(path: str, end: ReplyDone, *, stream: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    if path == "/v1/responses":
+        body = {"input": "hi"}
+    reply = post(path, {**body, "stream": stream}, FakeResponder((ReplyText("a"), end)))
+    if not stream:
+        whole: dict[str, Any] = reply.json()["rekindle"]
+        return whole
+    frames = [json.loads(line[6:]) for line in reply.text.splitlines() if line[6:7] == "{"]
+    frames = [frame.get("response", frame) for frame in frames]
+    [story] = [frame["rekindle"] for frame in frames if "rekindle" in frame]
+    assert isinstance(story, dict)
+    return story
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_x4_every_dialect_tells_a_miss_where_it_was_asked_for(
+    path: str,
+    stream: bool,  # noqa: FBT001
+) -> None:
+    """X4, X9, X10"""
+    story = story_of(path, told(MISS), stream=stream)
+    TypeAdapter(Rekindle).validate_python(story, extra="forbid")
+    assert story["miss"] == MISS_BODY
+    assert (story["session"], story["class"]) == ("agent-7", "background")
+    assert story["prefilled_twice"] == 5
+    assert story_of(path, told(None), stream=stream)["miss"] is None
+    assert "miss" not in story_of(path, told(MISS, is_explained=False), stream=stream)
+
+
+def test_x5_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
+    """X5"""
+    kept = done(n_prompt=10, n_cached=4).stats
+    details = usage_of([kept], 1)["prompt_tokens_details"]
+    assert details == {"cached_tokens": 4, "cache_write_tokens": 6}
+    off = replace(done(n_prompt=10, n_cached=0).stats, is_kept=False)
+    details = usage_of([off], 1)["prompt_tokens_details"]
+    assert details == {"cached_tokens": 0, "cache_write_tokens": 0}
+
+
+def test_d1_the_header_tells_how_much_and_from_where() -> None:
+    """D1"""
+    spans = (CachedSpan(CacheSource.DISK, 0, 3000), CachedSpan(CacheSource.LIVE, 3000, 3980))
+    stats = done(n_prompt=4012, n_cached=3980, spans=spans).stats
+    assert cache_header(stats) == {"x-rekindle-cache": "hit=3980/4012 from=live,disk"}
+    cold = done(n_prompt=10, n_cached=0).stats
+    assert cache_header(cold) == {"x-rekindle-cache": "hit=0/10 from=-"}
+
+
+def test_d1_a_stream_has_the_header_too() -> None:
+    """D1"""
+    spans = (CachedSpan(CacheSource.MEMORY, 0, 4),)
+    first = ReplyProgress(6, 10, 4, 0.5, spans)
+    reply = chat(FakeResponder((first, ReplyText("a"), done())), stream=True)
+    assert reply.headers["x-rekindle-cache"] == "hit=4/10 from=memory"
+
+
+CHANGES = {
+    MissReason.OTHER_MODEL: "model_changed",
+    MissReason.SYSTEM_CHANGED: "system_changed",
+    MissReason.TOOLS_CHANGED: "tools_changed",
+    MissReason.TEXT_CHANGED: "messages_changed",
+}
+
+
+@pytest.mark.parametrize("reason", list(MissReason))
+def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
+    """X4"""
+    diagnostics = diagnostics_of(Diagnosis(replace(MISS, reason=reason)))
+    if reason is MissReason.FIRST_REQUEST:
+        assert diagnostics is None
+    elif reason in CHANGES:
+        changed = {"type": CHANGES[reason], "cache_missed_input_tokens": 640}
+        assert diagnostics == {"cache_miss_reason": changed}
+    else:
+        assert diagnostics == {"cache_miss_reason": {"type": "unavailable"}}
+    if diagnostics is not None:
+        BetaDiagnostics.model_validate(diagnostics, strict=True)
+
+
+def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
+    """X4"""
+    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True)
+    changed = {"type": "messages_changed", "cache_missed_input_tokens": 640}
+    reply = Reply("a", "", (), (), told(MISS))
+    assert message_of(envelope, reply)["diagnostics"] == {"cache_miss_reason": changed}
+    assert "diagnostics" not in message_of(MessageEnvelope("tiny", None), reply)
+
+    events = Events(envelope)
+    assert events.encode(0, ReplyProgress(6, 10, 4, 0.5)) == b""
+    start = events.encode(0, ReplyProgress(10, 10, 4, 0.5, (), Diagnosis(MISS)))
+    message = json.loads(start.split(b"data: ")[1])["message"]
+    assert message["diagnostics"] == {"cache_miss_reason": changed}
+    assert message["usage"]["cache_read_input_tokens"] == 4
+
+
+def test_x4_a_message_that_is_not_known_is_told_so() -> None:
+    """X4"""
+    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True)
+    unknown = Reply("a", "", (), (), told(MISS, is_compared=False))
+    missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}
+    assert message_of(envelope, unknown)["diagnostics"] == missing
+    nothing = Reply("a", "", (), (), told(None))
+    assert message_of(envelope, nothing)["diagnostics"] is None
+
+
+@pytest.mark.parametrize(
+    ("end", "diagnostics"),
+    [
+        (
+            told(MISS),
+            {"type": "cache_miss", "reason": "input_changed", "cache_missed_tokens": 640},
+        ),
+        (told(None), {"type": "cache_hit"}),
+        (told(replace(MISS, reason=MissReason.EVICTED)), {"type": "unavailable"}),
+        (told(MISS, is_compared=False), {"type": "comparison_response_not_found"}),
+    ],
+)
+def test_x4_diagnostics_of_a_response(end: ReplyDone, diagnostics: dict[str, Any]) -> None:
+    """X4"""
+    asked = Envelope(
+        model="tiny",
+        body=CreateResponseRequest(input="hi"),
+        toolbox=toolbox_of(()),
+        sampling=Sampling(),
+    )
+    assert "prompt_cache_diagnostics" not in ended(asked, [], end)
+    asked = replace(asked, wants_diagnostics=True)
+    body = ended(asked, [], end)
+    assert body["prompt_cache_diagnostics"] == diagnostics
+    read = Response.model_validate(body).prompt_cache_diagnostics
+    assert read is not None
+    assert read.model_dump(exclude_unset=True) == diagnostics

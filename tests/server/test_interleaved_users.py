@@ -1,0 +1,226 @@
+"""Users who take turns on one server: each gets what it gets alone, and finds what it left."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
+from rekindle.model_source import ModelFile
+from rekindle.server import assemble, background
+from tests.conftest import TinyModels
+from tests.support.cache_traffic import (
+    N_SCORES,
+    N_TEXT_TOKENS,
+    Answer,
+    Prompt,
+    Step,
+    disagreement,
+    random_tokens,
+)
+from tests.support.server_process import serve
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_vocabulary import CONTROL_TOKENS
+from tests.support.workloads import REPLY_TOKENS, REQUEST_SECONDS, Client, assistant, system, user
+
+# To say a line again is what the embedded model does without a doubt, once it was shown how: at
+# every token the best candidate is far ahead. Rows whose neighbours in the context are others
+# differ in their last bits, which must not decide.
+LINES = {
+    "alice": (
+        "one two three four five six",
+        "Paris is the capital of France",
+        "apples are red and green",
+        "birds fly south in the winter",
+    ),
+    "bob": (
+        "Monday Tuesday Wednesday Thursday",
+        "the cat sat on the mat",
+        "the moon is far away from here",
+        "water is made of hydrogen and oxygen",
+    ),
+    "carol": (
+        "January February March April",
+        "the sun rises in the east",
+        "dogs and cats are animals",
+        "all good things come to an end",
+    ),
+}
+SHOWN = ("red green blue yellow", "the dog runs in the park")
+N_TURNS = 4
+MIN_LEAD = 1.0  # of the best candidate's logprob; asserted of the replies that each gets alone
+
+
+@dataclass(frozen=True)
+class Turn:
+    tokens: tuple[str, ...]  # of the reply, as the API spells them
+    scores: tuple[dict[str, float], ...]  # of the best candidates at each
+    n_prompt: int
+    n_cached: int
+
+    @property
+    def leads(self) -> list[float]:
+        best = [sorted(scores.values(), reverse=True) for scores in self.scores]
+        return [first - second for first, second, *_ in best]
+
+
+class Talk:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lines = iter(LINES[name])
+        self._messages = [system(f"{name}, who says what the user says", 40)]
+        for line in SHOWN:
+            self._messages += [user(f"Say: {line} {name}"), assistant(f"{line} {name}")]
+
+    def take_turn(self, client: Client) -> Turn:
+        self._messages.append(user(f"Say: {next(self._lines)} {self._name}"))
+        body = {"messages": self._messages, "logprobs": True, "top_logprobs": 2, "max_tokens": 16}
+        reply = client.post("/v1/chat/completions", {**body, "user": self._name})
+        [choice] = reply["choices"]
+        self._messages.append(assistant(choice["message"]["content"]))
+        steps = choice["logprobs"]["content"]
+        return Turn(
+            tokens=tuple(step["token"] for step in steps),
+            scores=tuple(
+                {each["token"]: each["logprob"] for each in step["top_logprobs"]} for step in steps
+            ),
+            n_prompt=reply["usage"]["prompt_tokens"],
+            n_cached=reply["usage"]["prompt_tokens_details"]["cached_tokens"],
+        )
+
+
+Turns = Mapping[str, Sequence[Turn]]
+
+
+def one_by_one(client: Client, talks: Mapping[str, Talk]) -> Turns:
+    rounds = [
+        {name: talk.take_turn(client) for name, talk in talks.items()} for _ in range(N_TURNS)
+    ]
+    return {name: [turns[name] for turns in rounds] for name in talks}
+
+
+def all_at_once(client: Client, talks: Mapping[str, Talk]) -> Turns:
+    def take_turns(talk: Talk) -> list[Turn]:
+        return [talk.take_turn(client) for _ in range(N_TURNS)]
+
+    with ThreadPoolExecutor(len(talks)) as pool:
+        return dict(zip(talks, pool.map(take_turns, talks.values()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone(embedded_model: Path) -> Turns:
+    """What each user gets on a server that nobody else has asked anything."""
+    heard: dict[str, Sequence[Turn]] = {}
+    for name in LINES:
+        with serve("--parallel", "1") as server, closing(Client(server.url)) as client:
+            heard |= one_by_one(client, {name: Talk(name)})
+    assert min(lead for turns in heard.values() for turn in turns for lead in turn.leads) > MIN_LEAD
+    return heard
+
+
+def assert_kept(turns: Sequence[Turn]) -> None:
+    """Each turn finds the last one's prompt and reply; the end of a reply may not be computed."""
+    for last, turn in pairwise(turns):
+        assert turn.n_cached >= last.n_prompt + len(last.tokens) - 1
+
+
+@pytest.mark.parametrize(
+    ("n_parallel", "take_turns"),
+    [("1", one_by_one), ("4", one_by_one), ("4", all_at_once)],
+)
+def test_n1_n2_users_who_share_a_server_get_what_they_get_alone(
+    alone: Turns, n_parallel: str, take_turns: Callable[[Client, Mapping[str, Talk]], Turns]
+) -> None:
+    """N1, N2"""
+    with serve("--parallel", n_parallel) as server, closing(Client(server.url)) as client:
+        together = take_turns(client, {name: Talk(name) for name in LINES})
+    for name, turns in together.items():
+        assert [turn.tokens for turn in turns] == [turn.tokens for turn in alone[name]]
+        assert_kept(turns)
+
+
+@contextmanager
+def serving_tiny(model: Path, *, n_parallel: int) -> Iterator[httpx.Client]:
+    settings = Settings(
+        engine=EngineSettings(parallel=n_parallel, ctx_size=8192, threads=1),
+        cache=CacheSettings(cache_disk=Bytes(0)),
+    )
+    assembly = assemble(settings, ModelFile(model, "tiny"))
+    with (
+        background(assembly, settings) as url,
+        httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as client,
+    ):
+        yield client
+
+
+def ask(client: httpx.Client, name: str, prompt: Prompt) -> Answer:
+    body = {
+        "prompt": list(prompt),
+        "user": name,
+        "max_tokens": REPLY_TOKENS,
+        "temperature": 0,
+        "logprobs": N_SCORES,
+        # Control tokens all look the same in an answer.
+        "logit_bias": {str(N_TEXT_TOKENS + n): False for n in range(len(CONTROL_TOKENS))},
+    }
+    response = client.post("/v1/completions", json=body)
+    response.raise_for_status()
+    reply = response.json()
+    [choice] = reply["choices"]
+    scores = choice["logprobs"]
+    steps = zip(scores["tokens"], scores["top_logprobs"], strict=True)
+    n_cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return Answer(tuple(Step(token, top) for token, top in steps), n_cached)
+
+
+def asked_alone(model: Path, name: str) -> list[tuple[Prompt, Answer]]:
+    """Turns of random tokens; each prompt holds the replies before it."""
+    noise = random.Random(f"interleaved {name}")
+    prompt = random_tokens(noise, 150)
+    turns = []
+    with serving_tiny(model, n_parallel=1) as client:
+        for _ in range(N_TURNS):
+            prompt += random_tokens(noise, 60)
+            turns.append((prompt, ask(client, name, prompt)))
+            prompt += turns[-1][1].tokens
+    return turns
+
+
+@pytest.mark.parametrize("architecture", list(TinyArchitecture))
+def test_n2_users_who_share_any_class_of_model_get_what_they_get_alone(
+    tiny_models: TinyModels, architecture: TinyArchitecture
+) -> None:
+    """N2
+
+    These models know nothing, and near ties are everywhere. In one slot a reply has the very
+    logprobs that it has alone; beside the rows of others they differ by noise.
+    """
+    model = tiny_models(architecture)
+    alone = {name: asked_alone(model, name) for name in LINES}
+    for n_parallel in (1, 4):
+        with serving_tiny(model, n_parallel=n_parallel) as client:
+            for number in range(N_TURNS):
+                for name, turns in alone.items():
+                    prompt, right = turns[number]
+                    answer = ask(client, name, prompt)
+                    assert disagreement(answer, right) is None
+                    assert n_parallel > 1 or answer.steps == right.steps
+                    assert answer.n_cached == right.n_cached
+    for turns in alone.values():
+        for (last, reply), (_, answer) in pairwise(turns):
+            assert answer.n_cached == len(last) + len(reply.steps) - 1
+
+
+def test_n1_users_share_what_they_have_in_common(tiny_models: TinyModels) -> None:
+    """N1: a session is who came, and not what was computed."""
+    prompt = random_tokens(random.Random("in common"), 200)
+    with serving_tiny(tiny_models(TinyArchitecture.LLAMA), n_parallel=2) as client:
+        first, second = (ask(client, name, prompt) for name in ("alice", "bob"))
+    assert (first.n_cached, second.n_cached) == (0, len(prompt) - 1)
+    assert disagreement(second, first) is None
