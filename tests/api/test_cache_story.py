@@ -141,7 +141,7 @@ def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
 
 def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
     """X4"""
-    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True)
+    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
     changed = {"type": "messages_changed", "cache_missed_input_tokens": 640}
     reply = Reply("a", "", (), (), told(MISS))
     assert message_of(envelope, reply)["diagnostics"] == {"cache_miss_reason": changed}
@@ -157,7 +157,7 @@ def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_star
 
 def test_x4_a_message_that_is_not_known_is_told_so() -> None:
     """X4"""
-    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True)
+    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
     unknown = Reply("a", "", (), (), told(MISS, is_compared=False))
     missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}
     assert message_of(envelope, unknown)["diagnostics"] == missing

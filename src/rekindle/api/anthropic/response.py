@@ -47,6 +47,7 @@ class MessageEnvelope:
     last_breakpoint: Breakpoint | None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     wants_diagnostics: bool = False
+    has_previous: bool = False  # a message to compare with: without one nothing is diagnosed
 
 
 def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
@@ -79,11 +80,13 @@ def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
         rekindle=rekindle_of([stats]),
     )
     if envelope.wants_diagnostics:
-        message["diagnostics"] = diagnostics_of(stats.diagnosis)
+        message["diagnostics"] = diagnostics_of(envelope, stats.diagnosis)
     return message
 
 
-def diagnostics_of(diagnosis: Diagnosis) -> Diagnostics | None:
+def diagnostics_of(envelope: MessageEnvelope, diagnosis: Diagnosis | None) -> Diagnostics | None:
+    if not envelope.has_previous or diagnosis is None:
+        return None
     miss = diagnosis.miss
     if not diagnosis.is_compared:
         return Diagnostics(cache_miss_reason=UnknownMiss(type="previous_message_not_found"))

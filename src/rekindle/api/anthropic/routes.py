@@ -78,16 +78,14 @@ class AnthropicApi:
         options = await self._desk.with_terms(
             options, request, caller, body, marks, conversation, prompt
         )
+        previous = body.diagnostics.previous_message_id if body.diagnostics else None
         envelope = MessageEnvelope(
             served.card.id,
             await asyncio.to_thread(last_breakpoint, marks, prompt),
             wants_diagnostics=body.diagnostics is not None,
+            has_previous=previous is not None,
         )
-        options = replace(
-            options,
-            reply_id=envelope.id,
-            compare_with=body.diagnostics.previous_message_id if body.diagnostics else None,
-        )
+        options = replace(options, reply_id=envelope.id, compare_with=previous)
         replies = await start_replies(
             served, [WantedReply(prompt, options)], self._telemetry, request=request
         )

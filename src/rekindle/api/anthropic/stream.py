@@ -75,7 +75,7 @@ class Events:
             frames = self._closed() + b"".join(self._call(event))
         elif isinstance(event, ReplyDone):
             frames = self._closed() + self._ended(event)
-        elif self._envelope.wants_diagnostics and event.diagnosis is None:
+        elif self._envelope.has_previous and event.diagnosis is None:
             return b""
         else:
             frames = b""
@@ -115,7 +115,7 @@ class Events:
             ),
         )
         if self._envelope.wants_diagnostics:
-            message["diagnostics"] = diagnostics_of(diagnosis) if diagnosis else None
+            message["diagnostics"] = diagnostics_of(self._envelope, diagnosis)
         return _frame(MessageStart(type="message_start", message=message))
 
     def _opened(self, event: ReplyText | ReplyReasoning) -> bytes:
