@@ -15,7 +15,7 @@ from rekindle.api.native_schema import (
     TierProps,
     TokenizeRequest,
 )
-from rekindle.api.openai.bodies import CacheStories, MissBody, Span, TierTokens
+from rekindle.api.openai.bodies import CacheStories, MissBody, NeutralisedText, Span, TierTokens
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -77,6 +77,7 @@ def test_every_key_about_the_cache_is_documented() -> None:
     story = CacheStories.__annotations__.keys() | {
         *(f"cached[].{key}" for key in TierTokens.__annotations__),
         *(f"spans[].{key}" for key in Span.__annotations__),
+        *(f"neutralised[].{key}" for key in NeutralisedText.__annotations__),
         *(f"miss.{key}" for key in MissBody.__annotations__),
     }
     tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}

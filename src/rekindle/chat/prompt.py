@@ -42,6 +42,7 @@ from rekindle.chat.template import ChatTemplate
 from rekindle.chat.text_splicer import TextSplicer
 from rekindle.chat.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.turn_memory import Turn, TurnMemory
+from rekindle.chat.volatile import Neutralised, VolatileRules
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation import Tokenizer
@@ -63,6 +64,7 @@ class Prompt:
     begins_in_reasoning: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     n_dropped: int = 0  # messages that were left out because they do not fit
+    neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     namespace: str = ""
     build_seconds: float = field(default=0.0, compare=False)
     # Where a number of messages ends; None: it cannot be told.
@@ -104,9 +106,11 @@ class PromptBuilder:
         memory: TurnMemory,
         reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
         *,
+        volatile: VolatileRules | None = None,
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
+        self._volatile = volatile or VolatileRules()
         self._others: OrderedDict[str, PromptBuilder] = OrderedDict()
         self._others_lock = Lock()
         self._template = template
@@ -130,6 +134,7 @@ class PromptBuilder:
                 self._dialect,
                 self._memory.within(namespace),
                 self._reasoning_history,
+                volatile=self._volatile,
                 namespace=namespace,
             )
             self._others[namespace] = other
@@ -139,6 +144,7 @@ class PromptBuilder:
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Without `recalls` every turn is taken as it was sent."""
+        conversation, neutralised = self._volatile.calm(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
         shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
@@ -172,6 +178,7 @@ class PromptBuilder:
             conversation=conversation,
             begins_in_reasoning=begins_in_reasoning,
             remembered=tuple(spliced.run.remembered),
+            neutralised=neutralised,
             namespace=self._namespace,
             locate=partial(self._bounds.locate, shown, layout.text, spliced),
             remember=remember,

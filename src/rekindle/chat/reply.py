@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rekindle.chat.miss_reasons import Diagnosis
+from rekindle.chat.volatile import Neutralised
 from rekindle.generation import DEFAULT_SESSION, CachedSpan, CacheTerms, Rank, Sampling
 from rekindle.request_record import Miss
 
@@ -104,6 +105,7 @@ class ReplyStats:
     spans: tuple[CachedSpan, ...]  # where the cached tokens came from
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     n_dropped_messages: int = 0  # left out of the prompt because they do not fit
+    neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     queue_seconds: float
     restore_seconds: float
     prefill_seconds: float

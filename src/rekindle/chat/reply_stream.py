@@ -310,6 +310,7 @@ class ReplyStream:
             spans=evaluated.spans if evaluated else (),
             remembered=self._prompt.remembered,
             n_dropped_messages=self._prompt.n_dropped,
+            neutralised=self._prompt.neutralised,
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
             restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
             prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,

@@ -48,6 +48,11 @@ class TierTokens(TypedDict):
     tokens: int
 
 
+class NeutralisedText(TypedDict):
+    rule: str
+    count: int
+
+
 class MissBody(TypedDict):
     """Why not more was found; see `MissReason`."""
 
@@ -72,6 +77,7 @@ class CacheStory(_Classed):
     spans: list[Span]
     session: str
     prefilled_twice: int
+    neutralised: NotRequired[list[NeutralisedText]]
     miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
 
 

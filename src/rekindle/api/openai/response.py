@@ -21,6 +21,7 @@ from rekindle.api.openai.bodies import (
     CompletionLogprobs,
     Finish,
     MissBody,
+    NeutralisedText,
     PromptTokensDetails,
     Rekindle,
     Span,
@@ -206,6 +207,10 @@ def _story(stats: ReplyStats) -> CacheStory:
         "class": CLASSES[stats.rank],
         "prefilled_twice": stats.n_twice,
     }
+    if stats.neutralised:
+        story["neutralised"] = [
+            NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
+        ]
     if stats.is_explained:
         story["miss"] = miss_body(stats.miss) if stats.miss else None
     return story
