@@ -85,11 +85,12 @@ async def test_anthropics_own_tools_and_unknown_fields_are_left_out_and_counted(
     responder = FakeResponder()
     async with client_of(responder) as client:
         fields = {"tools": TOOLS, "mystery": 1, "metadata": {"user_id": "u"}, "mcp_servers": []}
-        reply = await client.post(f"{MESSAGES}?beta=true", json={**BODY, **fields})
+        betas = {"anthropic-beta": "context-1m-2025-08-07, interleaved-thinking-2025-05-14"}
+        reply = await client.post(f"{MESSAGES}?beta=true", json={**BODY, **fields}, headers=betas)
         assert reply.status_code == 200
         metrics = (await client.get("/metrics")).text
     assert [tool.name for tool in responder.conversations[0].tools] == ["f", "g"]
-    for name in ("mystery", "tools.web_search_20250305"):
+    for name in ("mystery", "tools.web_search_20250305", "anthropic-beta.context-1m-2025-08-07"):
         assert f'rekindle_ignored_fields_total{{field="{name}"}} 1.0' in metrics
 
 

@@ -338,3 +338,19 @@ def test_q10_a_warm_list_is_primed_at_the_start_and_when_it_changes(
             story = story_of(http.post(CHAT, json={"messages": messages, "max_tokens": 1}))
             assert n_cached(story) > story["prefilled"] > 0
             prompt.write_text(f"You are {word}er. {prose('hot', 30)}", "utf-8")
+
+
+def test_n11_another_kv_type_rebuilds_and_never_answers_empty(
+    embedded_model: Path, tmp_path: Path
+) -> None:
+    """N11"""
+    body = body_of(CHAT, "stored twice", user="ann", max_tokens=4)
+    n_prefilled = []
+    for kv_type in ("f16", "q8_0", "f16"):
+        flags = ("--parallel", "1", "--cache-dir", str(tmp_path), "--cache-type-k", kv_type)
+        with serve(*flags) as server, httpx.Client(base_url=server.url, timeout=600) as http:
+            reply = http.post(CHAT, json=body)
+            n_prefilled.append(story_of(reply)["prefilled"])
+            assert reply.json()["choices"][0]["message"]["content"]
+            server.stop()
+    assert n_prefilled == [n_prefilled[0], n_prefilled[0], 1]

@@ -56,6 +56,9 @@ class AnthropicApi:
     async def messages(self, request: Request) -> Response:
         body = await read_body(request, MessagesRequest, self._telemetry)
         self._count_tools_left_out(body)
+        for beta in request.headers.get("anthropic-beta", "").split(","):
+            if beta.strip():
+                self._telemetry.count_ignored_field(f"anthropic-beta.{beta.strip()}")
         with await self._models.lease(body.model) as served:
             return await self._reply(request, body, served)
 
