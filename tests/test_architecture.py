@@ -23,6 +23,8 @@ MAY_IMPORT = {
     "stored_turns": set(),
     "request_record": {"generation"},
     "telemetry": {"generation", "request_record"},
+    "trace": {"errors", "generation", "request_record"},
+    "otel": {"errors", "request_record", "trace"},
     "config": set(),
     "config_sources": {"config", "errors"},
     "llama": LEAVES,
@@ -39,8 +41,11 @@ MAY_IMPORT = {
     "prime_stream": LEAVES | {"prime_files"},
     "warm_list": LEAVES | {"prime_files", "prime_stream"},
     "replay": LEAVES | {"api", "chat", "prime_files", "prime_stream"},
+    "explain": LEAVES | {"replay"},
     "server": LEAVES
     | {
+        "trace",
+        "otel",
         "cache",
         "chat",
         "api",
@@ -50,7 +55,8 @@ MAY_IMPORT = {
         "model_pool",
         "warm_list",
     },
-    "cli": LEAVES | {"cache", "model_source", "server", "prime_files", "prime_stream", "replay"},
+    "cli": LEAVES
+    | {"cache", "model_source", "server", "prime_files", "prime_stream", "replay", "explain"},
     "__main__": {"cli"},
 }
 

@@ -144,6 +144,13 @@ class ChatSettings:
         default=True,
         metadata=_about("Compute the next turn's prompt while idle, where it will be another."),
     )
+    volatile: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "Text of system prompts and tools to replace by a constant: a known rule or a regular"
+            " expression; may be repeated."
+        ),
+    )
     warm: tuple[str, ...] = field(
         default=(),
         metadata=_about(
@@ -281,6 +288,30 @@ class ServerSettings:
     )
     log_level: LogLevel = field(
         default=LogLevel.INFO, metadata=_about("Least severe messages to log.")
+    )
+    trace: Path | None = field(
+        default=None,
+        metadata=_about(
+            "File that gets one line per reply. A line shows up to 80 characters of a prompt."
+        ),
+    )
+    trace_prompts: bool = field(
+        default=False,
+        metadata=_about("The trace holds whole prompts and requests: everything clients send."),
+    )
+    trace_size: Bytes = field(
+        default=Bytes(100 * MIB),
+        metadata=_about(
+            "Largest trace; then a new one begins, and one older one is kept.",
+            minimum=MIB,
+            maximum=1024 * TIB,
+        ),
+    )
+    otel: bool = field(
+        default=False,
+        metadata=_about(
+            "Send spans to OpenTelemetry; on too where OTEL_EXPORTER_OTLP_ENDPOINT is set."
+        ),
     )
 
 

@@ -274,6 +274,14 @@ class CacheCounters:
     writes_failed: int = 0  # by the disk
     read_bytes: int = 0
     parked: int = 0  # idle slots that were freed because they slowed the others down
+    steps: int = 0  # batches that were computed
+    step_tokens: int = 0  # and what was in them: of prompts and of replies
+    read_microseconds: int = 0  # from disk into memory
+    put_bytes: int = 0  # from memory into a slot
+    put_microseconds: int = 0
+    saved_bytes: int = 0  # from a slot into memory
+    save_microseconds: int = 0
+    write_microseconds: int = 0  # during which something was on its way to disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +299,13 @@ class EmbedderStatus:
     n_requests: int  # that run or wait
 
 
+class SlotPhase(StrEnum):
+    IDLE = "idle"
+    RESTORING = "restoring"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
     id: int
@@ -300,6 +315,8 @@ class SlotStatus:
     n_prompt: int  # of its request, or the last one
     n_rows: int  # tokens whose rows it holds
     n_generated: int
+    phase: SlotPhase = SlotPhase.IDLE
+    n_cached: int = 0  # of its request's prompt, not computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template import CHATML, ChatTemplate
 from rekindle.chat.turn_memory import TurnMemory
+from rekindle.chat.volatile import VolatileRules
 from rekindle.config import EngineSettings, Settings
 from rekindle.engine.handle import EngineHandle
 from rekindle.errors import ShuttingDown, StartupError
@@ -31,6 +32,7 @@ from rekindle.llama.threads import physical_cores
 from rekindle.model_source import ModelFile
 from rekindle.model_state import StateTraits
 from rekindle.model_stores import ModelStores
+from rekindle.request_record import Observer
 
 
 class ClosableTokenizer:
@@ -119,12 +121,14 @@ def load(
     accounts: Accounts,
     on_load_progress: Callable[[float], bool] | None = None,
     on_digest_progress: Callable[[int, int], None] | None = None,
+    *,
+    observers: Sequence[Observer] = (),
 ) -> LoadedModel:
     """Blocking. Raises StartupError."""
     weights = stores.weights(file, on_digest_progress)
     model = Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
     try:
-        return _assemble(settings, file, name, stores, accounts, weights, model)
+        return _assemble(settings, file, name, stores, accounts, weights, model, observers)
     except BaseException:
         model.close()
         raise
@@ -138,6 +142,7 @@ def _assemble(
     accounts: Accounts,
     weights: str,
     model: Model,
+    observers: Sequence[Observer],
 ) -> LoadedModel:
     vocabulary = model.vocabulary
     tokenizer = ClosableTokenizer(vocabulary)
@@ -173,6 +178,7 @@ def _assemble(
         dialect,
         TurnMemory(stores.open_turns(weights)),
         settings.chat.reasoning_history,
+        volatile=VolatileRules(settings.chat.volatile),
     )
     responder = Responder(
         engine,
@@ -186,6 +192,7 @@ def _assemble(
         embedding_end_token=vocabulary.added_eos_token,
         model=name,
         accounts=accounts,
+        observers=observers,
     )
     card = ModelCard(
         id=name,

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -15,9 +15,11 @@ from fastapi import FastAPI
 
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
+from rekindle.api.dashboard.feed import Feed
+from rekindle.api.dashboard.history import History
 from rekindle.cache.tiers.memory import machine_memory_bytes
 from rekindle.chat.accounts import Accounts
-from rekindle.config import Settings
+from rekindle.config import ServerSettings, Settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import ShuttingDown, StartupError
 from rekindle.generation import CacheCounters, CacheStatus
@@ -30,8 +32,11 @@ from rekindle.model_stores import (
     cache_memory_bytes,
     response_store,
 )
+from rekindle.otel import span_sender
+from rekindle.request_record import Observer
 from rekindle.stored_responses import ResponseStore
 from rekindle.telemetry import Telemetry, sum_of, total
+from rekindle.trace import SentRequests, Trace
 from rekindle.warm_list import WarmList, asgi_sender
 
 if sys.platform == "win32":
@@ -53,10 +58,13 @@ class Assembly:
     app: FastAPI
     pool: ModelPool
     responses: ResponseStore
+    feed: Feed
+    onlookers: "_Onlookers"
 
     def close(self) -> None:
         self.pool.close()
         self.responses.close()
+        self.onlookers.close()
 
 
 def assemble(
@@ -66,7 +74,9 @@ def assemble(
     on_digest_progress: Callable[[int, int], None] | None = None,
 ) -> Assembly:
     """`first` is loaded now, and answers where no model is named; None: there are only others."""
-    loader = _Loader(settings)
+    history, telemetry = History(), Telemetry()
+    onlookers = _Onlookers(settings.server, telemetry)
+    loader = _Loader(settings, (history.observe, telemetry.observe, *onlookers.observers))
     default = None
     if first is not None:
         default = settings.model.alias or first.name
@@ -93,6 +103,7 @@ def assemble(
             loader.accounts,
             on_load_progress,
             on_digest_progress,
+            observers=loader.observers,
         )
         pool.adopt(default, loaded)
     api = ApiSettings(
@@ -103,17 +114,52 @@ def assemble(
         namespace_by=settings.cache.namespace_by,
         explains=settings.server.explain,
     )
-    telemetry = Telemetry()
     telemetry.watch(lambda: total(pool.statuses(), loader.cache_statuses(), loader.past()))
     responses = response_store(settings.cache)
-    return Assembly(create_app(pool, api, telemetry, responses), pool, responses)
+    feed = Feed(pool, history)
+    app = create_app(pool, api, telemetry, responses, feed)
+    onlookers.attach(app)
+    return Assembly(app, pool, responses, feed, onlookers)
+
+
+class _Onlookers:
+    """Who writes down what became of replies: the trace, and the sender of spans."""
+
+    def __init__(self, settings: ServerSettings, telemetry: Telemetry) -> None:
+        self._keeps_bodies = settings.trace is not None and settings.trace_prompts
+        self.observers: list[Observer] = []
+        self._closers: list[Callable[[], None]] = []
+        sender = span_sender(asked_for=settings.otel)
+        if sender is not None:
+            self._add(sender.observe, sender.close)
+        if settings.trace is not None:
+            trace = Trace(
+                settings.trace,
+                max_bytes=settings.trace_size,
+                has_prompts=settings.trace_prompts,
+            )
+            telemetry.watch_trace(trace.counts)
+            self._add(trace.observe, trace.close)
+
+    def _add(self, observe: Observer, close: Callable[[], None]) -> None:
+        self.observers.append(observe)
+        self._closers.append(close)
+
+    def attach(self, app: FastAPI) -> None:
+        if self.observers:
+            app.add_middleware(SentRequests, keeps_bodies=self._keeps_bodies)
+
+    def close(self) -> None:
+        for close in self._closers:
+            close()
 
 
 class _Loader:
     """Loads the pool's models. What is stored of each outlives its loads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, observers: Sequence[Observer]) -> None:
         self.sources: dict[str, str] = {}
+        self.observers = observers
         self._settings = settings
         self._shares = MemoryShares(cache_memory_bytes(settings.cache))
         self._stores: dict[str, ModelStores] = {}
@@ -140,7 +186,16 @@ class _Loader:
 
         file = resolve_model(self.sources[name])
         stores = self._stores[name]
-        return load(self._settings, file, name, stores, self.accounts, on_progress, on_digest)
+        return load(
+            self._settings,
+            file,
+            name,
+            stores,
+            self.accounts,
+            on_progress,
+            on_digest,
+            observers=self.observers,
+        )
 
     def cache_statuses(self) -> list[CacheStatus]:
         statuses = [stores.status() for stores in self._stores.values()]
@@ -214,6 +269,7 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
             return
         _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
         server.should_exit = True
+        assembly.feed.close()
         draining.append(loop.create_task(warm.close()))
         draining.append(loop.create_task(assembly.pool.shut_down(grace_seconds)))
 

@@ -8,7 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,10 +26,16 @@ from rekindle.generation import (
     EngineStatus,
     TierStatus,
 )
+from rekindle.request_record import MissReason, RequestRecord
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
 OTHER = "other"
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
+
+FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
+# Seconds; from what nobody notices to what everybody gives up on. Picked.
+WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
 
 
 class Telemetry:
@@ -59,6 +72,15 @@ class Telemetry:
             registry=self._registry,
         )
         self._field_names: set[str] = set()
+        self._replies = _Replies(self._registry)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Counts a reply that has ended."""
+        self._replies.count(record)
+
+    def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
+        """Shows how many lines were written, and how many dropped."""
+        self._registry.register(_TraceCollector(counts))
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
         """Shows the engines' numbers, too."""
@@ -90,6 +112,79 @@ class Telemetry:
             return OTHER
         self._field_names.add(name)
         return name
+
+
+class _Replies:
+    """What the records of replies add up to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "rekindle_replies", "Replies that ended, by how.", ["finish"], registry=registry
+        )
+        self._twice = Counter(
+            "rekindle_prompt_tokens_prefilled_twice",
+            "Prompt tokens computed that this process had computed before.",
+            registry=registry,
+        )
+        self._misses = Counter(
+            "rekindle_misses",
+            "Prompts that found less than an earlier one had left, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._lost = Counter(
+            "rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"], registry=registry
+        )
+        for finish in FINISHES:
+            self._ended.labels(finish=finish)
+        for reason in MissReason:
+            self._misses.labels(reason=reason.value)
+            self._lost.labels(reason=reason.value)
+        self._decode_tokens = Counter(
+            "rekindle_decode_tokens", "Tokens sampled after each reply's first.", registry=registry
+        )
+        self._decode_seconds = Counter(
+            "rekindle_decode_seconds",
+            "From each reply's first token to its last.",
+            registry=registry,
+        )
+        self._build = _waits("rekindle_render_seconds", "To render and tokenise.", registry)
+        self._queue = _waits("rekindle_queue_seconds", "Waiting for a slot.", registry)
+        self._restore = _waits("rekindle_restore_seconds", "Bringing stored rows back.", registry)
+        self._prefill = _waits("rekindle_prefill_seconds", "Computing the prompt.", registry)
+        self._first_token = _waits("rekindle_first_token_seconds", "To the first token.", registry)
+        self._total = _waits("rekindle_reply_seconds", "To the end of the reply.", registry)
+        self._pace = Histogram(
+            "rekindle_inter_token_seconds",
+            "Between two tokens: the mean of each reply.",
+            buckets=PACES,
+            registry=registry,
+        )
+
+    def count(self, record: RequestRecord) -> None:
+        finish = record.finish.partition(":")[0]
+        self._ended.labels(finish=finish if finish in FINISHES else OTHER).inc()
+        self._total.observe(record.total_seconds)
+        self._build.observe(record.build_seconds)
+        if record.is_evaluated:
+            self._twice.inc(record.n_twice)
+            self._queue.observe(record.queue_seconds)
+            self._prefill.observe(record.prefill_seconds)
+            if record.restore_seconds > 0:
+                self._restore.observe(record.restore_seconds)
+        if record.miss is not None:
+            self._misses.labels(reason=record.miss.reason.value).inc()
+            self._lost.labels(reason=record.miss.reason.value).inc(record.miss.tokens_lost)
+        if record.first_token_seconds is not None:
+            self._first_token.observe(record.first_token_seconds)
+        if record.n_generated > 1:
+            self._decode_tokens.inc(record.n_generated - 1)
+            self._decode_seconds.inc(record.decode_seconds)
+            self._pace.observe(record.decode_seconds / (record.n_generated - 1))
+
+
+def _waits(name: str, about: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, about, buckets=WAITS, registry=registry)
 
 
 def total(
@@ -156,6 +251,16 @@ class _EngineCollector(Collector):
             yield from _cache_counters(status.cache.counters)
 
 
+class _TraceCollector(Collector):
+    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        n_written, n_dropped = self._counts()
+        yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
+        yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
+
+
 def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
     entries = GaugeMetricFamily("rekindle_cache_entries", "Entries of this model.", labels=["tier"])
     used = GaugeMetricFamily("rekindle_cache_bytes", "Bytes taken.", labels=["tier"])
@@ -184,6 +289,33 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
     evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
     yield from (reused, evictions)
+    memory, disk = CacheSource.MEMORY, CacheSource.DISK
+    for name, about, values in (
+        (
+            "rekindle_cache_restored_bytes",
+            "Bytes brought back: from disk into memory, from memory into a slot.",
+            {memory: counted.put_bytes, disk: counted.read_bytes},
+        ),
+        (
+            "rekindle_cache_restore_seconds",
+            "Seconds that took.",
+            {memory: counted.put_microseconds / 1e6, disk: counted.read_microseconds / 1e6},
+        ),
+        (
+            "rekindle_cache_saved_bytes",
+            "Bytes stored: from a slot into memory, from memory to disk.",
+            {memory: counted.saved_bytes, disk: counted.written_bytes},
+        ),
+        (
+            "rekindle_cache_save_seconds",
+            "Seconds that took.",
+            {memory: counted.save_microseconds / 1e6, disk: counted.write_microseconds / 1e6},
+        ),
+    ):
+        family = CounterMetricFamily(name, about, labels=["tier"])
+        for tier, value in values.items():
+            family.add_metric([tier], value)
+        yield family
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
         ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
@@ -194,5 +326,7 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
         ("rekindle_cache_writes_refused", "Writes ruled out by settings.", counted.writes_refused),
         ("rekindle_cache_writes_failed", "Writes that failed.", counted.writes_failed),
         ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
+        ("rekindle_steps", "Batches computed.", counted.steps),
+        ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
     ):
         yield CounterMetricFamily(name, about, value)

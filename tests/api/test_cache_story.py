@@ -116,6 +116,7 @@ def test_d1_a_stream_has_the_header_too() -> None:
     assert reply.headers["x-rekindle-cache"] == "hit=4/10 from=memory"
 
 
+PREVIOUS = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
 CHANGES = {
     MissReason.OTHER_MODEL: "model_changed",
     MissReason.SYSTEM_CHANGED: "system_changed",
@@ -127,7 +128,7 @@ CHANGES = {
 @pytest.mark.parametrize("reason", list(MissReason))
 def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
     """X4"""
-    diagnostics = diagnostics_of(Diagnosis(replace(MISS, reason=reason)))
+    diagnostics = diagnostics_of(PREVIOUS, Diagnosis(replace(MISS, reason=reason)))
     if reason is MissReason.FIRST_REQUEST:
         assert diagnostics is None
     elif reason in CHANGES:
@@ -141,7 +142,7 @@ def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
 
 def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
     """X4"""
-    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
+    envelope = PREVIOUS
     changed = {"type": "messages_changed", "cache_missed_input_tokens": 640}
     reply = Reply("a", "", (), (), told(MISS))
     assert message_of(envelope, reply)["diagnostics"] == {"cache_miss_reason": changed}
@@ -157,7 +158,7 @@ def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_star
 
 def test_x4_a_message_that_is_not_known_is_told_so() -> None:
     """X4"""
-    envelope = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
+    envelope = PREVIOUS
     unknown = Reply("a", "", (), (), told(MISS, is_compared=False))
     missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}
     assert message_of(envelope, unknown)["diagnostics"] == missing

@@ -12,7 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 from rekindle import __version__
 from rekindle.api import native
 from rekindle.api.anthropic import routes as anthropic
-from rekindle.api.cache.routes import CacheApi
+from rekindle.api.cache import routes as cache_routes
+from rekindle.api.dashboard import routes as dashboard
+from rekindle.api.dashboard.feed import Feed
+from rekindle.api.dashboard.history import History
 from rekindle.api.desk import Desk
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.head import HeadAsGet
@@ -48,6 +51,7 @@ def create_app(
     settings: ApiSettings,
     telemetry: Telemetry,
     stored_responses: ResponseStore,
+    feed: Feed | None = None,  # None: its own, which hears of no request
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
@@ -80,7 +84,9 @@ def create_app(
         "responses": responses_api.response_prompt,
     }
     native.NativeApi(models, telemetry).add_routes(app)
-    for api in (openai_api, responses_api, anthropic_api, CacheApi(desk, prompts)):
+    cache_api = cache_routes.CacheApi(desk, prompts)
+    dashboard_api = dashboard.DashboardApi(desk, feed or Feed(models, History()))
+    for api in (openai_api, responses_api, anthropic_api, cache_api, dashboard_api):
         api.add_routes(app)
 
     @cache
@@ -93,6 +99,8 @@ def create_app(
                     *openai.WIRE_TYPES,
                     *anthropic.WIRE_TYPES,
                     *responses.WIRE_TYPES,
+                    *cache_routes.WIRE_TYPES,
+                    *dashboard.WIRE_TYPES,
                 ),
             )
         )

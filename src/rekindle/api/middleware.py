@@ -21,7 +21,8 @@ from rekindle.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_FOLDER = "/dashboard/"  # the page asks for a key, and tells nothing before it has one
 MAX_REQUEST_ID_CHARS = 128
 NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:-]")
 UNMATCHED = "unmatched"
@@ -75,7 +76,7 @@ class ApiKeys:
         self._keys = tuple(key.encode() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._admits(scope):
             await self._app(scope, receive, send)
         else:
             await _UNAUTHORIZED.response(scope)(scope, receive, send)
@@ -131,6 +132,10 @@ class BodyLimit:
 
 class _BodyTooLarge(Exception):
     pass
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _request_id(offered: str) -> str:

@@ -237,6 +237,8 @@ class DiskStore:
         node = self._writing[key]
         self._counters["writes"] += 1
         self._counters["written_bytes"] += node.payload_bytes
+        # One after another: since the one before it ended, or the first of them began.
+        self._counters["write_microseconds"] += _microseconds_since(self._write_ended_at)
         if self._holdings.index.get(key) is node:
             self._holdings.note_on_disk(node)
         else:
@@ -276,6 +278,7 @@ class DiskStore:
         self._holdings.memory.give_back(self._reading.pop(key))
         self._read_speed.observe(n_bytes, seconds)
         self._counters["read_bytes"] += n_bytes
+        self._counters["read_microseconds"] += int(seconds * 1e6)
         if self._holdings.index.get(key) is not None and key not in self._holdings.memory:
             self._holdings.hold(entry)
         self._holdings.shrink()
@@ -288,6 +291,10 @@ class DiskStore:
         elif self._trouble is not None:
             _log.info("cache: the disk takes entries again")
         self._trouble = trouble
+
+
+def _microseconds_since(began: float) -> int:
+    return int((time.monotonic() - began) * 1e6)
 
 
 def _is_orphan(node: Node) -> bool:

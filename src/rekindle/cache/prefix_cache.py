@@ -356,7 +356,7 @@ class PrefixCache:
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
                 return self._no_room(parent)
-            payload = export()
+            payload = self._exported(export)
             header = replace(header, payload_bytes=len(payload))
             self._payload_sizes[shape] = len(payload)
             if not self._holdings.make_room(len(payload)):
@@ -370,6 +370,13 @@ class PrefixCache:
                 self._disk.offer(each, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
+
+    def _exported(self, export: Callable[[], Payload]) -> Payload:
+        began = time.perf_counter()
+        payload = export()
+        self._counters["saved_bytes"] += len(payload)
+        self._counters["save_microseconds"] += int((time.perf_counter() - began) * 1e6)
+        return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
         """Later, if some is on its way to the disk, or held by a restore."""
@@ -428,6 +435,12 @@ class PrefixCache:
         if not self._traits.row_bytes:
             return gigabytes
         return f"{gigabytes} (about {n_bytes // self._traits.row_bytes} tokens)"
+
+    def note_put(self, n_bytes: int, seconds: float) -> None:
+        """A stored piece was brought into a slot."""
+        self.gate.put_speed.observe(n_bytes, seconds)
+        self._counters["put_bytes"] += n_bytes
+        self._counters["put_microseconds"] += int(seconds * 1e6)
 
     def count(self, name: str, amount: int) -> None:
         """`name` is a field of CacheCounters."""

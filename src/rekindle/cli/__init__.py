@@ -8,6 +8,7 @@ import typer
 from rekindle import __version__
 from rekindle.cli import cache
 from rekindle.cli.chat import chat
+from rekindle.cli.explain import explain
 from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
@@ -25,6 +26,7 @@ app.command()(chat)
 app.command()(prime)
 app.command()(top)
 app.command()(replay)
+app.command()(explain)
 app.add_typer(cache.app, name="cache")
 
 

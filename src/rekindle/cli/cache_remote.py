@@ -13,6 +13,7 @@ from rekindle.cli.plain import (
     as_json,
     count,
     count_entries,
+    filled_table,
     plain_console,
     plain_table,
     until,
@@ -46,11 +47,7 @@ def print_stored(reply: dict[str, Any]) -> None:
         [_line(prefix, now) for prefix in reply["data"]],
         optional=_OPTIONAL,
     )
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left")
-    for row in rows:
-        table.add_row(*row)
+    table = filled_table(headings, rows, _NUMBERS)
     console = plain_console()
     if rows:
         console.print(table)

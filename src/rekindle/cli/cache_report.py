@@ -21,6 +21,7 @@ from rekindle.cli.plain import (
     as_json,
     count,
     count_entries,
+    filled_table,
     plain_console,
     plain_table,
     until,
@@ -47,11 +48,7 @@ def print_list(stored: Stored, entries: Sequence[Listed], turns: TurnTotals) -> 
         [_line(entry, names.get(entry.key, []), now) for entry in entries],
         optional=_OPTIONAL,
     )
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left")
-    for row in rows:
-        table.add_row(*row)
+    table = filled_table(headings, rows, _NUMBERS)
     console = plain_console()
     if entries:
         console.print(table)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,18 @@ def plain_console() -> Console:
 
 def plain_table(*, show_header: bool = True) -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header)
+
+
+def filled_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
+) -> Table:
+    """`numbers` are the headings of columns to align on the right."""
+    table = plain_table()
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def as_json(value: object) -> str:

@@ -48,6 +48,7 @@ from rekindle.generation import (
     GenerationRequest,
     PrefillProgress,
     PromptEvaluated,
+    SlotPhase,
     SlotStatus,
     StopCause,
     TokenSampled,
@@ -58,6 +59,11 @@ _log = logging.getLogger(__name__)
 
 # Looking up a member of an Enum takes longer than all else that is done with it per token.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
+_SHOWN = {
+    Phase.RESTORING: SlotPhase.RESTORING,
+    Phase.PREFILLING: SlotPhase.PREFILLING,
+    Phase.DECODING: SlotPhase.DECODING,
+}
 
 SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
 STALL_CHECK_SECONDS = 1.0  # a restore that waits is looked after this often, besides every wake
@@ -403,6 +409,8 @@ class EngineLoop:
             return False
         elapsed = time.perf_counter() - started
         self._saver.earn(elapsed)
+        self._cache.count("steps", 1)
+        self._cache.count("step_tokens", len(tokens))
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         elif not n_prefill:
@@ -582,6 +590,9 @@ def _status(slot: Slot) -> SlotStatus:
         n_prompt=slot.n_prompt,
         n_rows=slot.n_rows,
         n_generated=max(len(sequence.tokens) - slot.n_prompt, 0) if sequence else 0,
+        # It may have ended since it was looked at.
+        phase=_SHOWN.get(sequence.phase, SlotPhase.IDLE) if sequence else SlotPhase.IDLE,
+        n_cached=sequence.n_cached if sequence else 0,
     )
 
 

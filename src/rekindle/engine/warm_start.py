@@ -331,7 +331,7 @@ class WarmStart:
             self._cache.distrust(piece.node)
             self._look_again(sequence, is_slot_empty=True)
             return
-        self._cache.gate.put_speed.observe(len(piece.payload), time.perf_counter() - began)
+        self._cache.note_put(len(piece.payload), time.perf_counter() - began)
         sequence.n_computed = piece.stop
         _extend(sequence, piece.source, piece.stop)
         assert sequence.restore is not None

@@ -1,13 +1,23 @@
-"""What the cache endpoints send back, as types. OpenAPI is made from these."""
+"""What the cache endpoints take and send back, as types. OpenAPI is made from these."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
+from rekindle.api.body import Wire
 from rekindle.api.openai.bodies import MissBody
+from rekindle.generation import Rank
+
+MAX_PIN_SECONDS = 366 * 86_400  # picked
 
 Tier = Literal["live", "memory", "disk"]
 Class = Literal["main", "background", "ephemeral"]
+CLASSES: dict[Rank, Class] = {
+    Rank.MAIN: "main",
+    Rank.BACKGROUND: "background",
+    Rank.EPHEMERAL: "ephemeral",
+}
 
 # In this form because `class` is a word of Python's.
 StoredEntry = TypedDict(
@@ -38,6 +48,49 @@ class StoredList(TypedDict):
     object: Literal["list"]
     data: list[StoredEntry]
     usage: list[TierUsage]  # of the whole server
+
+
+# Tokens without a fork among them: one branch of the tree that prefixes form.
+BranchEntry = TypedDict(
+    "BranchEntry",
+    {
+        "key": str,  # of its end
+        "parent": int | None,  # where the branch that it follows stands in the list
+        "start": int,  # positions
+        "stop": int,
+        "bytes": int,
+        "names": list[str],  # of prompts that end here
+        "session": str,
+        "class": Class,
+        "tiers": list[Tier],  # that hold all of it
+        "hits": int,
+        "last_used": float,  # seconds since the epoch
+        "pinned_until": float | None,
+    },
+)
+
+
+class Forest(TypedDict):
+    object: Literal["list"]
+    data: list[BranchEntry]  # parents first
+
+
+class StoredText(TypedDict):
+    object: Literal["cache.text"]
+    key: str
+    start: int  # the first token whose text this is
+    stop: int
+    text: str
+
+
+class PinRequest(Wire):
+    seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: no longer
+
+
+class CachePinned(TypedDict):
+    object: Literal["cache.pinned"]
+    key: str
+    seconds: float
 
 
 class CacheDeleted(TypedDict):

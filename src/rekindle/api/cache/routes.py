@@ -1,22 +1,28 @@
-"""The cache endpoints: what is stored, what goes, what would be found, who computed it."""
+"""The cache endpoints: what is stored, stays and goes, what would be found, who computed it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
-from rekindle.api.body import parse_json
+from rekindle.api.body import parse_json, read_body
 from rekindle.api.cache.bodies import (
+    CLASSES,
+    BranchEntry,
     CacheDeleted,
     CachedTokens,
-    Class,
+    CachePinned,
     ExpectedTimes,
+    Forest,
     Lookup,
+    PinRequest,
     SessionEntry,
     SessionList,
     StoredEntry,
     StoredList,
+    StoredText,
     TierUsage,
 )
 from rekindle.api.cache.dialect import dialect_of, named_dialect
@@ -25,19 +31,17 @@ from rekindle.api.desk import Desk
 from rekindle.api.errors import invalid
 from rekindle.api.models import Lease
 from rekindle.api.openai.response import miss_body
-from rekindle.api.openapi import ERRORS, REF
+from rekindle.api.openapi import ERRORS, REF, request_body
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.sessions import Session
 from rekindle.errors import InvalidRequest
-from rekindle.generation import CacheSource, Forecast, Rank, StoredPrefix
+from rekindle.generation import CacheSource, Forecast, StoredBranch, StoredPrefix, Tokenizer
 from rekindle.request_record import Miss
 
+WIRE_TYPES = (PinRequest,)
 MAX_LISTED = 1000  # picked
-CLASSES: dict[Rank, Class] = {
-    Rank.MAIN: "main",
-    Rank.BACKGROUND: "background",
-    Rank.EPHEMERAL: "ephemeral",
-}
+MAX_BRANCHES = 10_000  # picked
+MAX_POSITION = 10**8  # no context is as long
 LOOKED_UP = (
     "ChatCompletionRequest",
     "CompletionRequest",
@@ -61,7 +65,9 @@ class CacheApi:
         for method, path, endpoint, model in (
             ("GET", "/v1/cache", self.list_stored, StoredList),
             ("DELETE", "/v1/cache", self.delete_all, CacheDeleted),
+            ("GET", "/v1/cache/forest", self.show_forest, Forest),
             # A path, because keys may have slashes.
+            ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText),
             ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted),
             ("GET", "/v1/sessions", self.list_sessions, SessionList),
         ):
@@ -75,9 +81,16 @@ class CacheApi:
             openapi_extra=_any_request(),
             responses=ERRORS | {200: {"model": Lookup}},
         )
+        app.add_api_route(
+            "/v1/cache/{key:path}/pin",
+            self.pin,
+            methods=["POST"],
+            openapi_extra=request_body(PinRequest),
+            responses=ERRORS | {200: {"model": CachePinned}},
+        )
 
     async def list_stored(self, request: Request) -> Response:
-        limit = _limit(request)
+        limit = _limit(request, MAX_LISTED)
         with await self._models.lease(_model(request)) as served:
             store = served.responder.store
             stored = await store.list_stored(namespace=self._namespace(request), limit=limit)
@@ -93,12 +106,40 @@ class CacheApi:
         ]
         return _json(StoredList(object="list", data=[_entry(each) for each in stored], usage=usage))
 
+    async def show_forest(self, request: Request) -> Response:
+        limit = _limit(request, MAX_BRANCHES)
+        with await self._models.lease(_model(request)) as served:
+            store = served.responder.store
+            branches = await store.forest(namespace=self._namespace(request), limit=limit)
+        return _json(Forest(object="list", data=[_branch(each) for each in branches]))
+
+    async def read_text(self, request: Request, key: str) -> Response:
+        start = _whole_number(request, "start", "0", most=MAX_POSITION)
+        with await self._models.lease(_model(request)) as served:
+            responder = served.responder
+            tokens = await responder.store.stored_tokens(key, namespace=self._namespace(request))
+            if tokens is None:
+                return _not_there(request, key)
+            own = tokens[start:]
+            text = await asyncio.to_thread(_text, own, responder.tokenizer)
+        stop = len(tokens)
+        start = min(start, stop)
+        return _json(StoredText(object="cache.text", key=key, start=start, stop=stop, text=text))
+
+    async def pin(self, request: Request, key: str) -> Response:
+        body = await read_body(request, PinRequest, self._desk.telemetry)
+        with await self._models.lease(_model(request)) as served:
+            is_there = await served.responder.store.pin(
+                key, seconds=body.seconds, namespace=self._namespace(request)
+            )
+        if not is_there:
+            return _not_there(request, key)
+        return _json(CachePinned(object="cache.pinned", key=key, seconds=body.seconds))
+
     async def delete(self, request: Request, key: str) -> Response:
         n_deleted = await self._forget(request, key)
         if n_deleted == 0:
-            message = f"Nothing is cached under the key '{key}'."
-            refusal = invalid(message, status=404, param="key", code="not_found")
-            return refusal.response(request.scope)
+            return _not_there(request, key)
         return _json(CacheDeleted(object="cache.deleted", key=key, deleted=n_deleted))
 
     async def delete_all(self, request: Request) -> Response:
@@ -133,11 +174,44 @@ def _model(request: Request) -> str | None:
     return request.query_params.get("model")
 
 
-def _limit(request: Request) -> int:
-    limit = request.query_params.get("limit", "100")
-    if not (limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MAX_LISTED):
-        raise InvalidRequest(f"`limit` should be 1 to {MAX_LISTED}.", "limit")
-    return int(limit)
+def _limit(request: Request, most: int) -> int:
+    return _whole_number(request, "limit", "100", least=1, most=most)
+
+
+def _whole_number(request: Request, name: str, default: str, *, most: int, least: int = 0) -> int:
+    value = request.query_params.get(name, default)
+    if not (
+        value.isascii() and value.isdecimal() and len(value) < 10 and least <= int(value) <= most
+    ):
+        raise InvalidRequest(f"`{name}` should be {least} to {most}.", name)
+    return int(value)
+
+
+def _not_there(request: Request, key: str) -> Response:
+    message = f"Nothing is cached under the key '{key}'."
+    refusal = invalid(message, status=404, param="key", code="not_found")
+    return refusal.response(request.scope)
+
+
+def _text(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
+
+
+def _branch(branch: StoredBranch) -> BranchEntry:
+    return {
+        "key": branch.key,
+        "parent": branch.parent,
+        "start": branch.start,
+        "stop": branch.stop,
+        "bytes": branch.n_bytes,
+        "names": list(branch.names),
+        "session": branch.session,
+        "class": CLASSES[branch.rank],
+        "tiers": [source.value for source in branch.sources],
+        "hits": branch.hits,
+        "last_used": branch.used_at,
+        "pinned_until": branch.pinned_until,
+    }
 
 
 def _entry(stored: StoredPrefix) -> StoredEntry:

@@ -1,0 +1,121 @@
+"""One feed for everyone who looks on: a snapshot each second, and a word on each request.
+
+One sampler asks the engines on behalf of all readers, and rests while there are none. A reader
+that does not keep up is cut off.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from pydantic_core import to_json
+
+from rekindle.api.dashboard.bodies import Hour
+from rekindle.api.dashboard.history import BUCKET_SECONDS, History
+from rekindle.api.dashboard.views import request_seen, snapshot_of
+from rekindle.api.models import Models
+from rekindle.request_record import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 1.0
+MAX_BEHIND = 64  # frames that wait for a reader; picked
+
+
+class Reader:
+    """Frames for one connection, of what its namespace may see."""
+
+    def __init__(self, namespace: str, *, max_behind: int = MAX_BEHIND) -> None:
+        self.namespace = namespace
+        self.is_cut = False
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(max_behind)
+        self._writer: asyncio.Task[object] | None = None
+
+    def put(self, frame: bytes | None) -> None:
+        """None ends it."""
+        try:
+            self._frames.put_nowait(frame)
+        except asyncio.QueueFull:
+            self._cut()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """For one task, which is cancelled when it falls behind: it may be stuck in a write."""
+        self._writer = asyncio.current_task()
+        while (frame := await self._frames.get()) is not None:
+            yield frame
+
+    def _cut(self) -> None:
+        self.is_cut = True
+        if self._writer is not None:
+            self._writer.cancel()
+
+
+class Feed:
+    def __init__(
+        self, models: Models, history: History, *, sample_seconds: float = SAMPLE_SECONDS
+    ) -> None:
+        self._models = models
+        self._history = history
+        self._sample_seconds = sample_seconds
+        self._readers: set[Reader] = set()
+        self._sampler: asyncio.Task[None] | None = None
+        self._last_frame: bytes | None = None
+        self._sampled_at = 0.0  # monotonic
+        self._is_closed = False
+        history.listen(self._tell)
+
+    def join(self, namespace: str) -> Reader:
+        reader = Reader(namespace)
+        reader.put(self._hour(namespace))
+        if self._is_closed:
+            reader.put(None)
+            return reader
+        if self._last_frame is not None:
+            reader.put(self._last_frame)
+        self._readers.add(reader)
+        if self._sampler is None:
+            self._sampler = asyncio.create_task(self._sample())
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+        if not self._readers and self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+            self._last_frame = None  # whoever comes next would see the past
+
+    def close(self) -> None:
+        """Everyone is sent home: a page that is open must not hold up the server's end."""
+        self._is_closed = True
+        for reader in list(self._readers):
+            reader.put(None)
+
+    async def _sample(self) -> None:
+        while True:
+            due = self._sampled_at + self._sample_seconds
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self._sampled_at = time.monotonic()
+            frame = _frame("snapshot", snapshot_of(self._models, self._history))
+            self._last_frame = frame
+            for reader in self._readers:
+                reader.put(frame)
+
+    def _tell(self, record: RequestRecord) -> None:
+        readers = [each for each in self._readers if each.namespace == record.namespace]
+        if readers:
+            frame = _frame("request", request_seen(record))
+            for reader in readers:
+                reader.put(frame)
+
+    def _hour(self, namespace: str) -> bytes:
+        hour = Hour(
+            bucket_seconds=BUCKET_SECONDS,
+            buckets=self._history.buckets(),
+            requests=[request_seen(each) for each in self._history.requests(namespace)],
+        )
+        return _frame("hour", hour)
+
+
+def _frame(event: str, body: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), to_json(body))

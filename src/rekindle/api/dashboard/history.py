@@ -1,0 +1,103 @@
+"""The last hour of this server, in memory and bounded: whoever opens the page sees all of it."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rekindle.api.dashboard.bodies import Bucket, FirstToken
+from rekindle.generation import CacheSource
+from rekindle.request_record import Observer, RequestRecord
+
+BUCKET_SECONDS = 10
+N_BUCKETS = 360  # one hour
+MAX_SAMPLES = 64  # first-token times of one bucket; picked
+MAX_REQUESTS = 200  # that a page is told of when it opens; picked
+
+
+@dataclass(slots=True)
+class _Bucket:
+    start: int
+    requests: int = 0
+    tokens: dict[CacheSource, int] = field(default_factory=dict)
+    prefilled: int = 0
+    twice: int = 0
+    first_token_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+
+    def add(self, record: RequestRecord) -> None:
+        self.requests += 1
+        for span in record.spans:
+            held = self.tokens.get(span.source, 0)
+            self.tokens[span.source] = held + span.stop - span.start
+        self.prefilled += record.n_prefilled
+        self.twice += record.n_twice
+        if record.first_token_seconds is not None:
+            self.first_token_ms.append(record.first_token_seconds * 1000)
+
+
+class History:
+    """Used on the event loop only."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._buckets: deque[_Bucket] = deque(maxlen=N_BUCKETS)  # none is empty
+        self._requests: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
+        self._listeners: list[Observer] = []
+
+    def listen(self, listener: Observer) -> None:
+        self._listeners.append(listener)
+
+    def observe(self, record: RequestRecord) -> None:
+        self._bucket_now().add(record)
+        self._requests.append(record)
+        for listener in self._listeners:
+            listener(record)
+
+    def requests(self, namespace: str) -> list[RequestRecord]:
+        return [record for record in self._requests if record.namespace == namespace]
+
+    def buckets(self) -> list[Bucket]:
+        return [_body(bucket) for bucket in self._of_the_hour()]
+
+    def last_buckets(self) -> list[Bucket]:
+        """Two, as one may have ended since somebody looked."""
+        return [_body(bucket) for bucket in self._of_the_hour()[-2:]]
+
+    def first_token_ms(self) -> FirstToken:
+        return _first_token(ms for bucket in self._of_the_hour() for ms in bucket.first_token_ms)
+
+    def _bucket_now(self) -> _Bucket:
+        start = int(self._clock()) // BUCKET_SECONDS * BUCKET_SECONDS
+        # A clock that was set back does not undo the order.
+        if not self._buckets or self._buckets[-1].start < start:
+            self._buckets.append(_Bucket(start))
+        return self._buckets[-1]
+
+    def _of_the_hour(self) -> Sequence[_Bucket]:
+        oldest = self._clock() - N_BUCKETS * BUCKET_SECONDS
+        return [bucket for bucket in self._buckets if bucket.start > oldest]
+
+
+def _body(bucket: _Bucket) -> Bucket:
+    return Bucket(
+        start=bucket.start,
+        requests=bucket.requests,
+        live=bucket.tokens.get(CacheSource.LIVE, 0),
+        memory=bucket.tokens.get(CacheSource.MEMORY, 0),
+        disk=bucket.tokens.get(CacheSource.DISK, 0),
+        prefilled=bucket.prefilled,
+        twice=bucket.twice,
+        first_token_ms=_first_token(bucket.first_token_ms),
+    )
+
+
+def _first_token(samples: Iterable[float]) -> FirstToken:
+    ordered = sorted(samples)
+    return FirstToken(p50=_percentile(ordered, 50), p95=_percentile(ordered, 95))
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float | None:
+    """By nearest rank."""
+    if not ordered:
+        return None
+    return round(ordered[(len(ordered) * percent + 99) // 100 - 1], 1)

@@ -1,0 +1,119 @@
+"""The dashboard: one static page, and the feed that it lives on."""
+
+import asyncio
+import logging
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from rekindle.api.caller import Hints
+from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
+from rekindle.api.dashboard.feed import Feed, Reader
+from rekindle.api.desk import Desk
+from rekindle.api.disconnect import ClientGone, unless_client_leaves
+from rekindle.api.errors import invalid
+from rekindle.api.openapi import ERRORS, REF
+
+logger = logging.getLogger(__name__)
+
+WIRE_TYPES = (Hour, RequestSeen, Snapshot)
+PAGE = "index.html"
+MEDIA_TYPES = {
+    PAGE: "text/html",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "app.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "server.js": "text/javascript",
+    "now.js": "text/javascript",
+    "hour.js": "text/javascript",
+    "forest.js": "text/javascript",
+    "branch.js": "text/javascript",
+    "lists.js": "text/javascript",
+}
+FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
+PAGE_HEADERS = {
+    # The page shows what clients sent: nothing but its own files may run or be fetched.
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # the files have no versions in their names
+}
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class DashboardApi:
+    def __init__(self, desk: Desk, feed: Feed) -> None:
+        self._desk = desk
+        self._feed = feed
+        folder = files("rekindle") / "dashboard"
+        self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
+
+    def add_routes(self, app: FastAPI) -> None:
+        for path, endpoint, content in (
+            ("/", self.page, {"text/html": {}}),
+            ("/dashboard/{name}", self.file, {name: {} for name in FILE_TYPES}),
+            ("/v1/events", self.events, _stream_of(WIRE_TYPES)),
+        ):
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=["GET"],
+                response_class=Response,
+                responses=ERRORS | {200: {"content": content}},
+            )
+
+    async def page(self) -> Response:
+        return self._file(PAGE)
+
+    async def file(self, request: Request, name: str) -> Response:
+        if name == PAGE or name not in self._files:
+            refusal = invalid(f"There is no file '{name}'.", status=404, code="not_found")
+            return refusal.response(request.scope)
+        return self._file(name)
+
+    async def events(self, request: Request) -> Response:
+        return FeedStream(self._feed, self._desk.caller(request, Hints()).namespace)
+
+    def _file(self, name: str) -> Response:
+        return Response(self._files[name], media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)
+
+
+class FeedStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, feed: Feed, namespace: str) -> None:
+        self._feed = feed
+        self._namespace = namespace
+        self.status_code = 200
+        self.background = None
+        self.init_headers(STREAM_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = self._feed.join(self._namespace)
+        try:
+            await unless_client_leaves(receive, self._write_all(reader, send))
+        except ClientGone:
+            pass
+        finally:
+            self._feed.leave(reader)
+
+    async def _write_all(self, reader: Reader, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for frame in reader.frames():
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        except asyncio.CancelledError:
+            if not reader.is_cut:
+                raise
+            logger.info("a reader of the events did not keep up and was cut off")
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _stream_of(types: tuple[Any, ...]) -> dict[str, Any]:
+    schema = {"anyOf": [{"$ref": REF.format(model=each.__name__)} for each in types]}
+    return {"text/event-stream": {"schema": schema}}

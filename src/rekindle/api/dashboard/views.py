@@ -1,0 +1,126 @@
+"""How engines and finished requests look to a reader of the feed."""
+
+import time
+
+from rekindle.api.cache.bodies import CLASSES, CachedTokens
+from rekindle.api.dashboard.bodies import (
+    CacheSeen,
+    DiskHealth,
+    ModelSeen,
+    RequestSeen,
+    SlotSeen,
+    Snapshot,
+    TierSeen,
+    TokensBySource,
+)
+from rekindle.api.dashboard.history import History
+from rekindle.api.models import ListedModel, Models, ModelState
+from rekindle.api.openai.response import miss_body
+from rekindle.generation import CacheSource, CacheStatus, EngineStatus, SlotStatus
+from rekindle.request_record import RequestRecord
+
+
+def snapshot_of(models: Models, history: History) -> Snapshot:
+    return Snapshot(
+        time=round(time.time(), 3),
+        models=[_model_seen(listed, models) for listed in models.listed()],
+        buckets=history.last_buckets(),
+        first_token_ms=history.first_token_ms(),
+    )
+
+
+def request_seen(record: RequestRecord) -> RequestSeen:
+    """Nothing of the prompt's text but where it differs from what was expected."""
+    tokens: dict[CacheSource, int] = {}
+    for span in record.spans:
+        tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
+    first = record.first_token_seconds
+    speed = record.tokens_per_second
+    # A literal, because `class` is no name that a call could use.
+    return {
+        "id": record.id,
+        "model": record.model,
+        "session": record.session,
+        "class": CLASSES[record.rank],
+        "ended_at": round(record.started_at + record.total_seconds, 3),
+        "prompt_tokens": record.n_prompt,
+        "cached": [CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
+        "prefilled": record.n_prefilled,
+        "prefilled_twice": record.n_twice,
+        "generated": record.n_generated,
+        "queue_ms": _ms(record.queue_seconds),
+        "restore_ms": _ms(record.restore_seconds),
+        "prefill_ms": _ms(record.prefill_seconds),
+        "first_token_ms": None if first is None else _ms(first),
+        "total_ms": _ms(record.total_seconds),
+        "tokens_per_second": None if speed is None else round(speed, 1),
+        "finish": record.finish,
+        "miss": miss_body(record.miss) if record.miss else None,
+    }
+
+
+def _model_seen(listed: ListedModel, models: Models) -> ModelSeen:
+    status = models.status(listed.id) if listed.state is ModelState.LOADED else None
+    seen = status or EngineStatus(0, 0, 0, 0, 0, 0, 0)
+    return ModelSeen(
+        id=listed.id,
+        state=listed.state.value,
+        n_ctx=seen.n_ctx,
+        cells=seen.n_cells,
+        cells_used=seen.n_cells_used,
+        running=seen.n_running,
+        waiting=seen.n_waiting,
+        max_waiting=seen.max_waiting,
+        slots=[_slot_seen(slot) for slot in seen.slots],
+        cache=_cache_seen(seen.cache) if seen.cache is not None else None,
+    )
+
+
+def _slot_seen(slot: SlotStatus) -> SlotSeen:
+    return {
+        "id": slot.id,
+        "request_id": slot.request_id,
+        "session": slot.session,
+        "class": CLASSES[slot.rank],
+        "phase": slot.phase.value,
+        "n_prompt": slot.n_prompt,
+        "n_rows": slot.n_rows,
+        "n_cached": slot.n_cached,
+        "n_generated": slot.n_generated,
+    }
+
+
+def _cache_seen(cache: CacheStatus) -> CacheSeen:
+    counted = cache.counters
+    return CacheSeen(
+        model_class=cache.model_class,
+        off_because=cache.off_because,
+        tiers=[
+            TierSeen(
+                name=tier.name.value,
+                entries=tier.n_entries,
+                bytes=tier.n_bytes,
+                budget_bytes=tier.budget_bytes,
+                trouble=tier.trouble,
+            )
+            for tier in cache.tiers
+        ],
+        tokens=TokensBySource(
+            live=counted.live_tokens,
+            memory=counted.memory_tokens,
+            disk=counted.disk_tokens,
+            prefilled=counted.prefilled_tokens,
+        ),
+        disk=DiskHealth(
+            evictions=counted.disk_evictions,
+            quarantined=counted.quarantined,
+            vanished=counted.vanished,
+            writes=counted.writes,
+            writes_refused=counted.writes_refused,
+            writes_failed=counted.writes_failed,
+        ),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

@@ -1,0 +1,186 @@
+"""`rekindle explain`: where prompts left the known prefix, and what that cost."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rekindle.cli.plain import as_json, count, plain_console, plain_table, span
+
+if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+    from rekindle.explain.findings import Findings, MissGroup
+    from rekindle.explain.lookups import LookedUp
+    from rekindle.request_record import Miss
+
+CONNECT_SECONDS, READ_SECONDS = 5.0, 60.0
+DEFAULT_TOP = 10
+
+
+def explain(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="A server's trace; with --url requests of any API. Also .gz."
+        ),
+    ],
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Server to ask what the requests would find."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Show the N that cost most.")
+    ] = DEFAULT_TOP,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """Show where prompts left what is cached: which message, what changed, what it cost.
+
+    A trace is what `rekindle serve --trace FILE` writes.
+    """
+    if url is None:
+        _explain_trace(files, top, json=json)
+    else:
+        _explain_requests(files, url, api_key, json=json)
+
+
+def _explain_trace(files: list[Path], top: int, *, json: bool) -> None:
+    from rekindle.explain.as_json import json_of
+    from rekindle.explain.findings import findings_of
+    from rekindle.explain.trace_file import read_trace
+
+    trace = read_trace(files)
+    findings = findings_of(trace.replies)
+    if json:
+        typer.echo(as_json(json_of(findings, trace.n_skipped)))
+        return
+    console = plain_console()
+    _print_summary(console, findings, trace.n_skipped)
+    _print_volatile(console, findings, top)
+    _print_groups(console, findings.groups[:top], n_more=len(findings.groups) - top)
+
+
+def _explain_requests(files: list[Path], url: str, api_key: str | None, *, json: bool) -> None:
+    import httpx
+
+    from rekindle.errors import StartupError
+    from rekindle.explain.as_json import json_of_lookups
+    from rekindle.explain.lookups import look_up_all
+    from rekindle.replay.traffic import read_traffic
+
+    traffic = read_traffic(files)
+    try:
+        client = httpx.Client(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(CONNECT_SECONDS, read=READ_SECONDS),
+            trust_env="://127.0.0.1" not in url,  # no proxy in front of the loopback
+        )
+    except httpx.InvalidURL as error:
+        raise StartupError(f"{url!r} is not the address of a server: {error}.") from error
+    with client as http:
+        lookups = list(look_up_all(http, traffic))
+    if json:
+        typer.echo(as_json(json_of_lookups(lookups)))
+    else:
+        _print_lookups(plain_console(), lookups)
+
+
+def _print_summary(console: Console, findings: "Findings", n_skipped: int) -> None:
+    share = findings.n_cached / findings.n_prompt if findings.n_prompt else 0.0
+    console.print(
+        f"{findings.n_replies:,} replies in {span(findings.seconds)}:"
+        f" {findings.n_prompt:,} prompt tokens, {share:.1%} cached,"
+        f" {findings.n_prefilled:,} prefilled, {findings.n_twice:,} of them twice."
+    )
+    reasons = sorted(findings.reasons.items(), key=lambda each: -each[1])
+    told = ", ".join(f"{n} x {reason.value}" for reason, n in reasons)
+    console.print(f"{findings.n_lost:,} tokens lost ({told})." if told else "Nothing was missed.")
+    if n_skipped:
+        console.print(f"{n_skipped:,} lines are no lines of a trace, and were skipped.")
+
+
+def _print_volatile(console: Console, findings: "Findings", top: int) -> None:
+    from rekindle.explain.advice import advice_on
+
+    if not findings.volatile:
+        return
+    console.print("\nWhat changes on and on:", style="bold")
+    for found in findings.volatile[:top]:
+        console.print(f"  {advice_on(found)}", soft_wrap=True)
+        console.print(
+            f"    {found.cost.n_times} times in {count(found.n_sessions, 'session')},"
+            f" {found.cost.tokens:,} tokens in all, {found.cost.tokens_per_hour:,.0f} an hour;"
+            f" last {', '.join(found.values)}",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: int) -> None:
+    from rekindle.explain.advice import advice_in, place_of
+
+    if not groups:
+        return
+    console.print()
+    table = plain_table()
+    for heading in ("#", "tokens", "times", "per hour"):
+        table.add_column(heading, justify="right")
+    for heading in ("session", "reason", "where", "what"):
+        table.add_column(heading)
+    for number, group in enumerate(groups, start=1):
+        table.add_row(
+            str(number),
+            f"{group.cost.tokens:,}",
+            str(group.cost.n_times),
+            f"{group.cost.tokens_per_hour:,.0f}",
+            group.session,
+            group.miss.reason.value,
+            place_of(group.miss),
+            group.volatile.kind if group.volatile else "",
+        )
+    console.print(table)
+    for number, group in enumerate(groups, start=1):
+        console.print(f"\n#{number} {advice_in(group)}", soft_wrap=True)
+        _print_difference(console, group.miss)
+    if n_more > 0:
+        console.print(f"\n{n_more} more that cost less; --top shows them.")
+
+
+def _print_lookups(console: Console, lookups: "Sequence[LookedUp]") -> None:
+    from rekindle.explain.advice import advice_for, place_of
+
+    for each in lookups:
+        n_cached = each.n_prompt - each.n_prefilled
+        console.print(
+            f"{each.name}: {n_cached:,} of {each.n_prompt:,} prompt tokens would be found.",
+            soft_wrap=True,
+        )
+        if each.miss is None:
+            continue
+        where = f" in {place_of(each.miss)}" if place_of(each.miss) else ""
+        console.print(
+            f"  {each.miss.reason.value}{where}, {each.miss.tokens_lost:,} tokens lost."
+            f" {advice_for(each.miss)}",
+            soft_wrap=True,
+        )
+        _print_difference(console, each.miss)
+
+
+def _print_difference(console: Console, miss: "Miss") -> None:
+    """What was there and what came, behind the words that both have."""
+    if not miss.expected and not miss.got:
+        return
+    for mark, text, style in (("-", miss.expected, "red"), ("+", miss.got, "green")):
+        line = Text(f"  {mark} ", style=style)
+        line.append(_on_one_line(miss.before), style="dim")
+        line.append(_on_one_line(text), style=style)
+        console.print(line, soft_wrap=True)
+
+
+def _on_one_line(text: str) -> str:
+    """Control characters must not reach a terminal, nor break the line."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

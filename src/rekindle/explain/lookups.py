@@ -1,0 +1,68 @@
+"""Recorded requests, and what a running server says they would find."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rekindle.errors import StartupError
+from rekindle.explain.trace_file import miss_of
+from rekindle.request_record import Miss
+
+if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
+    import httpx
+
+    from rekindle.replay.traffic import ReplayRequest, Traffic
+
+DIALECTS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    name: str
+    n_prompt: int
+    n_prefilled: int
+    miss: Miss | None
+
+
+def look_up_all(http: "httpx.Client", traffic: "Traffic") -> Iterator[LookedUp]:
+    """Nothing is computed there. Raises StartupError where the server does not answer."""
+    for request in traffic.requests:
+        yield _look_up(http, request)
+
+
+def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
+    import httpx
+
+    try:
+        response = http.post(
+            "/v1/cache/lookup",
+            params={"dialect": DIALECTS[request.path]},
+            json=request.body,
+            headers=dict(request.headers),
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise StartupError(f"{http.base_url} cannot be reached: {error}.") from error
+    if response.is_error:
+        raise StartupError(f"{request.name}: {http.base_url} refused: {_refusal(response)}")
+    try:
+        found = response.json()
+        return LookedUp(
+            request.name,
+            int(found["prompt_tokens"]),
+            int(found["prefilled"]),
+            miss_of(found["miss"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise StartupError(f"{http.base_url} does not answer like a server of ours.") from error
+
+
+def _refusal(response: "httpx.Response") -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"{response.status_code} {response.reason_phrase}."

@@ -1,0 +1,85 @@
+"""The lines of a trace, read back."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rekindle.errors import StartupError
+from rekindle.request_record import Miss, MissReason
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedReply:
+    at: float
+    session: str
+    n_prompt: int
+    n_cached: int
+    n_prefilled: int
+    n_twice: int
+    miss: Miss | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTrace:
+    replies: tuple[TracedReply, ...]  # in order of time
+    n_skipped: int  # lines that are none of ours, or torn
+
+
+def read_trace(paths: Sequence[Path]) -> ReadTrace:
+    """Raises StartupError where a file holds no line of a trace."""
+    replies: list[TracedReply] = []
+    n_skipped = 0
+    for path in paths:
+        found = [_reply(line) for line in _lines(path)]
+        if not any(found):
+            raise StartupError(
+                f"{path} is no trace of a server; for a request, name a server with --url."
+            )
+        replies += [reply for reply in found if reply is not None]
+        n_skipped += found.count(None)
+    return ReadTrace(tuple(sorted(replies, key=lambda reply: reply.at)), n_skipped)
+
+
+def miss_of(value: object) -> Miss | None:
+    """As traces and replies write it; None: there was none, or it is not one of ours."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        return Miss(**{**value, "reason": MissReason(value["reason"])})
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == GZIP_MAGIC
+            file.seek(0)
+            source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_packed else file
+            yield from (line for line in source if line.strip())
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, zlib.error) as error:
+        raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
+
+
+def _reply(line: bytes) -> TracedReply | None:
+    try:
+        record: Any = json.loads(line)
+        return TracedReply(
+            at=float(record["t"]),
+            session=str(record["session"]),
+            n_prompt=int(record["prompt_tokens"]),
+            n_cached=int(record["cached_tokens"]),
+            n_prefilled=int(record["prefilled_tokens"]),
+            n_twice=int(record["prefilled_twice_tokens"]),
+            miss=miss_of(record["miss"]),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

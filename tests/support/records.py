@@ -1,0 +1,46 @@
+"""Records of replies, for what looks at them."""
+
+from dataclasses import replace
+from typing import Any
+
+from rekindle.generation import CachedSpan, CacheSource, Rank
+from rekindle.request_record import Miss, MissReason, RequestRecord
+
+RECORD = RequestRecord(
+    id="req-1.abc.0",
+    model="tiny",
+    namespace="",
+    session="ann",
+    rank=Rank.MAIN,
+    started_at=1_000_000.0,
+    n_prompt=1000,
+    is_evaluated=True,
+    spans=(CachedSpan(CacheSource.LIVE, 0, 300), CachedSpan(CacheSource.DISK, 300, 700)),
+    n_generated=11,
+    n_twice=20,
+    n_remembered_turns=2,
+    n_dropped_messages=0,
+    miss=None,
+    build_seconds=0.5,
+    queue_seconds=1.0,
+    restore_seconds=2.0,
+    prefill_seconds=4.0,
+    first_token_seconds=8.0,
+    decode_seconds=10.0,
+    total_seconds=20.0,
+    finish="stop",
+    prompt_text="the whole prompt",
+)
+CLOCK = Miss(
+    reason=MissReason.SYSTEM_CHANGED,
+    message=0,
+    part="text",
+    before="The time is 10:",
+    expected="17:01. Be kind.",
+    got="18:44. Be kind.",
+    tokens_lost=640,
+)
+
+
+def a_record(**fields: Any) -> RequestRecord:
+    return replace(RECORD, **fields)
