@@ -124,7 +124,7 @@ class Trace:
         while (line := self._next()) is not None:
             try:
                 self._file.write(self._encoded(line))
-            except OSError as error:
+            except Exception as error:  # one bad line must not end the trace
                 self.n_dropped += 1
                 if is_well:
                     _log.warning("the trace cannot be written, and goes on without: %s", error)

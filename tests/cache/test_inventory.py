@@ -105,7 +105,7 @@ def test_a_chain_counts_its_parents_and_knows_whether_one_is_missing() -> None:
 
 
 def pruned(rows: Rows, *, to_bytes: int | None = None, before: float | None = None) -> list[Key]:
-    entries = Inventory(rows.rows).to_prune(to_bytes=to_bytes, used_before=before)
+    entries = Inventory(rows.rows).to_prune(to_bytes=to_bytes, used_before=before, now=0.0)
     return [entry.key for entry in entries]
 
 
@@ -151,7 +151,7 @@ def test_pruning_keeps_every_parent_and_takes_no_more_than_it_must(
     rows: Rows, to_bytes: int | None, before: float | None
 ) -> None:
     inventory = Inventory(rows.rows)
-    gone = inventory.to_prune(to_bytes=to_bytes, used_before=before)
+    gone = inventory.to_prune(to_bytes=to_bytes, used_before=before, now=0.0)
     gone_keys = {entry.key for entry in gone}
     kept = [entry for entry in inventory.entries if entry.key not in gone_keys]
     kept_keys = {entry.key for entry in kept}

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rekindle.cache.block import Entry, Standing
-from rekindle.cache.names import MAX_NAMES, Named, Names
+from rekindle.cache.inventory import Inventory
+from rekindle.cache.names import MAX_BYTES, MAX_NAMES, Named, Names
 from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_index import Node
+from rekindle.cache.tiers.disk_catalog import CatalogRow
 from rekindle.config import MIB
 from rekindle.generation import Rank
 from tests.cache.entries import MODEL, fill, make_entry, open_tier, stored_keys
@@ -67,6 +69,7 @@ def named(name: str, *, root: bytes = MODEL, tokens: bytes = bytes(8)) -> Named:
 
 def test_names_are_stored_replaced_and_dropped(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
+    fill(tier, [entry(1, Standing())])
     tier.give_name(named("a"))
     tier.give_name(named("b"))
     tier.give_name(named("a", tokens=bytes(16)))
@@ -112,7 +115,33 @@ def test_x5_a_longer_pin_costs_nothing_more_and_a_released_one_gives_its_room_ba
     assert list(pins.grant("s", [one], NOW - 1)) == []
     assert list(pins.grant("s", [one], NOW + 1)) == [one]
     assert list(pins.grant("s", [two], NOW)) == []
-    assert list(pins.expired(NOW + 1)) == [one.key] * 2
+    assert list(pins.expired(NOW + 1)) == [one.key]
     pins.release(one.key)
     assert pins.n_bytes == 0
     assert list(pins.grant("s", [two], NOW)) == [two]
+
+
+def test_names_are_bounded_by_their_tokens_too() -> None:
+    names = Names()
+    gone = [
+        old.name
+        for index in range(5)
+        for old in names.give(named(str(index), tokens=bytes(MAX_BYTES // 4)))
+    ]
+    assert gone == ["0"]
+
+
+def test_names_of_a_model_that_has_nothing_stored_are_forgotten(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.give_name(named("lost"))
+    tier.close()
+    again = open_tier(tmp_path)
+    assert again.names() == []
+    again.close()
+
+
+def test_pruning_spares_what_is_pinned() -> None:
+    header = make_entry(1, payload_bytes=10).header
+    rows = [CatalogRow(header, NOW - 5000, 1, Standing(pinned_until=NOW + 60))]
+    assert Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW) == []
+    assert len(Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW + 61)) == 1

@@ -1,5 +1,6 @@
 """Rules that replace volatile text: only where they are switched on, and never a user's words."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,15 @@ def test_x6_tool_definitions_are_calmed_too() -> None:
     changed, found = VolatileRules(["times"]).calm(replace(asked, tools=(tool,)))
     assert found == (Neutralised("times", 1),)
     assert "09:30" not in changed.tools[0].definition_json
+
+
+def test_x6_a_rule_never_breaks_a_definition() -> None:
+    """X6"""
+    source = '{"function": {"name": "f", "description": "v1, \\"quoted\\"", "enum": ["v1"]}}'
+    asked = replace(conversation("s"), tools=(Tool("f", source),))
+    changed, _ = VolatileRules(["v.*"]).calm(asked)
+    definition = json.loads(changed.tools[0].definition_json)["function"]
+    assert definition == {"name": "f", "description": "[volatile 1]", "enum": ["v1"]}
 
 
 @given(st.text(), st.text())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.cache.tiers.disk import DiskTier
 from rekindle.engine.inquiries import (
     Forget,
     ListStored,
@@ -13,7 +14,7 @@ from rekindle.engine.inquiries import (
     ReadTokens,
     ShowForest,
 )
-from rekindle.errors import EngineError
+from rekindle.errors import EngineError, TierFailed
 from rekindle.generation import (
     CachedSpan,
     CacheSource,
@@ -371,3 +372,85 @@ def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
     assert bench.question(PinStored(branch.key, "", 0.0)) is True
     assert forest(bench) == [branch]
     assert bench.question(PinStored("00", "", 60.0)) is False
+
+
+def test_x5_pins_that_have_ended_make_room_for_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X5: with a disk, too, where nothing in memory has to wait for a pin to end."""
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    bench = Bench(
+        FakeBackend(n_slots=1), cache_opener(tmp_path, disk_bytes=64 * BLOCK_BYTES, memory_bytes=0)
+    )
+    for index in range(20):
+        terms = CacheTerms(session="s", pins=(Pin(512, 300.0),))
+        bench.ask(f"pinned {index}", text(512), 1, terms=terms, n_steps=PATIENTLY)
+        pins = bench.loop._cache._holdings._pins
+        deadline = time.monotonic() + 10
+        while not any(each.pinned_until for each in listed(bench)):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert 0 < pins.n_bytes <= 8 * BLOCK_BYTES
+        assert len(pins._ends) == len(pins._held)
+        now[0] += 1000.0
+    bench.close()
+
+
+def test_q5_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q5"""
+
+    def refuse(*_: object) -> None:
+        raise TierFailed("the disk is on fire")
+
+    monkeypatch.setattr(DiskTier, "put", refuse)
+    bench = Bench(FakeBackend(), cache_opener(tmp_path, write_bytes_per_hour=50_000_000))
+    bench.submit("primed", text(600), 0, terms=CacheTerms(persist=True))
+    failed = finish(bench, "primed")
+    assert isinstance(failed, EngineError)
+    assert "on fire" in failed.message
+    status = bench.loop.status().cache
+    assert status is not None
+    assert status.counters.writes_failed <= 8
+    disk = bench.loop._cache._disk
+    assert disk is not None
+    assert disk._budget.left_share(time.monotonic()) > 0.9
+    bench.close()
+
+
+def test_q9_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q9"""
+    bench = Bench(FakeBackend(), cache_opener(tmp_path))
+    bench.submit("primed", text(600), 0, terms=CacheTerms(persist=True, name="p"))
+    assert isinstance(finish(bench, "primed"), Finished)
+
+    def refuse(*_: object) -> None:
+        raise TierFailed("the disk is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(DiskTier, "drop", refuse)
+        away.setattr(DiskTier, "drop_names", refuse)
+        assert bench.question(Forget("p", "")) == 1 + 3
+        deadline = time.monotonic() + 10
+        while len(bench.loop._cache._disk._transfers._owed) < 2:  # type: ignore[union-attr]
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    bench.close()
+    again = Bench(FakeBackend(), cache_opener(tmp_path))
+    assert listed(again) == []
+    assert list(tmp_path.glob("entries/*/*.kv")) == []
+    again.close()
+
+
+def test_q9_a_pinned_head_outlives_the_conversation_that_is_deleted() -> None:
+    """Q9, X5"""
+    bench = Bench(FakeBackend(n_slots=2))
+    head = text(512)
+    bench.ask("one", head + text(300), 1, terms=CacheTerms(pins=(Pin(512, 3600.0),)))
+    [tip] = [each for each in listed(bench) if each.n_tokens > 512]
+    bench.question(Forget(tip.key, ""))
+    assert forecast(bench, head + text(5)).n_cached == 512

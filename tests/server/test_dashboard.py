@@ -18,8 +18,10 @@ from rekindle.api.app import ApiSettings
 from rekindle.generation import CacheSource, Rank, StoredBranch
 from tests.api.fakes import FakeResponder, FakeStore
 from tests.api.http import serving
+from tests.conftest import TinyModels
 from tests.support.server_process import ServerProcess, serve
-from tests.support.workloads import Client, prose, user
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.workloads import Client, assistant, prose, user
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 30_000  # a machine under load; nothing is measured here
@@ -33,7 +35,8 @@ OpenPage = Callable[..., Page]
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        missing = f"No browser is installed: the dashboard is tested with one of {BROWSERS}."
+        names = ", ".join(BROWSERS)
+        missing = f"No browser is installed; the dashboard is tested with one of: {names}."
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)
@@ -191,7 +194,8 @@ def test_a_changed_message_is_shown_with_what_was_expected_and_what_came(
 ) -> None:
     page = is_live(open_page(server.url))
     changed = two_conversations[1]["content"].replace("alert(1)", "alert(2)")
-    client.post("/v1/chat/completions", {"messages": [two_conversations[0], user(changed)]})
+    history = [two_conversations[0], user(changed), assistant("Yes."), user("And?")]
+    client.post("/v1/chat/completions", {"messages": history})
     miss = page.locator(".miss").first
     expect(miss.locator(".chip")).to_have_text("text changed")
     expect(miss.locator(".before")).to_contain_text("onerror=alert(")
@@ -306,3 +310,15 @@ def test_ten_thousand_branches_are_drawn_and_found(open_page: OpenPage) -> None:
         page.locator("#forest").press("ArrowRight")
         expect(page.locator("#branch h3")).to_have_text("many")
         page.context.close()
+
+
+def test_a_page_that_is_open_does_not_hold_up_the_end_of_the_server(
+    tiny_models: TinyModels,
+) -> None:
+    with serve(str(tiny_models(TinyArchitecture.LLAMA)), "--shutdown-grace", "600") as server:
+        with httpx.stream("GET", f"{server.url}/v1/events", timeout=WAIT_MS) as feed:
+            lines = feed.iter_lines()
+            assert next(lines) == "event: hour"
+            server.process.terminate()
+            assert "event: snapshot" in list(lines)  # to its end, which is a proper one
+        assert server.process.wait(timeout=60) == 0

@@ -13,6 +13,7 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyOptions
 from rekindle.config import NamespaceBy
+from rekindle.errors import InvalidRequest
 from rekindle.telemetry import Telemetry
 
 EXPLAIN_HEADER = "x-rekindle-explain"
@@ -40,6 +41,11 @@ class Desk:
         prompt: Prompt,
     ) -> ReplyOptions:
         """To find where messages end takes rendering them, so it is done in a thread."""
+        if body.persist and (options.max_tokens != 0 or not options.cache_prompt):
+            raise InvalidRequest(
+                "`persist` is for priming: with `max_tokens` 0 or `prefill`, and the cache on.",
+                "persist",
+            )
         terms = await asyncio.to_thread(
             terms_of, caller, body, marks, conversation, prompt, primes=options.max_tokens == 0
         )

@@ -72,7 +72,7 @@ class Contents:
             for node in (top, *self._index.below(top.key))
         ]
         n_gone = self._drop(doomed)
-        while path and path[-1].is_leaf and not self._is_named(root, path):
+        while path and path[-1].is_leaf and not self._is_kept(root, path):
             n_gone += self._drop([path.pop()])
         return Forgotten(n_gone, names, tokens)
 
@@ -92,18 +92,18 @@ class Contents:
         return b"".join(each.tokens for each in path) if is_ours else None
 
     def _drop(self, nodes: Iterable[Node]) -> int:
-        n_dropped = 0
-        for node in reversed(list(nodes)):  # children before their parents
-            if node.where:
-                self._holdings.drop(node)
-                n_dropped += 1
-        return n_dropped
+        there = [node for node in reversed(list(nodes)) if node.where]
+        self._holdings.drop_all(there)
+        return len(there)
 
     def _names_gone(self, names: Sequence[Named]) -> None:
         for named in names:
             self._names.drop(named)
 
-    def _is_named(self, root: Key, path: Sequence[Node]) -> bool:
+    def _is_kept(self, root: Key, path: Sequence[Node]) -> bool:
+        """Somebody pinned its end, or gave a name to it or to what goes on from there."""
+        if pinned_until(path[-1]) is not None:
+            return True
         tokens = b"".join(node.tokens for node in path)
         return any(
             named.tokens.startswith(tokens) or tokens.startswith(named.tokens)

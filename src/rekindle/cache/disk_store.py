@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rekindle.cache.block import Entry, Key
 from rekindle.cache.holdings import Holdings
@@ -46,6 +47,11 @@ class WriteRules:
     min_tokens: int
 
 
+class Failure(NamedTuple):
+    at: float
+    why: str
+
+
 class DiskStore:
     def __init__(
         self,
@@ -68,6 +74,7 @@ class DiskStore:
         self._writing: dict[Key, Node] = {}  # each leased until it is written
         self._write_ended_at = 0.0  # or the first of them began
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
+        self._failures: dict[Key, Failure] = {}  # of the same, and why
         self._reading: dict[Key, int] = {}  # bytes reserved for each
 
     @property
@@ -117,6 +124,11 @@ class DiskStore:
 
     def is_writing_it(self, node: Node) -> bool:
         return node.key in self._writing
+
+    def failure_since(self, node: Node, since: float) -> str | None:
+        """Why it was not written, if that was tried since then."""
+        failure = self._failures.get(node.key)
+        return failure.why if failure is not None and failure.at >= since else None
 
     def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
         """Writes the entry, and what leads to it, unless that would wear out the disk.
@@ -170,8 +182,8 @@ class DiskStore:
     def drop_names(self, names: Sequence[Named]) -> None:
         self._transfers.drop_names(names)
 
-    def drop(self, key: Key) -> None:
-        self._transfers.drop([key])
+    def drop(self, keys: Sequence[Key]) -> None:
+        self._transfers.drop(keys)
 
     def quarantine(self, node: Node, why: str) -> None:
         if Where.DISK in node.where:
@@ -217,6 +229,7 @@ class DiskStore:
                 self._note_trouble(trouble)
                 if trouble is not None:
                     self._failed.append(self._writing[key])
+                self._note_failure(key, trouble or "the disk has no room for it")
                 self._end_write(key)
             case Vanished(keys):
                 self._on_vanished(keys)
@@ -242,8 +255,11 @@ class DiskStore:
         if self._holdings.index.get(key) is node:
             self._holdings.note_on_disk(node)
         else:
-            self.drop(key)  # it was dropped while it was being written
+            self.drop([key])  # it was dropped while it was being written
         self._end_write(key)
+        again = self._holdings.index.get(key)
+        if again is not None and again is not node:
+            self._offer_again([again])  # and then computed once more
         self._counters["disk_evictions"] += len(evicted)
         for evicted_key in evicted:
             if (gone := self._holdings.index.get(evicted_key)) is not None:
@@ -267,6 +283,12 @@ class DiskStore:
         for node in nodes:
             if Where.MEMORY in node.where:
                 self.offer(node, was_reused=True)
+
+    def _note_failure(self, key: Key, why: str) -> None:
+        self._budget.give_back(self._writing[key].payload_bytes)
+        self._failures[key] = Failure(time.monotonic(), why)
+        while len(self._failures) > MAX_FAILED:
+            del self._failures[next(iter(self._failures))]
 
     def _end_write(self, key: Key) -> None:
         self._write_ended_at = time.monotonic()

@@ -41,7 +41,12 @@ def branches(
     blocks = [node for node in nodes if node.kind is Kind.BLOCK]
     if len(blocks) > limit:
         last_used = nlargest(limit, blocks, key=lambda node: node.used_at)
-        kept = {each.key for node in last_used for each in path_to(node)}
+        kept: set[Key] = set()
+        for node in last_used:
+            step: Node | None = node
+            while step is not None and step.key not in kept:
+                kept.add(step.key)
+                step = step.parent
         blocks = [node for node in blocks if node.key in kept]
     n_behind = Counter(node.parent.key for node in blocks if node.parent is not None)
     rows: list[list[Node]] = []

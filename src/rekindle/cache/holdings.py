@@ -6,7 +6,7 @@ nowhere else. Entries of sub-agents and side requests leave before those of conv
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rekindle.cache.block import ORDINARY, Entry, Header, Key, Standing
 from rekindle.cache.eviction_queue import EvictionQueue
@@ -32,7 +32,7 @@ class Holdings:
         memory: MemoryTier,
         pins: Pins,
         *,
-        drop_from_disk: Callable[[Key], None],
+        drop_from_disk: Callable[[Sequence[Key]], None],
         mark_on_disk: Callable[[Node], None],
         reload_seconds: Callable[[int], float | None],
     ) -> None:
@@ -88,8 +88,15 @@ class Holdings:
 
     def drop(self, node: Node, where: Where = EVERYWHERE) -> None:
         if Where.DISK in where & node.where:
-            self._drop_from_disk(node.key)
+            self._drop_from_disk([node.key])
         self.remove(node, where)
+
+    def drop_all(self, nodes: Sequence[Node]) -> None:
+        """Children before their parents; on disk all at once."""
+        if on_disk := [node.key for node in nodes if Where.DISK in node.where]:
+            self._drop_from_disk(on_disk)
+        for node in nodes:
+            self.remove(node, EVERYWHERE)
 
     def _drop_covered(self, node: Node) -> None:
         # Only where the longer one is: until it is written, a crash would leave neither.
@@ -123,6 +130,7 @@ class Holdings:
 
     def pin(self, session: str, nodes: Iterable[Node], until: float) -> list[Node]:
         """Those whose pins are new or longer now."""
+        self._unpin(time.time())
         pinned = list(self._pins.grant(session, nodes, until))
         for node in pinned:
             self._requeue(node)
@@ -155,10 +163,10 @@ class Holdings:
         self._evict_to(self.memory.budget_bytes)
 
     def _evict_to(self, n_bytes: int) -> bool:
+        if self.memory.n_bytes > n_bytes:
+            self._unpin(time.time())
         while self.memory.n_bytes > n_bytes:
             key = self._lowest()
-            if key is None and self._unpin(time.time()):
-                key = self._lowest()
             if key is None:
                 return False
             node = self.index.get(key)
@@ -171,17 +179,16 @@ class Holdings:
         keys = (queue.pop_lowest(lambda _: True) for queue in self._queues.values())
         return next((key for key in keys if key is not None), None)
 
-    def _unpin(self, now: float) -> bool:
-        """Whether entries may go now that could not before."""
-        n_freed = 0
+    def _unpin(self, now: float) -> None:
         for key in self._pins.expired(now):
             node = self.index.get(key)
-            if node is None or node.standing.pinned_until <= now:
+            if node is None:
                 self._pins.release(key)
-            if node is not None:
+            elif node.standing.pinned_until > now:
+                self._pins.wait_for(node)  # it was made longer meanwhile
+            else:
+                self._pins.release(key)
                 self._requeue(node)
-                n_freed += 1
-        return n_freed > 0
 
     def _requeue(self, node: Node) -> None:
         """Keeps the queue to what may go: not leased, and on disk too or with nothing behind it."""

@@ -78,9 +78,13 @@ class Inventory:
             found.append(parent)
         return found[::-1]
 
-    def to_prune(self, *, to_bytes: int | None, used_before: float | None) -> list[Listed]:
-        """Least recently used first, and nothing before what follows it."""
+    def to_prune(
+        self, *, to_bytes: int | None, used_before: float | None, now: float
+    ) -> list[Listed]:
+        """Least recently used first, and nothing before what follows it, or while it is pinned."""
         n_followers = Counter(entry.row.header.parent for entry in self.entries)
+        for entry in self.entries:
+            n_followers[entry.key] += entry.row.standing.pinned_until > now
         leaves = [_place_of(entry) for entry in self.entries if not n_followers[entry.key]]
         heapify(leaves)
         n_bytes = self.n_bytes

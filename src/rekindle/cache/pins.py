@@ -19,7 +19,7 @@ class Pins:
     def __init__(self, budget_bytes: int) -> None:
         self._session_bytes = int(budget_bytes * SESSION_SHARE)
         self._total_bytes = int(budget_bytes * TOTAL_SHARE)
-        self._ends: list[tuple[float, Key]] = []  # a heap; of a pin that was extended, all of them
+        self._ends: list[tuple[float, Key]] = []  # a heap; of a pin that was extended, the first
         self._held: dict[Key, tuple[str, int]] = {}  # whom it is counted to, and its bytes
         self._used: dict[str, int] = {}  # bytes, by session
 
@@ -35,21 +35,27 @@ class Pins:
         for node in nodes:
             if node.standing.pinned_until >= until:
                 continue
-            if node.key not in self._held and not self._count(session, node):
+            is_new = node.key not in self._held
+            if is_new and not self._count(session, node):
                 return
             node.standing = node.standing._replace(pinned_until=until)
-            heappush(self._ends, (until, node.key))
+            if is_new:
+                self.wait_for(node)
             yield node
+
+    def wait_for(self, node: Node) -> None:
+        """For its end, as it is now."""
+        heappush(self._ends, (node.standing.pinned_until, node.key))
 
     def adopt(self, node: Node, now: float) -> None:
         """One that was pinned when it was found."""
         until = node.standing.pinned_until
         if until > now and node.key not in self._held:
             self._count(node.standing.session, node, is_bounded=False)
-            heappush(self._ends, (until, node.key))
+            self.wait_for(node)
 
     def expired(self, now: float) -> Iterator[Key]:
-        """Those whose last promise has ended; each is told once."""
+        """Those whose first promise has ended; each is told once, unless it is waited for anew."""
         while self._ends and self._ends[0][0] <= now:
             _, key = heappop(self._ends)
             yield key

@@ -146,6 +146,10 @@ class WriteBudget:
         self._left -= n_bytes
         return True
 
+    def give_back(self, n_bytes: int) -> None:
+        """They were not written after all."""
+        self._left = min(self._left + n_bytes, self._capacity)
+
     def left_share(self, now: float) -> float:
         if self._capacity == 0:
             return 1.0

@@ -6,7 +6,7 @@ decided what is worth loading and storing.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 
@@ -201,19 +201,21 @@ class PrefixCache:
             self._disk.give_name(named)
             self._disk.drop_names(gone)
 
-    def persist(self, keys: PrefixKeys, n_tokens: int) -> bool:
+    def persist(self, keys: PrefixKeys, n_tokens: int, *, since: float) -> bool:
         """Whether a prompt is on disk; what of it is in memory is on its way there after this.
 
-        Raises TierFailed where it will not get there.
+        Raises TierFailed where it will not get there: the disk refused it `since` then.
         """
         if self._disk is None:
             raise TierFailed("there is no disk tier for this model")
         match = self.match(keys, n_tokens)
-        n_grain = 0 if match.checkpoint is None else TAIL_GRAIN
-        if match.n_tokens + n_grain < n_tokens:
+        n_grain = TAIL_GRAIN if self._traits.has_checkpoints else 0
+        if not match.n_tokens or match.n_tokens + n_grain < n_tokens:
             return False
         missing = [node for node in nodes_of(match) if Where.DISK not in node.where]
         for node in missing:
+            if (why := self._disk.failure_since(node, since)) is not None:
+                raise TierFailed(why)
             self._disk.offer(node, was_reused=True, must=True)
             if not self._disk.is_writing_it(node):
                 raise TierFailed(self._disk.trouble or "the hour's write budget is used up")
@@ -410,9 +412,9 @@ class PrefixCache:
         if self._disk is not None:
             self._disk.mark(node)
 
-    def _drop_from_disk(self, key: Key) -> None:
+    def _drop_from_disk(self, keys: Sequence[Key]) -> None:
         if self._disk is not None:
-            self._disk.drop(key)
+            self._disk.drop(keys)
 
     def _log_found(self, seconds: float) -> None:
         n_tokens = n_bytes = 0

@@ -126,6 +126,7 @@ class Transfers:
         self._quiet_until = 0.0
         self._trouble: str | None = None
         self._n_opens_told = 0
+        self._owed: list[Job] = []  # deletions that the disk refused; the writer's own
         self._abandoned = threading.Event()
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
@@ -156,10 +157,10 @@ class Transfers:
         self._writes.put(lambda: self._unless_resting(lambda: self._tier.give_name(named)))
 
     def drop_names(self, names: Sequence[Named]) -> None:
-        self._writes.put(lambda: self._unless_resting(lambda: self._tier.drop_names(names)))
+        self._writes.put(lambda: self._sooner_or_later(lambda: self._tier.drop_names(names)))
 
     def drop(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._unless_resting(lambda: self._tier.drop(keys)))
+        self._writes.put(lambda: self._sooner_or_later(lambda: self._tier.drop(keys)))
 
     def quarantine(self, key: Key, why: str) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._tier.quarantine(key, why)))
@@ -178,6 +179,7 @@ class Transfers:
         """Finishes what is queued, for a while, then gives up on the rest."""
         for _ in range(N_READERS):
             self._reads.put(None)
+        self._writes.put(self._settle_debts)
         self._writes.put(None)
         deadline = time.monotonic() + grace_seconds
         for thread in self._threads:
@@ -247,6 +249,7 @@ class Transfers:
             self._emit(WriteFailed(key, f"it failed: {error}"))
         else:
             self._retry_at, self._trouble = 0.0, None
+            self._settle_debts()
             self._emit(Written(key, evicted, self._tier.usage_bytes()))
 
     def _touch(self, keys: Sequence[Key]) -> None:
@@ -269,6 +272,21 @@ class Transfers:
             self._emit(ReadFailed(key, TierFailed(f"it failed: {error}")))
         else:
             self._emit(Arrived(entry, time.perf_counter() - started))
+
+    def _sooner_or_later(self, action: Job) -> None:
+        """What somebody deleted must not be there after a restart."""
+        try:
+            if not self._is_resting:
+                action()
+                return
+        except TierFailed as error:
+            self._give_it_time(error)
+        self._owed.append(action)
+
+    def _settle_debts(self) -> None:
+        owed, self._owed = self._owed, []
+        for action in owed:
+            self._quietly(action)
 
     def _unless_resting(self, action: Callable[[], None]) -> None:
         if not self._is_resting and time.monotonic() >= self._quiet_until:

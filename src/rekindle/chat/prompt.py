@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any
 
@@ -50,6 +50,7 @@ from rekindle.generation import Tokenizer
 TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
 MESSAGE_TOKENS = 8  # of a template's own, about, for each message
 MAX_TURNS_TRIED = 16  # of those that may be one message; picked
+MAX_LOOKS = 4  # for the end of a message; picked
 MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
@@ -89,10 +90,11 @@ class Prompt:
             n_messages = next((i for i, is_head in enumerate(heads) if not is_head), len(messages))
         if n_messages >= len(messages):
             return len(self.tokens)
-        for n in range(n_messages, 0, -1):
+        # Each look renders the history. A template that fits nowhere near fits nowhere at all.
+        for n in range(n_messages, max(n_messages - MAX_LOOKS, -1), -1):
             if (position := self.locate(n)) is not None:
                 return position
-        return 0
+        return self.boundaries[0] if self.boundaries and n_messages else 0
 
 
 class PromptBuilder:
@@ -180,7 +182,7 @@ class PromptBuilder:
             remembered=tuple(spliced.run.remembered),
             neutralised=neutralised,
             namespace=self._namespace,
-            locate=partial(self._bounds.locate, shown, layout.text, spliced),
+            locate=cache(partial(self._bounds.locate, shown, layout.text, spliced)),
             remember=remember,
         )
 

@@ -1,13 +1,15 @@
 """Text that changes with every request at the head of a prompt, replaced by a constant.
 
 A clock or an id in a system prompt makes all behind it new each time. What a rule matches in
-system messages and tool definitions is replaced before rendering, so the model does not see it.
+system messages and descriptions of tools is replaced before rendering: the model does not see it.
 Nothing is replaced unless a rule is switched on.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.errors import StartupError
@@ -69,7 +71,8 @@ class VolatileRules:
             conversation,
             messages=tuple(_calmed(message, replaced) for message in conversation.messages),
             tools=tuple(
-                Tool(tool.name, replaced(tool.definition_json)) for tool in conversation.tools
+                Tool(tool.name, _calmed_json(tool.definition_json, replaced))
+                for tool in conversation.tools
             ),
         )
         found = tuple(Neutralised(name, count) for name, count in counts.items() if count)
@@ -83,6 +86,28 @@ def _calmed(message: Message, replaced: Callable[[str], str]) -> Message:
         Text(replaced(part.text)) if isinstance(part, Text) else part for part in message.parts
     )
     return replace(message, parts=parts)
+
+
+def _calmed_json(source: str, replaced: Callable[[str], str]) -> str:
+    """Only descriptions: all else in a definition is what calls are checked against."""
+
+    def calmed(value: Any) -> Any:
+        match value:
+            case dict():
+                return {
+                    key: replaced(item)
+                    if key == "description" and isinstance(item, str)
+                    else calmed(item)
+                    for key, item in value.items()
+                }
+            case list():
+                return [calmed(item) for item in value]
+            case _:
+                return value
+
+    definition = json.loads(source)
+    changed = calmed(definition)
+    return source if changed == definition else json.dumps(changed, ensure_ascii=False)
 
 
 def _rule(index: int, setting: str) -> _Rule:

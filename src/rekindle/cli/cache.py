@@ -268,6 +268,7 @@ def prune(
     home = directory_of(directory)
     inventory = read_inventory(home)
     pruned = inventory.to_prune(
+        now=time.time(),
         to_bytes=None if to is None else _size(to),
         used_before=None if older_than is None else time.time() - _age(older_than),
     )

@@ -18,7 +18,7 @@ const hour = new Hour();
 const panel = new BranchPanel(query, refresh);
 const forest = new ForestView((branch) => panel.show(branch));
 let requests = [];
-let sessions = [];
+let sessions = null; // not known yet
 let retoldAt = 0; // when lists with ages in them were last written
 let models = [];
 let stored = ""; // what the tiers held when the forest was read
@@ -35,13 +35,17 @@ function chosenModel() {
 async function refresh() {
   // Asking about a model that is not loaded would load it.
   if (chosenModel()?.state !== "loaded") return;
-  const [branches, listed] = await Promise.all([
-    ask("GET", `/v1/cache/forest?limit=${MAX_BRANCHES}&${query()}`),
-    ask("GET", `/v1/sessions?${query()}`),
-  ]);
-  forest.show(branches.data);
-  sessions = listed.data;
+  await Promise.all([readSessions(), readForest()]);
+}
+
+async function readSessions() {
+  sessions = (await ask("GET", `/v1/sessions?${query()}`)).data;
   showSessions(sessions);
+}
+
+// The engine answers between two steps, which may take seconds while it prefills.
+async function readForest() {
+  forest.show((await ask("GET", `/v1/cache/forest?limit=${MAX_BRANCHES}&${query()}`)).data);
 }
 
 function refreshSoon() {
@@ -92,7 +96,7 @@ function retell(time) {
   if (time - retoldAt < RETELL_SECONDS || !getSelection().isCollapsed) return;
   retoldAt = time;
   showRequests();
-  showSessions(sessions);
+  if (sessions) showSessions(sessions);
 }
 
 function onHour(past) {
@@ -111,6 +115,7 @@ function onState(state) {
   const words = { live: "live", lost: "no connection; trying again" };
   byId("connection").textContent = words[state];
   byId("connection").dataset.state = state;
+  stored = ""; // it may be another server by now
 }
 
 async function lookUp(event) {

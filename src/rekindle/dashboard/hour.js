@@ -86,6 +86,8 @@ function columns(buckets, now) {
   return made;
 }
 
+const TOKENS_HEIGHT = 240;
+const LATENCY_HEIGHT = 130;
 const LEFT = 44;
 const BOTTOM = 18;
 
@@ -116,7 +118,7 @@ function niceTop(value) {
 function drawTokens(holder, made) {
   const total = (column) => KINDS.reduce((sum, [kind]) => sum + column[kind], 0);
   const top = { value: niceTop(Math.max(...made.map(total), 10)), text: short };
-  const { chart, plot } = frame(holder, made, 190, top, "Prompt tokens of the last hour by where they came from");
+  const { chart, plot } = frame(holder, made, TOKENS_HEIGHT, top, "Prompt tokens of the last hour by where they came from");
   const step = plot.width / made.length;
   made.forEach((column, i) => {
     let y = plot.top + plot.height;
@@ -134,7 +136,7 @@ function drawTokens(holder, made) {
 function drawLatency(holder, made) {
   const slowest = Math.max(...made.map((column) => column.p95 ?? 0), 10);
   const top = { value: niceTop(slowest), text: (ms) => (ms ? duration(ms) : "0") };
-  const { chart, plot } = frame(holder, made, 110, top, "Time to the first token in the last hour");
+  const { chart, plot } = frame(holder, made, LATENCY_HEIGHT, top, "Time to the first token in the last hour");
   const step = plot.width / made.length;
   made.forEach((column, i) => {
     if (column.p50 === null) return;

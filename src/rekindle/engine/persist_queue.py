@@ -19,7 +19,7 @@ class _Pending:
     keys: PrefixKeys
     n_prompt: int
     finished: Finished
-    deadline: float
+    began_at: float
 
 
 class PersistQueue:
@@ -32,9 +32,9 @@ class PersistQueue:
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
         request = sequence.request
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        began_at = time.monotonic()
         self._pending.append(
-            _Pending(request.id, sequence.keys, len(request.prompt), finished, deadline)
+            _Pending(request.id, sequence.keys, len(request.prompt), finished, began_at)
         )
 
     def cancel(self, request_id: str) -> None:
@@ -59,9 +59,9 @@ class PersistQueue:
 
 def _outcome(pending: _Pending, cache: PrefixCache) -> Finished | EngineError | None:
     try:
-        if cache.persist(pending.keys, pending.n_prompt):
+        if cache.persist(pending.keys, pending.n_prompt, since=pending.began_at):
             return pending.finished
-        if time.monotonic() < pending.deadline:
+        if time.monotonic() < pending.began_at + PATIENCE_SECONDS:
             return None
         why = "the cache has no room for all of it"
     except TierFailed as error:

@@ -69,6 +69,8 @@ class History:
         return placed
 
     async def find(self, id: str) -> Kept | None:
+        if "/" in id:  # it would be one of another namespace
+            return None
         stored = await asyncio.to_thread(self._store.get, self._prefix + id)
         if stored is None:
             return None
@@ -81,6 +83,8 @@ class History:
         self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created_at, data))
 
     async def delete(self, id: str) -> bool:
+        if "/" in id:
+            return False
         return await asyncio.to_thread(self._store.delete, self._prefix + id)
 
     async def _resolve(self, id: str, param: str) -> InputItem:

@@ -72,6 +72,7 @@ class DiskTier:
     def open(self, *, on_progress: OnProgress | None = None) -> None:
         """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
         open_and_reconcile(self._catalog, self._files, on_progress=on_progress)
+        self._catalog.drop_lost_names()
         self.n_opens += 1
         self._stuck_bytes = 0
         self._count()

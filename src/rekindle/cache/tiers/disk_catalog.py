@@ -158,6 +158,13 @@ class Catalog(Database):
                 "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
             )
 
+    def drop_lost_names(self) -> None:
+        """Those of models that have nothing stored any more."""
+        with self.transaction() as connection:
+            connection.execute(
+                "DELETE FROM names WHERE fingerprint NOT IN (SELECT fingerprint FROM totals)"
+            )
+
     def clear_names(self) -> None:
         with self.transaction() as connection:
             connection.execute("DELETE FROM names")
