@@ -40,13 +40,13 @@ async def test_key_opens_what_no_key_closes(headers: dict[str, str], status: int
             assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_only_health_needs_no_key() -> None:
+async def test_only_health_and_the_page_need_no_key() -> None:
     app = app_of(FakeResponder(), KEYED)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         paths = [path for route in app.routes if (path := getattr(route, "path", ""))]
         opened = [path for path in paths if (await client.get(path)).status_code != 401]
-        assert set(opened) == {"/health"}
+        assert set(opened) == {"/health", "/", "/dashboard/{name}"}
         assert (await client.get("/nothing")).status_code == 401
 
 
@@ -109,7 +109,7 @@ async def test_request_without_an_id_gets_one_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"),
         ("POST", "/v1/nothing", 404, "not_found"),
         ("GET", "/v1/chat/completions/", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),

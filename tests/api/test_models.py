@@ -101,7 +101,7 @@ def test_head_is_answered_like_get_without_the_body(path: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/", 404), ("/api/hello", 404), ("/v1/messages/x", 404), ("/v1/messages", 405)],
+    [("/api/hello", 404), ("/v1/messages/x", 404), ("/v1/messages", 405)],
 )
 def test_probes_of_what_is_not_here_get_json(method: str, path: str, status: int) -> None:
     reply = get(path, method)

@@ -54,7 +54,7 @@ def test_posts_have_bodies_errors_have_a_shape_and_streams_a_media_type() -> Non
             takes_body = method == "post" and not path.endswith(("/load", "/unload"))
             assert ("requestBody" in operation) == takes_body
             streams = "text/event-stream" in responses["200"].get("content", {})
-            assert streams == path.endswith(("/completions", "/messages", "/responses"))
+            assert streams == path.endswith(("/completions", "/messages", "/responses", "/events"))
 
 
 def test_replies_fit_the_types_that_describe_them() -> None:

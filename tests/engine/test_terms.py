@@ -381,9 +381,9 @@ def test_x5_pins_that_have_ended_make_room_for_new_ones(
     now = [time.time()]
     monkeypatch.setattr(time, "time", lambda: now[0])
     bench = Bench(
-        FakeBackend(n_slots=1), cache_opener(tmp_path, disk_bytes=64 * BLOCK_BYTES, memory_bytes=0)
+        FakeBackend(n_slots=1), cache_opener(tmp_path, disk_bytes=32 * BLOCK_BYTES, memory_bytes=0)
     )
-    for index in range(20):
+    for index in range(8):
         terms = CacheTerms(session="s", pins=(Pin(512, 300.0),))
         bench.ask(f"pinned {index}", text(512), 1, terms=terms, n_steps=PATIENTLY)
         pins = bench.loop._cache._holdings._pins
@@ -391,7 +391,7 @@ def test_x5_pins_that_have_ended_make_room_for_new_ones(
         while not any(each.pinned_until for each in listed(bench)):
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        assert 0 < pins.n_bytes <= 8 * BLOCK_BYTES
+        assert 0 < pins.n_bytes <= 4 * BLOCK_BYTES
         assert len(pins._ends) == len(pins._held)
         now[0] += 1000.0
     bench.close()

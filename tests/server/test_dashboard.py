@@ -160,7 +160,7 @@ def test_two_conversations_that_share_a_prefix_are_a_tree_with_text(
     page = is_live(open_page(server.url))
     shows_branches(page, len(branches))
     [place] = trunks
-    expect(page.locator("#forest-note")).to_contain_text(f"{branches[place]['stop']:,} shared")
+    expect(page.locator("#forest-note")).to_contain_text(f"{branches[place]['stop']:,} saved")
     page.locator("#forest").click(position={"x": 20, "y": 10})
     expect(page.locator("#branch .text")).to_contain_text(RULES)
     expect(page.locator("#branch .facts")).to_contain_text("memory and disk")

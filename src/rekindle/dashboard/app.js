@@ -79,7 +79,8 @@ function onSnapshot(snapshot) {
   showBudgets(model);
   hour.add(snapshot);
   retell(snapshot.time);
-  const held = JSON.stringify([model.id, model.state, model.cache?.tiers.map((tier) => [tier.entries, tier.bytes])]);
+  const tiers = model.cache?.tiers.map((tier) => [tier.entries, tier.bytes]);
+  const held = JSON.stringify([model.id, model.state, tiers]);
   if (held !== stored) {
     stored = held;
     refreshSoon();

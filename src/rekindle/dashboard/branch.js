@@ -101,9 +101,7 @@ export class BranchPanel {
 }
 
 function facts(branch) {
-  const pinned = branch.pinned_until === null
-    ? "no"
-    : `until ${new Date(1000 * branch.pinned_until).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}`;
+  const pinned = branch.pinned_until === null ? "no" : `until ${timeOfDay(branch.pinned_until)}`;
   const rows = [
     ["Session", branch.session],
     ["Class", branch.class],
@@ -114,7 +112,13 @@ function facts(branch) {
     ["Used", since(branch.last_used)],
     ["Pinned", pinned],
   ];
-  return el("dl", { class: "facts" }, ...rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  const made = rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  return el("dl", { class: "facts" }, ...made);
+}
+
+function timeOfDay(epochSeconds) {
+  const format = { hour: "2-digit", minute: "2-digit" };
+  return new Date(1000 * epochSeconds).toLocaleTimeString([], format);
 }
 
 function confirmed(text) {

@@ -10,6 +10,7 @@ const MAX_HEIGHT = 432;
 const HINT =
   "Width is tokens: a branch goes on from what is left of it. Click one, or walk with the arrow keys.";
 const MIN_WIDTH = 3;
+const MIN_LABEL_WIDTH = 48;
 const SCALE_HEIGHT = 18;
 
 export class ForestView {
@@ -96,7 +97,7 @@ export class ForestView {
     const shared = this.#branches.filter((branch) => branch.children.length);
     const saved = shared.reduce(
       (sum, branch) => sum + (branch.stop - branch.start) * (branch.bottom - branch.top), 0);
-    return `${count(this.#n_rows)} ends, ${count(tokens)} tokens stored, ${count(saved)} shared`;
+    return `${count(this.#n_rows)} ends, ${count(tokens)} tokens stored, ${count(saved)} saved by sharing`;
   }
 
   #paint() {
@@ -144,8 +145,10 @@ export class ForestView {
       pen.strokeRect(x + 1, top + 2, width - 2, bottom - top - 4);
     }
     if (branch.pinned_until !== null) paintPin(pen, look, x + width - 9, top + 9);
+    if (width < MIN_LABEL_WIDTH) return;
     const middle = (Math.max(top, 0) + Math.min(bottom, height)) / 2;
-    if (width > 48) paintLabel(pen, look, branch, x + 7, middle - (branch.tiers.length > 1 ? 2 : 0), width - (branch.pinned_until ? 26 : 12));
+    const room = width - (branch.pinned_until === null ? 12 : 26);
+    paintLabel(pen, look, branch, x + 7, branch.tiers.length > 1 ? middle - 2 : middle, room);
   }
 
   #paintScale(pen, look, { width, height, scale }) {

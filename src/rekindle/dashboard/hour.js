@@ -41,7 +41,8 @@ export class Hour {
     this.#seen = state;
     this.#showFigures(buckets);
     if (!buckets.length) {
-      byId("tokens-chart").replaceChildren(emptyState("Nothing was asked in the last hour. Try:", curlLine()));
+      const nothing = emptyState("Nothing was asked in the last hour. Try:", curlLine());
+      byId("tokens-chart").replaceChildren(nothing);
       byId("latency-chart").replaceChildren();
       return;
     }
@@ -93,15 +94,21 @@ const BOTTOM = 18;
 
 function frame(holder, made, height, top, label) {
   const width = Math.max(holder.clientWidth, 240);
-  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const box = `0 0 ${width} ${height}`;
+  const chart = svg("svg", { width, height, viewBox: box, role: "img", "aria-label": label });
   const plot = { left: LEFT, width: width - LEFT, height: height - BOTTOM - 6, top: 6 };
   for (const part of [0, 0.5, 1]) {
     const y = plot.top + plot.height * (1 - part);
     chart.append(svg("line", { class: "grid", x1: plot.left, x2: width, y1: y, y2: y }));
-    chart.append(svg("text", { class: "axis", x: plot.left - 6, y: y + 4, "text-anchor": "end" }, top.text(part * top.value)));
+    const place = { class: "axis", x: plot.left - 6, y: y + 4, "text-anchor": "end" };
+    chart.append(svg("text", place, top.text(part * top.value)));
   }
   const minutes = ((made[1].start - made[0].start) * made.length) / 60;
-  const times = [[0, `${minutes} min ago`, "start"], [0.5, `${minutes / 2} min`, "middle"], [1, "now", "end"]];
+  const times = [
+    [0, `${minutes} min ago`, "start"],
+    [0.5, `${minutes / 2} min`, "middle"],
+    [1, "now", "end"],
+  ];
   for (const [part, text, anchor] of times) {
     const x = plot.left + plot.width * part;
     chart.append(svg("text", { class: "axis", x, y: height - 3, "text-anchor": anchor }, text));
@@ -118,7 +125,7 @@ function niceTop(value) {
 function drawTokens(holder, made) {
   const total = (column) => KINDS.reduce((sum, [kind]) => sum + column[kind], 0);
   const top = { value: niceTop(Math.max(...made.map(total), 10)), text: short };
-  const { chart, plot } = frame(holder, made, TOKENS_HEIGHT, top, "Prompt tokens of the last hour by where they came from");
+  const { chart, plot } = frame(holder, made, TOKENS_HEIGHT, top, "Prompt tokens by source");
   const step = plot.width / made.length;
   made.forEach((column, i) => {
     let y = plot.top + plot.height;
@@ -136,7 +143,7 @@ function drawTokens(holder, made) {
 function drawLatency(holder, made) {
   const slowest = Math.max(...made.map((column) => column.p95 ?? 0), 10);
   const top = { value: niceTop(slowest), text: (ms) => (ms ? duration(ms) : "0") };
-  const { chart, plot } = frame(holder, made, LATENCY_HEIGHT, top, "Time to the first token in the last hour");
+  const { chart, plot } = frame(holder, made, LATENCY_HEIGHT, top, "Time to the first token");
   const step = plot.width / made.length;
   made.forEach((column, i) => {
     if (column.p50 === null) return;

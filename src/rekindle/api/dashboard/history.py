@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rekindle.api.dashboard.bodies import Bucket, FirstToken
 from rekindle.generation import CacheSource
@@ -49,7 +49,7 @@ class History:
 
     def observe(self, record: RequestRecord) -> None:
         self._bucket_now().add(record)
-        self._requests.append(record)
+        self._requests.append(replace(record, prompt_text=""))  # which may be megabytes
         for listener in self._listeners:
             listener(record)
 

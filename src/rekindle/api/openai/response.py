@@ -4,9 +4,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rekindle import __version__
+from rekindle.api.cache.bodies import CLASSES
 from rekindle.api.openai.bodies import (
     AssistantMessage,
     CacheStories,
@@ -34,7 +34,7 @@ from rekindle.api.openai.bodies import (
 )
 from rekindle.api.replies import Reply
 from rekindle.chat.reply import Candidate, FinishReason, ReplyStats, ScoredToken
-from rekindle.generation import CachedSpan, CacheSource, Rank
+from rekindle.generation import CachedSpan, CacheSource
 from rekindle.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
@@ -42,11 +42,6 @@ LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cann
 FINISH: dict[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
-}
-CLASSES: dict[Rank, Literal["main", "background", "ephemeral"]] = {
-    Rank.MAIN: "main",
-    Rank.BACKGROUND: "background",
-    Rank.EPHEMERAL: "ephemeral",
 }
 CHAT_FINISH: dict[FinishReason, ChatFinish] = {**FINISH, FinishReason.TOOL_CALLS: "tool_calls"}
 
