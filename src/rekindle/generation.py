@@ -254,6 +254,7 @@ class TierStatus:
     n_bytes: int
     budget_bytes: int
     trouble: str | None = None  # why it takes nothing in at the moment
+    directory: str | None = None  # of the disk tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +267,9 @@ class CacheCounters:
     prefilled_tokens: int = 0  # prompt tokens computed
     memory_evictions: int = 0
     disk_evictions: int = 0
+    covered: int = 0  # entries dropped because a longer one holds what they held
+    thinned: int = 0  # checkpoints dropped because others stand close enough
+    deleted: int = 0  # entries that somebody asked to drop
     quarantined: int = 0  # stored entries that failed a check and were moved aside
     vanished: int = 0  # entries that were expected on disk and were not there
     writes: int = 0

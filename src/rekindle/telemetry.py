@@ -288,7 +288,13 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     )
     evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
     evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
-    yield from (reused, evictions)
+    drops = CounterMetricFamily(
+        "rekindle_cache_drops", "Entries dropped for another reason than room.", labels=["reason"]
+    )
+    drops.add_metric(["covered"], counted.covered)
+    drops.add_metric(["thinned"], counted.thinned)
+    drops.add_metric(["deleted"], counted.deleted)
+    yield from (reused, evictions, drops)
     memory, disk = CacheSource.MEMORY, CacheSource.DISK
     for name, about, values in (
         (

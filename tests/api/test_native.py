@@ -53,13 +53,20 @@ def test_props_tell_what_the_cache_holds_and_what_keeps_it_from_more() -> None:
         tiers=(
             TierStatus(name=CacheSource.MEMORY, n_entries=3, n_bytes=70, budget_bytes=100),
             TierStatus(
-                name=CacheSource.DISK, n_entries=5, n_bytes=90, budget_bytes=90, trouble="full"
+                name=CacheSource.DISK,
+                n_entries=5,
+                n_bytes=90,
+                budget_bytes=90,
+                trouble="full",
+                directory="/cache",
             ),
         ),
         counters=CacheCounters(),
     )
-    memory = {"name": "memory", "entries": 3, "bytes": 70, "budget_bytes": 100, "trouble": None}
-    disk = {"name": "disk", "entries": 5, "bytes": 90, "budget_bytes": 90, "trouble": "full"}
+    memory = {"name": "memory", "entries": 3, "bytes": 70, "budget_bytes": 100}
+    memory |= {"trouble": None, "directory": None}
+    disk = {"name": "disk", "entries": 5, "bytes": 90, "budget_bytes": 90}
+    disk |= {"trouble": "full", "directory": "/cache"}
     assert get("/props", responder=responder).json()["rekindle"]["cache"] == {
         "model_class": "dense",
         "off_because": None,

@@ -303,6 +303,9 @@ def test_q9_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> No
     assert forecast(bench, other).n_cached == 811
     bench.question(Forget(None, ""))
     assert listed(bench) == []
+    status = bench.loop.status().cache
+    assert status is not None
+    assert (status.counters.deleted > n_gone - 1, status.counters.covered > 0) == (True, True)
     assert forecast(bench, other).n_cached == 0
     again = bench.ask("again", other, 1)
     assert again.n_computed == len(other)

@@ -54,8 +54,9 @@ def test_an_exported_prompt_is_found_on_disk_in_another_directory(
     exported = answer_json("cache", "export", longest["key"], "-o", pack, "--dir", here)
     with serve(model, environment={"REKINDLE_CACHE_DIR": str(there)}) as server:
         # Beside a server that has the directory open already.
-        imported = answer_json("cache", "import", pack, "--dir", there)
+        imported = answer_json("cache", "import", pack, "--url", server.url)
         assert imported["added"] == exported["keys"]
+        assert rekindle("cache", "verify", "--url", server.url).returncode == 0
         assert server.stop() == 0
     with (
         serve(model, environment={"REKINDLE_CACHE_DIR": str(there)}) as server,

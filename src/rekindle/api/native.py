@@ -202,6 +202,7 @@ def _cache_props(cache: CacheStatus) -> CacheProps:
                 bytes=tier.n_bytes,
                 budget_bytes=tier.budget_bytes,
                 trouble=tier.trouble,
+                directory=tier.directory,
             )
             for tier in cache.tiers
         ],

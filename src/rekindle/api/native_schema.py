@@ -96,6 +96,7 @@ class TierProps(TypedDict):
     bytes: int
     budget_bytes: int
     trouble: str | None
+    directory: str | None  # of the disk tier
 
 
 class CacheProps(TypedDict):

@@ -196,6 +196,7 @@ class DiskStore:
             n_bytes=self._n_bytes,
             budget_bytes=budget_bytes,
             trouble=self._trouble,
+            directory=str(self._transfers.directory),
         )
 
     def _only_in_memory(self, node: Node) -> list[Node]:

@@ -40,6 +40,7 @@ class Holdings:
         self.memory = memory
         self.n_on_disk = 0
         self.n_evicted = 0
+        self.n_covered = 0
         self.n_leases = 0
         self._drop_from_disk = drop_from_disk
         self._mark_on_disk = mark_on_disk
@@ -105,6 +106,7 @@ class Holdings:
                 until = max(node.standing.pinned_until, short.standing.pinned_until)
                 rank = min(node.standing.rank, short.standing.rank)
                 self._set_standing(node, node.standing._replace(rank=rank, pinned_until=until))
+                self.n_covered += 1
                 self.drop(short, node.where)
                 self._pins.adopt(node, time.time())
 

@@ -238,6 +238,7 @@ class PrefixCache:
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
             self._disk.drop_names(gone.names)
+        self._counters["deleted"] += gone.n_entries
         n_gone = gone.n_entries + len(gone.names)
         return n_gone, gone.prefix if n_gone or key is None else None
 
@@ -406,6 +407,7 @@ class PrefixCache:
         for position in surplus_checkpoints(sorted(by_position), n_keep):
             node = by_position[position]
             if node.leases == 0 and node.standing.pinned_until <= now:
+                self._counters["thinned"] += 1
                 self._holdings.drop(node)
 
     def _mark_on_disk(self, node: Node) -> None:
@@ -464,6 +466,10 @@ class PrefixCache:
             off_because=self._traits.off_because,
             tiers=tuple(tiers),
             counters=CacheCounters(
-                **{**self._counters, "memory_evictions": self._holdings.n_evicted}
+                **{
+                    **self._counters,
+                    "memory_evictions": self._holdings.n_evicted,
+                    "covered": self._holdings.n_covered,
+                }
             ),
         )

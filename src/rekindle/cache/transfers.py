@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -29,6 +30,7 @@ ABANDON_SECONDS = 2.0  # for the one write that is under way when the rest is gi
 class WritableTier(Tier, Protocol):
     """What a tier behind threads has beyond the four verbs."""
 
+    directory: Path
     n_opens: int  # each may find another directory than the one before
 
     def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
@@ -135,6 +137,10 @@ class Transfers:
                 *((f"cache-reader-{n}", self._reads) for n in range(N_READERS)),
             ]
         ]
+
+    @property
+    def directory(self) -> Path:
+        return self._tier.directory
 
     def start(self) -> None:
         self._writes.put(self._open)

@@ -132,6 +132,8 @@ def export(
         str, typer.Option("--output", "-o", metavar="FILE", help="File to write, or to replace.")
     ],
     directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
     """Write prompts and all that they need to one file, for `rekindle cache import`.
@@ -143,7 +145,7 @@ def export(
     Examples:
       rekindle cache export 74aa01 -o conversation.rk
       rekindle cache export docs/v1 docs/v2 -o docs.rk
-      rekindle cache export docs/v1 -o docs.rk --dir /srv/cache --json
+      rekindle cache export docs/v1 -o docs.rk --url http://127.0.0.1:8080
     """
     from rekindle.cache.archive import export_to
     from rekindle.cache.directory import read_stored
@@ -151,7 +153,7 @@ def export(
 
     path = Path(output).expanduser()
     with told_in_a_sentence():
-        home = directory_of(directory)
+        home = _home(directory, url, api_key)
         stored = read_stored(home)
         wanted = [lineage_of(stored, key, home) for key in keys]
         with _progress("Reading entries") as on_progress:
@@ -167,6 +169,8 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What `cache export` wrote.")],
     *,
     directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
     """Add what another cache exported to this one.
@@ -185,7 +189,7 @@ def import_(
     from rekindle.cli.cache_report import imported_json, print_imported
 
     with told_in_a_sentence():
-        home = directory_of(directory)
+        home = _home(directory, url, api_key)
         with _progress("Importing entries") as on_progress:
             imported = import_from(Path(file).expanduser(), home, on_progress)
     if as_json:
@@ -198,6 +202,8 @@ def import_(
 def verify(
     *,
     directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
     fix: Annotated[
         bool,
         typer.Option("--fix", help="Set damaged files aside, and bring the catalogue up to date."),
@@ -210,12 +216,13 @@ def verify(
     Examples:
       rekindle cache verify
       rekindle cache verify --fix
+      rekindle cache verify --url http://127.0.0.1:8080
     """
     from rekindle.cache.directory import repair
     from rekindle.cache.directory import verify as check
     from rekindle.cli.cache_report import findings_json, print_findings
 
-    home = directory_of(directory)
+    home = _home(directory, url, api_key)
     with _progress("Reading entries") as on_progress:
         findings = check(home, on_progress)
     if fix and findings.problems:
@@ -358,6 +365,24 @@ def _prune_at(
         typer.echo(pruned_json(pruned))
     else:
         print_pruned(pruned)
+
+
+def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
+    """Of a running server: the directory that it says it uses, if that is on this machine."""
+    if url is None:
+        return directory_of(directory)
+    _check_no_directory(directory)
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
+        places = [tier["directory"] for tier in cache["tiers"] if tier.get("directory")]
+        if not places:
+            raise StartupError(f"{remote.url} stores nothing on disk.")
+        home = Path(places[0])
+        if not home.is_dir():
+            raise StartupError(
+                f"{remote.url} has its cache in {home}, which is not on this machine."
+            )
+        return home
 
 
 def _check_no_directory(directory: str | None, *, every: bool = False) -> None:

@@ -58,7 +58,7 @@ class DiskTier:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.n_opens = 0  # more than one: the directory was replaced under us
-        self._directory = directory
+        self.directory = directory
         self._fingerprint = fingerprint
         self._budget_bytes = budget_bytes
         self._is_leased = is_leased
@@ -121,7 +121,7 @@ class DiskTier:
             raise EntryMissing(f"{key.hex()} is no longer on disk") from None
         except OSError as error:
             if error.errno in _NOT_THE_FILES_FAULT:
-                raise TierFailed(f"{self._directory}: {error.strerror}") from error
+                raise TierFailed(f"{self.directory}: {error.strerror}") from error
             self._set_aside(key)
             raise EntryCorrupt(f"it cannot be read: {error.strerror}") from error
         except EntryCorrupt:
@@ -214,7 +214,7 @@ class DiskTier:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with self._failures_told(), alone_in(self._directory):
+        with self._failures_told(), alone_in(self.directory):
             yield
 
     @contextmanager
@@ -222,7 +222,7 @@ class DiskTier:
         try:
             yield
         except OSError as error:
-            raise TierFailed(f"{self._directory}: {error.strerror}") from error
+            raise TierFailed(f"{self.directory}: {error.strerror}") from error
 
     def _count(self) -> None:
         totals = self._catalog.totals()
