@@ -15,7 +15,7 @@ help:
 	@echo "make test     run every test"
 	@echo "make check    format, lint, types, import rule"
 	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
-	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 25)"
+	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 12)"
 	@echo "make bench    measure"
 	@echo "make install  install into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches"
@@ -23,8 +23,14 @@ help:
 serve: $(INSTALLED)
 	@$(VENV)/bin/rekindle serve $(ARGS)
 
+# What needs no model runs on all cores, what computes has the machine for itself.
 test: $(TOOLS)
+ifeq ($(strip $(ARGS)),)
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/server --ignore tests/llama
+	$(VENV)/bin/python -m pytest tests/llama tests/server
+else
 	$(VENV)/bin/python -m pytest $(ARGS)
+endif
 
 check: $(TOOLS)
 	$(VENV)/bin/ruff format --check .

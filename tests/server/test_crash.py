@@ -34,7 +34,7 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.standby_server import Moment
 from tests.support.tiny_models import TinyArchitecture
 
-N_ROUNDS = 25
+N_ROUNDS = 12
 SEED = 1
 
 ColdFor = Callable[[TinyArchitecture], ColdAnswers]
@@ -71,7 +71,7 @@ def assert_found(caller: Caller, cold: ColdAnswers, wanted: Prompt, *, n_least: 
     assert answer.n_cached >= n_least
 
 
-def test_25_kills_lose_nothing_that_was_answered_a_second_before(
+def test_12_kills_lose_nothing_that_was_answered_a_second_before(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
     """And every answer is the cold one, and the directory holds no garbage."""

@@ -45,12 +45,6 @@ LINES = {
         "the moon is far away from here",
         "water is made of hydrogen and oxygen",
     ),
-    "carol": (
-        "January February March April",
-        "the sun rises in the east",
-        "dogs and cats are animals",
-        "all good things come to an end",
-    ),
 }
 SHOWN = ("red green blue yellow", "the dog runs in the park")
 N_TURNS = 3
@@ -192,7 +186,7 @@ def asked_alone(model: Path, name: str) -> list[tuple[Prompt, Answer]]:
     return turns
 
 
-@pytest.mark.parametrize("architecture", list(TinyArchitecture))
+@pytest.mark.parametrize("architecture", [TinyArchitecture.LLAMA, TinyArchitecture.QWEN35])
 def test_n2_users_who_share_any_class_of_model_get_what_they_get_alone(
     tiny_models: TinyModels, architecture: TinyArchitecture
 ) -> None:

@@ -95,7 +95,8 @@ def test_a_conversation_in_each_dialect_costs_its_floor_and_again_next_to_nothin
     n_requests = 3 * N_TURNS
     assert (first["requests"], first["errors"]) == (n_requests, 0)
     assert first["cached_tokens"] + first["prefilled_tokens"] == first["prompt_tokens"]
-    assert first["floor_tokens"] == again["floor_tokens"]
+    # The second run's replies are remembered, so a turn may stand there in other tokens.
+    assert abs(first["floor_tokens"] - again["floor_tokens"]) <= SLACK_TOKENS * n_requests
     assert first["prefilled_tokens"] <= first["floor_tokens"] + SLACK_TOKENS * n_requests
     assert again["prefilled_tokens"] <= SLACK_TOKENS * n_requests
     assert {each["path"] for each in first["each"]} == {

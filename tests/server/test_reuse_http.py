@@ -35,6 +35,8 @@ RESPONSES_ROUTES = ["/v1/responses", "/responses"]
 OTHER_POST_ROUTES = [
     *("/v1/embeddings", "/embeddings"),
     *("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"),
+    *("/v1/cache/lookup", "/v1/cache/{key}/pin"),
+    *(f"{v1}/models/{{model_id}}/{what}" for v1 in ("/v1", "") for what in ("load", "unload")),
 ]
 BLOCK = 256
 HEADER_TOKENS = 12  # that prompts of a chat template share whatever they say, and texts by chance
