@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from rekindle.cli.plain import as_json, count, plain_console, plain_table, span
+from rekindle.cli.remote import client_of
 
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
     from rekindle.explain.findings import Findings, MissGroup
     from rekindle.explain.lookups import LookedUp
     from rekindle.request_record import Miss
 
-CONNECT_SECONDS, READ_SECONDS = 5.0, 60.0
 DEFAULT_TOP = 10
 
 
@@ -64,24 +64,12 @@ def _explain_trace(files: list[Path], top: int, *, json: bool) -> None:
 
 
 def _explain_requests(files: list[Path], url: str, api_key: str | None, *, json: bool) -> None:
-    import httpx
-
-    from rekindle.errors import StartupError
     from rekindle.explain.as_json import json_of_lookups
     from rekindle.explain.lookups import look_up_all
     from rekindle.replay.traffic import read_traffic
 
     traffic = read_traffic(files)
-    try:
-        client = httpx.Client(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(CONNECT_SECONDS, read=READ_SECONDS),
-            trust_env="://127.0.0.1" not in url,  # no proxy in front of the loopback
-        )
-    except httpx.InvalidURL as error:
-        raise StartupError(f"{url!r} is not the address of a server: {error}.") from error
-    with client as http:
+    with client_of(url, api_key) as http:
         lookups = list(look_up_all(http, traffic))
     if json:
         typer.echo(as_json(json_of_lookups(lookups)))

@@ -76,10 +76,15 @@ class Remote:
 
 @contextmanager
 def connected(url: str, api_key: str | None) -> Iterator[Remote]:
+    with client_of(url, api_key) as http:
+        yield Remote(http)
+
+
+def client_of(url: str, api_key: str | None) -> "httpx.Client":
     import httpx
 
     try:
-        client = httpx.Client(
+        return httpx.Client(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS),
@@ -87,8 +92,6 @@ def connected(url: str, api_key: str | None) -> Iterator[Remote]:
         )
     except httpx.InvalidURL as error:
         raise StartupError(f"{url!r} is not the address of a server: {error}.") from error
-    with client as http:
-        yield Remote(http)
 
 
 def local_server() -> tuple[str, str | None]:
