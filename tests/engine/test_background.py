@@ -133,7 +133,7 @@ def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
     bench.submit("ahead", text(1, 1000), 0, background=True)
     bench.step()
     assert bench.backend.batches == [[64]]
-    bench.loop._prefill_seconds_per_token = 0.25 / 192  # a slow machine
+    bench.loop._batches._prefill_seconds_per_token = 0.25 / 192  # a slow machine
     bench.step()
     assert bench.backend.batches[-1] == [192]
     bench.submit("a", text(5_000, 1000), 1)

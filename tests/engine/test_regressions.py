@@ -7,7 +7,7 @@ import pytest
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.orders import Cancel
-from rekindle.errors import EngineError
+from rekindle.errors import ContextFull, EngineError
 from rekindle.generation import Finished
 from rekindle.model_state import ModelClass
 from tests.engine.test_reuse import text
@@ -121,3 +121,24 @@ def test_a_recurrent_models_turn_leaves_no_entry_that_leads_nowhere() -> None:
     assert cache is not None
     # One whole block, a checkpoint near the prompt's end, and one at the end of the turn.
     assert cache.tiers[0].n_entries == 3
+
+
+def test_after_a_failure_in_a_full_context_newcomers_are_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = FakeBackend(n_slots=2)
+    bench = Bench(backend)
+    bench.submit("a", text(99), 50)
+    bench.submit("b", text(100), 50)
+    bench.step()
+    bench.step()
+    backend.decode_failures.append(ContextFull("told to"))
+    bench.step()
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("told to")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PrefixCache, "poll", fail)
+        bench.loop._guarded(bench.loop.step)
+    assert len(bench.ask("c", text(50)).tokens) == 8

@@ -1,6 +1,8 @@
 """Rows and checkpoints out of a slot and into another, for every class of memory."""
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
 from rekindle.llama import probe
@@ -59,6 +61,25 @@ def test_stored_rows_go_behind_rows_that_are_live(backend: LlamaBackend, n_live:
     assert backend.n_positions(1) == N_PROMPT
     assert save(backend, 1, N_PROMPT) == saved
     assert continue_greedily(backend, 1, tokens) == continue_greedily(backend, 0, tokens)
+
+
+@all_with_rows
+def test_the_size_of_a_block_is_known_before_the_first(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[int] = []
+    monkeypatch.setattr(backend._memory.host_memory, "expect", expected.append)
+    backend.expect_exports(BLOCK)
+    prefill(backend, 0, prompt(N_PROMPT))
+    asked: list[int] = []
+
+    def allocate(n_bytes: int) -> NDArray[np.uint8]:
+        asked.append(n_bytes)
+        return np.empty(n_bytes, dtype=np.uint8)
+
+    monkeypatch.setattr(backend._memory.host_memory, "allocate", allocate)
+    backend.export_rows(0, 0, BLOCK)
+    assert expected == [asked[-1]]
 
 
 @all_with_rows

@@ -166,6 +166,9 @@ class AuditedBackend:
         self.inner.copy_slot(source, target)
         self._held[target] = list(self._held[source])
 
+    def expect_exports(self, n_rows: int) -> None:
+        self.inner.expect_exports(n_rows)
+
     def export_rows(self, slot: int, start: int, stop: int) -> Payload:
         self._begin_export(slot)
         payload = self.inner.export_rows(slot, start, stop)
@@ -200,6 +203,18 @@ class AuditedBackend:
         assert self.inner.n_positions(slot) == len(tokens)
         assert self._are_equal(CHECKPOINT, self.inner.export_checkpoint(slot), checkpoint)
         self.n_pieces_compared += 1
+        self._audit(slot)
+
+    @property
+    def pays_for_holes(self) -> bool:
+        return self.inner.pays_for_holes
+
+    @property
+    def has_room_to_move(self) -> bool:
+        return self.inner.has_room_to_move
+
+    def move_down(self, slot: int) -> None:
+        self.inner.move_down(slot)
         self._audit(slot)
 
     def n_positions(self, slot: int) -> int:

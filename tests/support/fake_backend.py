@@ -93,6 +93,10 @@ class FakeBackend:
         self.decode_failures: list[DecodeFailed | ContextFull] = []
         self.export_failures: list[EngineError] = []
         self.import_failures: list[EngineError] = []
+        self.pays_for_holes = False
+        self.has_room_to_move = True
+        self.moved: list[int] = []  # slots
+        self.move_failures: list[DecodeFailed] = []
         self.fail_sampling_of: set[int] = set()  # last tokens whose row cannot be sampled
         self._model_class = model_class
         self._window = window
@@ -206,6 +210,9 @@ class FakeBackend:
         )
         self.copies.append((source, target))
 
+    def expect_exports(self, n_rows: int) -> None:
+        pass
+
     def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
         assert self.traits.has_rows
         self._assert_usable(slot)
@@ -259,6 +266,15 @@ class FakeBackend:
         held.lacks_checkpoint = False
         held.window_start = max(0, len(tokens) - self._window)
         self.imports.append(Transfer(CHECKPOINT, slot, len(tokens), len(tokens)))
+
+    def move_down(self, slot: int) -> None:
+        """Cells have no order here; what counts is that they are this slot's alone."""
+        others = [cell for id, other in self.slots.items() if id != slot for cell in other.cells]
+        assert not set(self.slots[slot].cells) & set(others)
+        if self.move_failures:
+            self._bring_into_disorder([slot])
+            raise self.move_failures.pop(0)
+        self.moved.append(slot)
 
     def n_positions(self, slot: int) -> int:
         # llama.cpp does not know before: it may say 0, or where the window ended.

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 from unittest.mock import patch
 
-from rekindle.cache import prefix_cache
+from rekindle.cache import keeper
 from rekindle.cache.block import BLOCK_TOKENS
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
@@ -111,7 +111,7 @@ class World:
         if not has_threads:
             self._stack.enter_context(self._clock.installed())
         self._stack.enter_context(
-            patch.object(prefix_cache, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
+            patch.object(keeper, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
         )
         self._last: Asked | None = None  # that was answered and kept
         self._alive: dict[str, Asked] = {}

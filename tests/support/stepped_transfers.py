@@ -6,11 +6,32 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from unittest.mock import patch
 
-from rekindle.cache import disk_store, prefix_cache, transfers
+from rekindle.cache import disk_store, keeper, prefix_cache, transfers
 from rekindle.cache.transfers import Event, Job, Transfers
-from rekindle.engine import loop, slot_saver, warm_start
+from rekindle.engine import (
+    admission,
+    batch_runner,
+    loop,
+    reports,
+    roster,
+    slot_saver,
+    warm_start,
+)
 
 _EVERYTHING = 1_000_000
+_TIMED = (
+    loop,
+    admission,
+    batch_runner,
+    reports,
+    roster,
+    slot_saver,
+    warm_start,
+    prefix_cache,
+    keeper,
+    disk_store,
+    transfers,
+)
 
 
 class Pace(NamedTuple):
@@ -72,6 +93,6 @@ class Clock:
     def installed(self) -> Iterator[None]:
         """What is measured decides what is evicted first, so it has to be the same every time."""
         with ExitStack() as patches:
-            for module in (loop, slot_saver, warm_start, prefix_cache, disk_store, transfers):
+            for module in _TIMED:
                 patches.enter_context(patch.object(module, "time", self))
             yield

@@ -1,34 +1,23 @@
 """The one object the engine loop talks to: which prefixes are stored, bring them, keep them.
 
 Owned by the engine thread. `holdings` knows what is held, `disk_store` what is written; here is
-decided what is worth loading and storing.
+what is found, used, promised and forgotten. `keeper` stores what is new.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from enum import Enum, auto
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-from rekindle.cache.block import (
-    BLOCK_TOKENS,
-    KEY_BYTES,
-    Entry,
-    Header,
-    Key,
-    Kind,
-    Reason,
-    Standing,
-    entry_key,
-    namespace_root,
-)
+from rekindle.cache.block import KEY_BYTES, Key, Kind, namespace_root
 from rekindle.cache.contents import Contents
 from rekindle.cache.disk_store import DiskStore, WriteRules
 from rekindle.cache.holdings import EVERYWHERE, Holdings
+from rekindle.cache.keeper import Keeper
 from rekindle.cache.load_gate import LoadGate, blocks_behind, nodes_of
 from rekindle.cache.names import Named, Names
 from rekindle.cache.pins import Pins
-from rekindle.cache.policy import TAIL_GRAIN, surplus_checkpoints
+from rekindle.cache.policy import TAIL_GRAIN
 from rekindle.cache.prefix_index import Match, Node, PrefixIndex, Where
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
@@ -49,7 +38,6 @@ from rekindle.model_state import ModelClass, Payload, StateTraits
 _log = logging.getLogger("rekindle.cache")
 
 MIN_REUSE_TOKENS = 64  # that make a use of an entry the use of a conversation; picked
-MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +46,6 @@ class CachePolicy:
     disk_bytes: int
     writes: WriteRules
     may_recompute: bool
-
-
-class Saved(Enum):
-    STORED = auto()
-    KNOWN = auto()  # it was there already
-    LATER = auto()  # no room at the moment, but some is on its way to the disk
-    REFUSED = auto()
 
 
 class PrefixCache:
@@ -108,7 +89,7 @@ class PrefixCache:
                 self._counters,
                 self.gate.read_speed,
             )
-        self._payload_sizes: dict[tuple[Kind, int], int] = {}
+        self.keeper = Keeper(root, self._holdings, self._disk, self._counters, is_on=self.is_on)
 
     @classmethod
     def switched_off(cls, why: str) -> "PrefixCache":
@@ -273,142 +254,6 @@ class PrefixCache:
         if self._disk is not None:
             self._disk.quarantine(node, "the backend refused it")
         self._holdings.remove(node, EVERYWHERE)
-
-    def save_rows(
-        self,
-        keys: PrefixKeys,
-        start: int,
-        stop: int,
-        *,
-        reason: Reason,
-        was_reused: bool,
-        compute_seconds: float,
-        export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
-    ) -> Saved:
-        """Stores positions [start, stop), which lie in one block and begin it."""
-        assert start % BLOCK_TOKENS == 0
-        assert start < stop <= start + BLOCK_TOKENS
-        parent = keys.after_blocks(start // BLOCK_TOKENS)
-        tokens = keys.between(start, stop)
-        if self._index.is_covered(parent, tokens):
-            return Saved.KNOWN
-        if parent != keys.root and self._index.get(parent) is None:
-            return Saved.REFUSED  # nothing could ever lead to it
-        header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
-        return self._save(header, export, terms, was_reused=was_reused)
-
-    def save_checkpoint(
-        self,
-        keys: PrefixKeys,
-        position: int,
-        *,
-        reason: Reason,
-        was_reused: bool,
-        compute_seconds: float,
-        export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
-    ) -> Saved:
-        start = position // BLOCK_TOKENS * BLOCK_TOKENS
-        parent = keys.after_blocks(position // BLOCK_TOKENS)
-        tokens = keys.between(start, position)
-        header = self._header(Kind.CHECKPOINT, parent, start, tokens, reason, compute_seconds)
-        if self._index.get(header.key) is not None:
-            return Saved.KNOWN
-        saved = self._save(header, export, terms, was_reused=was_reused)
-        if saved is Saved.STORED:
-            self._thin_checkpoints(header.key)
-        return saved
-
-    def _header(
-        self,
-        kind: Kind,
-        parent: Key,
-        start: int,
-        tokens: bytes,
-        reason: Reason,
-        compute_seconds: float,
-    ) -> Header:
-        return Header(
-            key=entry_key(parent, kind, tokens),
-            parent=parent,
-            fingerprint=self.root,
-            kind=kind,
-            start=start,
-            tokens=tokens,
-            payload_bytes=0,
-            compute_seconds=compute_seconds,
-            reason=reason,
-            created_at=time.time(),
-        )
-
-    def _save(
-        self,
-        header: Header,
-        export: Callable[[], Payload],
-        terms: CacheTerms,
-        *,
-        was_reused: bool,
-    ) -> Saved:
-        if not self.is_on:
-            return Saved.REFUSED
-        shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
-        parent = self._index.get(header.parent)
-        if parent is not None:
-            self._holdings.lease(parent)  # room must not be made at the cost of what leads here
-        try:
-            if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
-                return self._no_room(parent)
-            payload = self._exported(export)
-            header = replace(header, payload_bytes=len(payload))
-            self._payload_sizes[shape] = len(payload)
-            if not self._holdings.make_room(len(payload)):
-                return self._no_room(parent)
-        finally:
-            if parent is not None:
-                self._holdings.release(parent)
-        node = self._holdings.hold(Entry(header, payload, Standing(terms.rank, terms.session)))
-        if self._disk is not None:
-            for each in (node, *(node.checkpoints or ())):
-                self._disk.offer(each, was_reused=was_reused)
-        self._holdings.shrink()
-        return Saved.STORED
-
-    def _exported(self, export: Callable[[], Payload]) -> Payload:
-        began = time.perf_counter()
-        payload = export()
-        self._counters["saved_bytes"] += len(payload)
-        self._counters["save_microseconds"] += int((time.perf_counter() - began) * 1e6)
-        return payload
-
-    def _no_room(self, parent: Node | None) -> Saved:
-        """Later, if some is on its way to the disk, or held by a restore."""
-        n_restoring = self._holdings.n_leases - (parent is not None)
-        if self._disk is not None:
-            if self._disk.is_writing:
-                return Saved.LATER
-            n_restoring -= self._disk.n_writing
-        return Saved.LATER if n_restoring else Saved.REFUSED
-
-    def _thin_checkpoints(self, key: Key) -> None:
-        """A conversation keeps checkpoints close together near its end, far apart before."""
-        tip = self._index.get(key)
-        if tip is None:
-            return  # memory has no room for it, and the disk did not want it
-        path = self._index.checkpoints_before(tip)
-        row_bytes = 0
-        parent = tip.parent
-        while parent is not None:
-            row_bytes += parent.payload_bytes
-            parent = parent.parent
-        n_keep = max(MIN_PATH_CHECKPOINTS, row_bytes // max(tip.payload_bytes, 1))
-        by_position = {node.stop: node for node in [*path, tip]}
-        now = time.time()
-        for position in surplus_checkpoints(sorted(by_position), n_keep):
-            node = by_position[position]
-            if node.leases == 0 and node.standing.pinned_until <= now:
-                self._counters["thinned"] += 1
-                self._holdings.drop(node)
 
     def _mark_on_disk(self, node: Node) -> None:
         if self._disk is not None:

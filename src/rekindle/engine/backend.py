@@ -68,6 +68,10 @@ class Backend(Protocol):
         """Makes the empty `target` equal to `source`; rows are shared, not duplicated."""
         ...
 
+    def expect_exports(self, n_rows: int) -> None:
+        """Most exports will be of so many rows: memory for them may be made ahead."""
+        ...
+
     def export_rows(self, slot: int, start: int, stop: int) -> Payload: ...
 
     def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
@@ -82,6 +86,21 @@ class Backend(Protocol):
 
     def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
         """The last step of a restore. Raises EngineError, and then the slot is empty."""
+        ...
+
+    @property
+    def pays_for_holes(self) -> bool:
+        """Whether cells below the highest in use cost time even when nobody uses them."""
+        ...
+
+    @property
+    def has_room_to_move(self) -> bool: ...
+
+    def move_down(self, slot: int) -> None:
+        """Moves its rows to the lowest free cells; it shares none with another slot.
+
+        Only where there is room. Raises DecodeFailed, and then nobody's rows are sure.
+        """
         ...
 
     def n_positions(self, slot: int) -> int: ...

@@ -9,8 +9,9 @@ import time
 from dataclasses import replace
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
+from rekindle.cache.keeper import Saved
 from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, should_park
-from rekindle.cache.prefix_cache import PrefixCache, Saved
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slot, Slots
@@ -116,12 +117,15 @@ class SlotSaver:
             self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
             self._pace.spend(time.perf_counter() - began)
 
-    def observe_step(self, n_sequences: int, seconds: float) -> None:
-        """Idle rows slow down every token of the others: they leave when that costs too much."""
-        self._tax.observe(n_sequences, self._slots.n_cells_used, seconds)
+    def observe_step(self, n_sequences: int, n_cells: int, seconds: float) -> float:
+        """Idle rows slow down every token of the others: they leave when that costs too much.
+
+        `n_cells` is how many were attended to. What one more would have cost.
+        """
+        self._tax.observe(n_sequences, n_cells, seconds)
         seconds_per_cell = self._tax.seconds_per_cell(n_sequences)
         if not seconds_per_cell:
-            return
+            return 0.0
         for slot in self._slots.all:
             if not slot.is_idle:
                 continue
@@ -131,6 +135,7 @@ class SlotSaver:
             ):
                 self._cache.count("parked", 1)
                 self.clear(slot)
+        return seconds_per_cell
 
     def _is_saved(self, slot: Slot) -> bool:
         return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)
@@ -180,7 +185,7 @@ class SlotSaver:
         assert slot.keys is not None
         start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
         try:
-            saved = self._cache.save_rows(
+            saved = self._cache.keeper.save_rows(
                 slot.keys,
                 start,
                 stop,
@@ -205,7 +210,7 @@ class SlotSaver:
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
         assert slot.keys is not None
         try:
-            saved = self._cache.save_checkpoint(
+            saved = self._cache.keeper.save_checkpoint(
                 slot.keys,
                 slot.n_rows,
                 reason=reason,

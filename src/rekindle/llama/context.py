@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, DecodeFailed, StartupError
 from rekindle.generation import Grammar, Sampling, TokenSampled
+from rekindle.llama.compaction import Compactor
 from rekindle.llama.grammar import GrammarCompiler, Matcher
 from rekindle.llama.lazy_grammar import LazyGrammar
 from rekindle.llama.library import lib, logits_address, recent_errors
@@ -52,6 +53,8 @@ class LlamaBackend:
         self._memory = SlotMemory(self._context, scratch=params.n_slots)
         self._state = StateAccess(self._memory, ModelClass.OPAQUE)
         self.traits: StateTraits = NOT_PROBED
+        self._compactor: Compactor | None = None
+        self.pays_for_holes = False
         self._batch = Batch(params.n_batch)
         self._is_asynchronous: bool = lib.llama_supports_gpu_offload()
         self._output_indices: list[int] = []
@@ -178,6 +181,9 @@ class LlamaBackend:
         if window is not None:
             self._state.import_checkpoint(target, window)
 
+    def expect_exports(self, n_rows: int) -> None:
+        self._state.expect_exports(n_rows)
+
     def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
         return self._state.export_rows(slot, start, stop)
 
@@ -189,6 +195,15 @@ class LlamaBackend:
 
     def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
         self._state.import_checkpoint(slot, checkpoint)
+
+    @property
+    def has_room_to_move(self) -> bool:
+        return self._compactor is not None and self._compactor.has_room
+
+    def move_down(self, slot: int) -> None:
+        assert self._compactor is not None
+        self._compactor.move_down(slot)
+        lib.llama_synchronize(self._context)
 
     def n_positions(self, slot: int) -> int:
         return self._memory.n_positions(slot)
@@ -203,12 +218,16 @@ class LlamaBackend:
         n_tokens = min(PROBE_TOKENS, self.n_batch, self.n_ctx)
         tokens = [index % self._vocabulary.n_vocab for index in range(n_tokens)]
         self._state, self.traits = probe(self._memory, self._model.facts, tokens, self._fill)
+        if self.traits.model_class is ModelClass.DENSE:
+            self._compactor = Compactor(self._memory, self.traits.row_bytes)
+            self.pays_for_holes = self._is_asynchronous
 
     def _fill(self, tokens: list[int]) -> None:
         self.decode(tokens, list(range(len(tokens))), [0] * len(tokens), [len(tokens) - 1])
 
     def close(self) -> None:
         lib.llama_free(self._context)
+        self._memory.host_memory.close()
 
 
 class Batch:

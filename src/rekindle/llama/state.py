@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
+from rekindle.llama.host_memory import HostMemory
 from rekindle.llama.library import lib, recent_errors
 from rekindle.model_state import ModelClass, Payload
 
 HEADER_BYTES = 8  # magic and sequence id
-WHOLE, PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_*
+WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 
 _SPLIT = frozenset({ModelClass.SLIDING_WINDOW, ModelClass.HYBRID})
 
@@ -31,6 +32,8 @@ class SlotMemory:
         self._context = context
         self._memory = lib.llama_get_memory(context)
         self.scratch = scratch
+        self.host_memory = HostMemory.for_gpus()
+        self._scratch_is_spent = False
 
     def n_positions(self, slot: int) -> int:
         last: int = lib.llama_memory_seq_pos_max(self._memory, slot)
@@ -42,9 +45,11 @@ class SlotMemory:
         return first
 
     def clear(self, slot: int) -> None:
+        self._empty_spent_scratch()
         lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def clear_all(self) -> None:
+        self._scratch_is_spent = False
         # Also frees cells whose position is out of range, which removing sequences does not.
         # The data goes, too: a failed decode may have left a NaN, and attention without flash
         # multiplies masked cells by zero instead of skipping them.
@@ -52,17 +57,39 @@ class SlotMemory:
         lib.llama_memory_clear(self._memory, with_data)
 
     def trim(self, slot: int, n_keep: int) -> bool:
+        self._empty_spent_scratch()
         return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
+
+    def cut_out(self, slot: int, start: int, stop: int) -> None:
+        """For attention alone."""
+        self._empty_spent_scratch()
+        lib.llama_memory_seq_rm(self._memory, slot, start, stop)
 
     def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
         """The target shares the cells of the source. A range is for attention alone."""
+        self._empty_spent_scratch()
         lib.llama_memory_seq_cp(self._memory, source, target, start, stop)
+
+    def move_from_scratch(self, slot: int, start: int, stop: int) -> None:
+        """For attention alone. The scratch is emptied later, unless the next write does it.
+
+        Emptying walks over all cells, and so does a write before anything else: in a long restore
+        that would be one walk of three for nothing.
+        """
+        lib.llama_memory_seq_cp(self._memory, self.scratch, slot, start, stop)
+        self._scratch_is_spent = True
+
+    def _empty_spent_scratch(self) -> None:
+        if self._scratch_is_spent:
+            self._scratch_is_spent = False
+            self.clear(self.scratch)
 
     def read(self, slot: int, flags: int, n_bytes: int | None = None) -> NDArray[np.uint8]:
         """`n_bytes`: what the blob is known to have; finding out costs a walk over all cells."""
+        self._empty_spent_scratch()
         if n_bytes is None:
             n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
-        buffer = np.empty(n_bytes, dtype=np.uint8)
+        buffer = self.host_memory.allocate(n_bytes)
         written = lib.llama_state_seq_get_data_ext(
             self._context, _pointer(buffer), n_bytes, slot, flags
         )
@@ -72,6 +99,10 @@ class SlotMemory:
 
     def write(self, slot: int, blob: Payload, flags: int) -> None:
         """Replaces what the slot holds. When it raises, the slot must be cleared."""
+        if slot == self.scratch:
+            self._scratch_is_spent = False
+        else:
+            self._empty_spent_scratch()
         source = np.frombuffer(blob, dtype=np.uint8)
         recent_errors.clear()
         consumed = lib.llama_state_seq_set_data_ext(
@@ -101,6 +132,15 @@ class StateAccess:
         self._empty_tail = memory.read(memory.scratch, PARTIAL)[HEADER_BYTES:] if blank else None
         self._bytes_of_rows: dict[int, int] = {}  # by how many there are; llama.cpp's blobs
 
+    def expect_exports(self, n_rows: int) -> None:
+        """Blobs grow by the same for each row; the probe has left two of them."""
+        sizes = sorted(self._bytes_of_rows.items())
+        if len(sizes) < 2:
+            return
+        (few, few_bytes), (more, more_bytes) = sizes[:2]
+        n_bytes = few_bytes + (n_rows - few) * (more_bytes - few_bytes) // (more - few)
+        self._memory.host_memory.expect(n_bytes)
+
     def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
         """A blob that holds the attention rows of [start, stop) and an empty partial part."""
         assert self.has_rows
@@ -128,11 +168,14 @@ class StateAccess:
         memory = self._memory
         try:
             memory.write(memory.scratch, rows, WHOLE)
-            memory.copy(memory.scratch, slot, start, stop)
         except EngineError:
+            memory.clear(memory.scratch)
             memory.clear(slot)
             raise
-        finally:
+        if self._model_class is ModelClass.DENSE:
+            memory.move_from_scratch(slot, start, stop)
+        else:
+            memory.copy(memory.scratch, slot, start, stop)
             memory.clear(memory.scratch)
 
     def export_checkpoint(self, slot: int) -> memoryview:

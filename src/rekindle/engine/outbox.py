@@ -1,0 +1,24 @@
+"""What the engine thread has to say: collected in a step, delivered in one call."""
+
+from collections.abc import Callable, Iterable
+
+from rekindle.engine.orders import Answered, Delivery
+from rekindle.errors import RekindleError
+from rekindle.generation import Embedded, TokenEvent
+
+
+class Outbox:
+    def __init__(self, deliver: Callable[[list[Delivery]], None]) -> None:
+        self._deliver = deliver
+        self._deliveries: list[Delivery] = []
+
+    def put(self, to: str, news: TokenEvent | Embedded | Answered | RekindleError) -> None:
+        self._deliveries.append((to, news))
+
+    def put_all(self, deliveries: Iterable[Delivery]) -> None:
+        self._deliveries += deliveries
+
+    def flush(self) -> None:
+        if self._deliveries:
+            self._deliver(self._deliveries)
+            self._deliveries = []

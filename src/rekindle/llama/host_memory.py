@@ -1,0 +1,96 @@
+"""Memory for exported state. Where a GPU computes it is pinned, as far as some is ready.
+
+A GPU copies from and to pinned memory four times as fast. Making it takes longer than the copy
+it speeds up, so a thread makes some ahead, and what was dropped is used again. Whoever finds none
+ready gets plain memory and does not wait.
+"""
+
+import logging
+import threading
+import weakref
+from collections import deque
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.llama.devices import PinnedBuffer, PinnedMemory, pinned_memory
+
+_log = logging.getLogger("rekindle.llama")
+
+SPARE_BYTES = 2**31  # that are made ahead: the rows of 16k tokens of an 8B model; picked
+MIN_BYTES = 2**20  # of a buffer that is worth it; picked
+
+
+class HostMemory:
+    """`allocate` is for one thread; any thread may drop what it gave."""
+
+    def __init__(self, source: PinnedMemory | None = None, spare_bytes: int = SPARE_BYTES) -> None:
+        self._source = source
+        self._spare_bytes = spare_bytes
+        self._made_bytes = 0  # the size of the buffers that are made; 0: not known yet
+        self._ready: deque[PinnedBuffer] = deque()
+        # Buffers come back in the middle of anything, also of a call of ours: no locks.
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @classmethod
+    def for_gpus(cls) -> "HostMemory":
+        return cls(pinned_memory())
+
+    def expect(self, n_bytes: int) -> None:
+        """Most of what is asked for will have this size."""
+        if self._source is None or n_bytes < MIN_BYTES or self._thread is not None:
+            return
+        self._made_bytes = n_bytes
+        self._thread = threading.Thread(target=self._make_ahead, name="pin", daemon=True)
+        self._thread.start()
+
+    def allocate(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Not initialised. It is given back when nothing refers to it any more."""
+        if n_bytes != self._made_bytes:
+            return np.empty(n_bytes, dtype=np.uint8)
+        try:
+            buffer = self._ready.popleft()
+        except IndexError:
+            return np.empty(n_bytes, dtype=np.uint8)
+        finally:
+            self._wakes.put(None)
+        array = buffer.array()
+        # Not at exit: the library may be gone by then, and so is the memory soon.
+        weakref.finalize(array, self._take_back, buffer).atexit = False
+        return array
+
+    def close(self) -> None:
+        """What is in use is freed when it is dropped."""
+        self._is_closed = True
+        self._wakes.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        while self._ready:
+            self._ready.popleft().free()
+
+    def _take_back(self, buffer: PinnedBuffer) -> None:
+        if self._is_closed:
+            buffer.free()
+            return
+        self._ready.append(buffer)
+        self._wakes.put(None)
+
+    def _make_ahead(self) -> None:
+        assert self._source is not None
+        n_ready = n_most = max(self._spare_bytes // self._made_bytes, 1)
+        while not self._is_closed:
+            if len(self._ready) < n_ready:
+                buffer = self._source.make(self._made_bytes)
+                if buffer is None:
+                    _log.warning("there is no more pinned memory: plain memory does instead")
+                    n_ready = 0
+                    continue
+                self._ready.append(buffer)
+                continue
+            if len(self._ready) > n_most + n_most // 4 + 1:
+                self._ready.pop().free()
+                continue
+            self._wakes.get()
