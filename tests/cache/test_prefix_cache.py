@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
-from rekindle.cache.prefix_cache import PrefixCache, Saved
+from rekindle.cache.keeper import Saved
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
+from rekindle.cache.tiers.memory import size_in_memory
 from rekindle.config import WritePolicy
 from rekindle.generation import CacheSource
 from rekindle.model_state import ModelClass, StateTraits
@@ -45,7 +47,7 @@ def keys_of(cache: PrefixCache, tokens: list[int]) -> PrefixKeys:
 def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> list[Saved]:
     keys = keys_of(cache, tokens)
     return [
-        cache.save_rows(
+        cache.keeper.save_rows(
             keys,
             start,
             min(start + BLOCK_TOKENS, len(tokens)),
@@ -102,7 +104,7 @@ def test_a_longer_block_takes_the_place_of_the_short_one_it_covers(opened: Open)
 
 def test_l3_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open) -> None:
     """L3"""
-    cache = opened(memory_bytes=10 * (ROW_BYTES + 4096))
+    cache = opened(memory_bytes=10 * size_in_memory(ROW_BYTES))
     results = save(cache, text(0, 20 * BLOCK_TOKENS))
     assert results[:10] == [Saved.STORED] * 10
     assert Saved.STORED not in results[10:]
@@ -112,7 +114,7 @@ def test_l3_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open)
 
 
 def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
-    cache = opened(memory_bytes=8 * (ROW_BYTES + 4096))
+    cache = opened(memory_bytes=8 * size_in_memory(ROW_BYTES))
     used, unused = text(0, 1024), text(10_000, 1024)
     save(cache, used)
     save(cache, unused)
@@ -143,7 +145,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
     tokens = text(0, 3 * BLOCK_TOKENS)
     keys = keys_of(cache, tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
-        saved = cache.save_rows(
+        saved = cache.keeper.save_rows(
             keys,
             start,
             start + BLOCK_TOKENS,
@@ -265,7 +267,7 @@ def test_x3_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None
     keys = keys_of(cache, tokens)
     positions = range(100, 100 * BLOCK_TOKENS, 100)
     for position in positions:
-        cache.save_checkpoint(
+        cache.keeper.save_checkpoint(
             keys,
             position,
             reason=Reason.BOUNDARY,

@@ -33,7 +33,7 @@ from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 
 PATIENTLY = 50_000  # steps, which take no time while the disk is read
-BLOCK_BYTES = 6000  # in memory, of a block that is full; a little more than it is
+BLOCK_BYTES = 3700  # in memory, of a block that is full; a little more than it is
 SIDE = CacheTerms(rank=Rank.BACKGROUND)
 SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 

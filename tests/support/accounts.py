@@ -87,5 +87,6 @@ def _allowed_bytes(cache: PrefixCache) -> int:
 
 def _sizes_in_memory(cache: PrefixCache) -> list[int]:
     """Of what is there, and of what is on its way."""
-    held = [entry.header.payload_bytes for entry in cache._memory._entries.values()]
-    return [size_in_memory(n_bytes) for n_bytes in (*held, *being_read(cache).values())]
+    headers = [entry.header for entry in cache._memory._entries.values()]
+    held = [size_in_memory(header.payload_bytes, len(header.tokens)) for header in headers]
+    return held + [size_in_memory(n_bytes) for n_bytes in being_read(cache).values()]

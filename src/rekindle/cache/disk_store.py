@@ -37,7 +37,7 @@ _log = logging.getLogger("rekindle.cache")
 
 MAX_FAILED = 4096  # picked
 HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
-START_SECONDS = 1.5  # how long the first request waits for the index of a huge store; picked
+START_SECONDS = 1.0  # how long the first request waits for the index of a huge store; picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from rekindle.cache.block import ORDINARY, Entry, Header, Key, Standing
 from rekindle.cache.eviction_queue import EvictionQueue
 from rekindle.cache.pins import Pins
 from rekindle.cache.policy import priority
-from rekindle.cache.prefix_index import Node, PrefixIndex, Where
+from rekindle.cache.prefix_index import NOWHERE, Node, PrefixIndex, Where
 from rekindle.cache.tiers.memory import MemoryTier, size_in_memory
 from rekindle.generation import CacheTerms, Rank
 from rekindle.model_state import Payload
@@ -50,7 +50,7 @@ class Holdings:
 
     def add(self, header: Header, where: Where, standing: Standing = ORDINARY) -> Node:
         known = self.index.get(header.key)
-        before = known.where if known is not None else Where(0)
+        before = known.where if known is not None else NOWHERE
         node = self.index.add(header, where)
         self.n_on_disk += (Where.DISK in node.where) - (Where.DISK in before)
         if known is None:

@@ -5,7 +5,7 @@ epoch, as promises outlive the process.
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from rekindle.cache.block import Key
 from rekindle.cache.prefix_index import Node
@@ -13,6 +13,8 @@ from rekindle.cache.prefix_index import Node
 # Of the budget of the tier that keeps what is pinned. Both are picked.
 SESSION_SHARE = 1 / 8
 TOTAL_SHARE = 1 / 2
+
+_SMALL = 64  # below this a heap is not worth compacting; picked
 
 
 class Pins:
@@ -46,6 +48,8 @@ class Pins:
     def wait_for(self, node: Node) -> None:
         """For its end, as it is now."""
         heappush(self._ends, (node.standing.pinned_until, node.key))
+        if len(self._ends) > _SMALL + 2 * len(self._held):
+            self._compact()
 
     def adopt(self, node: Node, now: float) -> None:
         """One that was pinned when it was found."""
@@ -68,6 +72,15 @@ class Pins:
             self._used[session] -= n_bytes
             if not self._used[session]:
                 del self._used[session]
+
+    def _compact(self) -> None:
+        """What was released waits here until its promise would have ended, which may take a day."""
+        first: dict[Key, float] = {}
+        for until, key in self._ends:
+            if key in self._held:
+                first[key] = min(until, first.get(key, until))
+        self._ends = [(until, key) for key, until in first.items()]
+        heapify(self._ends)
 
     def _count(self, session: str, node: Node, *, is_bounded: bool = True) -> bool:
         used = self._used.get(session, 0) + node.payload_bytes

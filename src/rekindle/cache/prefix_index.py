@@ -10,7 +10,15 @@ from enum import IntFlag
 from operator import attrgetter
 from typing import NamedTuple
 
-from rekindle.cache.block import BLOCK_TOKENS, ORDINARY, TOKEN_BYTES, Header, Key, Kind
+from rekindle.cache.block import (
+    BLOCK_TOKENS,
+    ORDINARY,
+    TOKEN_BYTES,
+    Header,
+    Key,
+    Kind,
+    n_shared,
+)
 
 _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
 
@@ -308,7 +316,7 @@ def _nearest(node: Node, query: bytes) -> _Near | None:
         return None
     place = bisect_left(node.children, query, key=_tokens_of)
     around = node.children[max(place - 1, 0) : place + 1]
-    near = [_Near(child, _n_shared(child.tokens, query)) for child in around]
+    near = [_Near(child, n_shared(child.tokens, query)) for child in around]
     best = max(near, key=lambda each: (each.n_shared, Where.MEMORY in each.node.where))
     return best if best.n_shared else None
 
@@ -330,19 +338,7 @@ def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
                 return
             query = node.tokens[:-TOKEN_BYTES]
         else:
-            query = query[: _n_shared(node.tokens, query) * TOKEN_BYTES]
-
-
-def _n_shared(a: bytes, b: bytes) -> int:
-    """How many tokens both start with."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if b.startswith(a[low:middle], low):
-            low = middle
-        else:
-            high = middle - 1
-    return low // TOKEN_BYTES
+            query = query[: n_shared(node.tokens, query) * TOKEN_BYTES]
 
 
 def _below(top: Node) -> list[Node]:

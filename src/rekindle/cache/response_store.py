@@ -76,6 +76,7 @@ class ResponseDatabase:
     def __init__(
         self, directory: Path, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
     ) -> None:
+        self._max_responses = max_responses
         self._file = ResponseFile(directory, max_responses=max_responses, max_bytes=max_bytes)
         self._file_lock = threading.Lock()  # a delete waits for the write that may bring it back
         self._recent = MemoryResponses(max_bytes=RECENT_BYTES)
@@ -108,6 +109,8 @@ class ResponseDatabase:
             self._used[response.id] = time.time_ns()
             while sum(len(each.data) for each in self._unwritten.values()) > RECENT_BYTES:
                 del self._unwritten[next(iter(self._unwritten))]  # the disk does not keep up
+            while len(self._used) > self._max_responses:
+                del self._used[next(iter(self._used))]
             self._wake.notify()
 
     def delete(self, id: str) -> bool:

@@ -17,6 +17,7 @@ from rekindle.cache.block import Entry, Key, Standing
 from rekindle.cache.names import Named
 from rekindle.cache.tiers.base import Tier
 from rekindle.cache.tiers.disk_catalog import CatalogRow
+from rekindle.cache.tiers.disk_reconcile import Differences
 from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,11 @@ class WritableTier(Tier, Protocol):
     directory: Path
     n_opens: int  # each may find another directory than the one before
 
-    def open(self, *, on_progress: Callable[[int, int], None] | None = None) -> None: ...
+    def open_as_it_is(self) -> None: ...
+
+    def reconcile(
+        self, *, on_progress: Callable[[int, int], None] | None = None
+    ) -> Differences: ...
 
     def rows(self) -> Iterator[list[CatalogRow]]: ...
 
@@ -203,12 +208,17 @@ class Transfers:
         self._notify()
 
     def _open(self) -> None:
+        """What the catalogue says is told at once: looking at every file takes far longer."""
         names = []
         try:
-            self._tier.open(on_progress=_ProgressLog())
+            self._tier.open_as_it_is()
             self._n_opens_told = self._tier.n_opens
-            for rows in self._tier.rows():
-                self._emit(Found(rows))
+            self._tell_all()
+            differences = self._tier.reconcile(on_progress=_ProgressLog())
+            if differences.gone:
+                self._emit(Vanished(differences.gone))
+            if differences.n_unknown:
+                self._tell_all()
             names = self._tier.names()
         except TierFailed as error:
             self._give_it_time(error)
@@ -216,6 +226,10 @@ class Transfers:
             _log.exception("the cache directory could not be opened")
             self._give_it_time(TierFailed(f"it failed: {error}"))
         self._emit(Opened(self._trouble, self._tier.usage_bytes(), names))
+
+    def _tell_all(self) -> None:
+        for rows in self._tier.rows():
+            self._emit(Found(rows))
 
     @property
     def _is_resting(self) -> bool:

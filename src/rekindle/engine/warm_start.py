@@ -105,7 +105,7 @@ class WarmStart:
                 continue
             if other.keys.root != sequence.keys.root:
                 continue
-            n_common = common_prefix(sequence.tokens, other.tokens, n_limit)
+            n_common = sequence.keys.n_common(other.keys, n_limit)
             if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
         if sequence.leader is not None and self._has_states:
@@ -169,7 +169,7 @@ class WarmStart:
         if slot.keys.root != sequence.keys.root:
             return 0
         n_rows = slot.n_rows
-        n_common = common_prefix(sequence.tokens, slot.keys.tokens, min(n_limit, n_rows))
+        n_common = sequence.keys.n_common(slot.keys, min(n_limit, n_rows))
         if not self._can_fork:
             return n_common if slot.is_idle and n_common == n_rows else 0
         if n_common == n_rows or not self._has_states:
@@ -372,26 +372,6 @@ class WarmStart:
         sequence.n_computed = 0
         if not sequence.is_resumed:
             sequence.spans = ()
-
-
-def common_prefix(a: list[int], b: list[int], n_limit: int) -> int:
-    """How many of the first `n_limit` tokens are equal; slices compare at C speed."""
-    n_limit = min(n_limit, len(a), len(b))
-    low, step = 0, 64
-    while low < n_limit and a[low : low + step] == b[low : low + step]:
-        low += step
-        step *= 2
-    if low >= n_limit:
-        return n_limit
-    high = min(low + step, n_limit)
-    # a[:low] agree; the first difference, if any, is before `high`.
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _is_leading(sequence: Sequence) -> bool:

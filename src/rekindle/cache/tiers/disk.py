@@ -19,7 +19,12 @@ from rekindle.cache.block import Entry, Header, Key, Standing
 from rekindle.cache.names import Named
 from rekindle.cache.tiers.disk_catalog import Catalog, CatalogRow, Totals
 from rekindle.cache.tiers.disk_database import alone_in
-from rekindle.cache.tiers.disk_reconcile import OnProgress, open_and_reconcile
+from rekindle.cache.tiers.disk_reconcile import (
+    Differences,
+    OnProgress,
+    open_as_it_is,
+    reconcile,
+)
 from rekindle.cache.tiers.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
 from rekindle.generation import CacheSource
@@ -70,12 +75,23 @@ class DiskTier:
         self._usage = DiskUsage()
 
     def open(self, *, on_progress: OnProgress | None = None) -> None:
-        """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
-        open_and_reconcile(self._catalog, self._files, on_progress=on_progress)
-        self._catalog.drop_lost_names()
+        """Raises TierFailed."""
+        self.open_as_it_is()
+        self.reconcile(on_progress=on_progress)
+
+    def open_as_it_is(self) -> None:
+        """What can be listed after this is what the catalogue says. Raises TierFailed."""
+        open_as_it_is(self._catalog, self._files)
         self.n_opens += 1
         self._stuck_bytes = 0
         self._count()
+
+    def reconcile(self, *, on_progress: OnProgress | None = None) -> Differences:
+        """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
+        differences = reconcile(self._catalog, self._files, on_progress=on_progress)
+        self._catalog.drop_lost_names()
+        self._count()
+        return differences
 
     def close(self) -> None:
         self._catalog.close()
