@@ -5,6 +5,7 @@ unload at a time, in the order of arrival. A model that is in use is never unloa
 """
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -275,6 +276,8 @@ class ModelPool:
         finally:
             entry.loaded = None
             entry.is_leaving = False
+        del loaded
+        await asyncio.to_thread(_collect)
 
     def _is_expired(self, entry: _Entry) -> bool:
         is_unused = entry.loaded is not None and entry.n_uses == 0
@@ -348,3 +351,13 @@ def _note_outcome(task: asyncio.Task[None]) -> None:
         return
     if not isinstance(error, RekindleError):
         _log.error("a model could not be unloaded", exc_info=error)
+
+
+def _collect() -> None:
+    """What a model held is in cycles, and may be many gigabytes.
+
+    The collector looks past what was frozen, as all was when the cache of the model was opened.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

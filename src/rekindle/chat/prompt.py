@@ -52,6 +52,7 @@ MESSAGE_TOKENS = 8  # of a template's own, about, for each message
 MAX_TURNS_TRIED = 16  # of those that may be one message; picked
 MAX_LOOKS = 4  # for the end of a message; picked
 MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
+MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
 
@@ -140,9 +141,15 @@ class PromptBuilder:
                 namespace=namespace,
             )
             self._others[namespace] = other
-            while len(self._others) > MAX_NAMESPACES:
+            while len(self._others) > 1 and self._knows_too_much():
                 self._others.popitem(last=False)
         return other
+
+    def _knows_too_much(self) -> bool:
+        n_bytes = sum(
+            each._tokenize.n_bytes + each._memory.n_bytes for each in self._others.values()
+        )
+        return len(self._others) > MAX_NAMESPACES or n_bytes > MAX_NAMESPACES_BYTES
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Without `recalls` every turn is taken as it was sent."""

@@ -4,13 +4,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
+from sys import getsizeof
 from threading import Lock
 
 from rekindle.chat.guard import Piece
 from rekindle.chat.meaning import KEY_BYTES
 from rekindle.generation import Tokenizer
 
-MAX_KNOWN_CHARS = 16_000_000  # about two dozen histories of 100k tokens; picked
+MAX_KNOWN_BYTES = 32_000_000  # about two dozen histories of 100k tokens; picked
+PIECE_BYTES = 280  # what CPython needs for one beside its text and its tokens, about
 
 
 class TokenRun:
@@ -43,7 +45,7 @@ class PieceTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: OrderedDict[Piece, array[int]] = OrderedDict()
-        self._n_chars = 0
+        self.n_bytes = 0
         self._lock = Lock()
 
     def __call__(self, piece: Piece) -> "array[int]":
@@ -56,8 +58,11 @@ class PieceTokenizer:
         with self._lock:
             if piece not in self._known:
                 self._known[piece] = tokens
-                self._n_chars += len(piece.text)
-            while self._n_chars > MAX_KNOWN_CHARS:
-                old, _ = self._known.popitem(last=False)
-                self._n_chars -= len(old.text)
+                self.n_bytes += _size(piece, tokens)
+            while self.n_bytes > MAX_KNOWN_BYTES:
+                self.n_bytes -= _size(*self._known.popitem(last=False))
         return tokens
+
+
+def _size(piece: Piece, tokens: "array[int]") -> int:
+    return getsizeof(piece.text) + len(tokens) * tokens.itemsize + PIECE_BYTES

@@ -53,6 +53,11 @@ class TurnMemory:
         self._n_bytes = 0
         self._lock = Lock()
 
+    @property
+    def n_bytes(self) -> int:
+        """Of what is decoded."""
+        return self._n_bytes
+
     def within(self, namespace: str) -> "TurnMemory":
         """Nothing is found there that was remembered here, nor the other way round."""
         return TurnMemory(FencedTurns(self._store, namespace))

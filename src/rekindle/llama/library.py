@@ -6,10 +6,12 @@ Everything in this package takes `lib` from here; nobody else imports llama_cpp.
 import ctypes
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 # Read by the OpenMP runtime when llama.cpp loads it. Its own default spins for milliseconds at
@@ -22,11 +24,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 with suppress(OSError):
     ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
+# Blocks from this size on are the kernel's and go back to it when they are dropped. malloc would
+# move the limit up to 32 MiB with the first of them, and stored rows of all lengths leave holes
+# between each other: 21 % beyond the budget was measured, and what was deleted stayed. Smaller
+# than this are arrays of a decode step. Measured by bench/memory_accounts.py; glibc only.
+with suppress(AttributeError, TypeError):
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
+
 from llama_cpp import llama_cpp as lib
 
 __all__ = [
     "STATE_VERSION",
+    "ggml",
+    "holding_gil",
     "lib",
+    "library_path",
     "listen_to_log",
     "logits_address",
     "recent_errors",
@@ -71,7 +83,17 @@ def listen_to_log(listener: Callable[[str], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def _holding_gil(name: str) -> Any:
+def library_path(name: str) -> Path:
+    """Of a part that the binding brings along; it may not be there."""
+    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    prefix = "" if sys.platform == "win32" else "lib"
+    return Path(lib._lib._name).with_name(f"{prefix}{name}{suffix}")
+
+
+ggml = ctypes.CDLL(str(library_path("ggml")))  # below llama.cpp, and loaded with it
+
+
+def holding_gil(name: str) -> Any:
     """The same function, called without letting other Python threads in.
 
     For calls of microseconds: letting go of the GIL there hands it to the event loop, and the
@@ -83,8 +105,8 @@ def _holding_gil(name: str) -> Any:
     return function
 
 
-sample_holding_gil = _holding_gil("llama_sampler_sample")
-logits_address = _holding_gil("llama_get_logits")
+sample_holding_gil = holding_gil("llama_sampler_sample")
+logits_address = holding_gil("llama_get_logits")
 logits_address.restype = ctypes.c_void_p  # an int: cheaper to take than a typed pointer
 
 # Kept for the life of the process: llama.cpp holds the bare pointer.

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from rekindle.llama.library import lib
+from rekindle.llama.library import holding_gil, lib
+
+# Called for every token of the vocabulary, while other threads import or serve.
+_token_to_piece = holding_gil("llama_token_to_piece")
+_attributes = holding_gil("llama_vocab_get_attr")
+_is_eog = holding_gil("llama_vocab_is_eog")
 
 
 class Vocabulary:
@@ -16,10 +21,14 @@ class Vocabulary:
         hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         self._pieces = self._read_pieces()
         self._visible = list(self._pieces)
+        self._controls: list[int] = []
         for token in tokens:
-            if lib.llama_vocab_get_attr(handle, token) & hidden:
+            attributes = _attributes(handle, token)
+            if attributes & hidden:
                 self._visible[token] = b""
-        self.eog_tokens = frozenset(t for t in tokens if lib.llama_vocab_is_eog(handle, t))
+            if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
+                self._controls.append(token)
+        self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
 
     @property
     def n_vocab(self) -> int:
@@ -27,11 +36,7 @@ class Vocabulary:
 
     @cached_property
     def special_strings(self) -> tuple[str, ...]:
-        texts = {
-            self._pieces[token].decode("utf-8", "replace")
-            for token in range(self._n_vocab)
-            if lib.llama_vocab_is_control(self.handle, token)
-        }
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in self._controls}
         return tuple(sorted(texts - {""}))
 
     @cached_property
@@ -96,13 +101,9 @@ class Vocabulary:
         render_special = True
         pieces = []
         for token in range(self._n_vocab):
-            length = lib.llama_token_to_piece(
-                self.handle, token, buffer, len(buffer), 0, render_special
-            )
+            length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
             if length < 0:
                 buffer = ctypes.create_string_buffer(-length)
-                length = lib.llama_token_to_piece(
-                    self.handle, token, buffer, len(buffer), 0, render_special
-                )
-            pieces.append(buffer.raw[:length])
+                length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
+            pieces.append(ctypes.string_at(buffer, length))
         return pieces
