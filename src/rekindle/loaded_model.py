@@ -1,10 +1,11 @@
 """One model with all that it takes to answer: weights, engine, template, turns, its card."""
 
-import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,14 @@ from rekindle.model_source import ModelFile
 from rekindle.model_state import StateTraits
 from rekindle.model_stores import ModelStores
 from rekindle.request_record import Observer
+
+# How long one thread may keep another from the GIL. Python's default of 5 ms is half a decode
+# step of a small model.
+SWITCH_SECONDS = 0.0005
+# While llama.cpp reads a file it tells a thousand times what it does, and waits each time.
+OPENING_SWITCH_SECONDS = 0.00002
+
+OpenedModel = Future[Model]
 
 
 class ClosableTokenizer:
@@ -110,7 +119,23 @@ class LoadedModel:
         self.stores.close()
         self.tokenizer.close()
         self.model.close()
-        gc.collect()  # what was in memory is in cycles, and may be many gigabytes
+
+
+def open_ahead(
+    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
+) -> OpenedModel:
+    """On a thread of its own: llama.cpp reads the weights while Python imports the rest of us."""
+    sys.setswitchinterval(OPENING_SWITCH_SECONDS)
+    executor = ThreadPoolExecutor(max_workers=1)
+    opened = executor.submit(_open, settings, file, on_progress)
+    executor.shutdown(wait=False)
+    return opened
+
+
+def _open(
+    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool] | None
+) -> Model:
+    return Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
 
 
 def load(
@@ -122,11 +147,12 @@ def load(
     on_load_progress: Callable[[float], bool] | None = None,
     on_digest_progress: Callable[[int, int], None] | None = None,
     *,
+    opened: OpenedModel | None = None,
     observers: Sequence[Observer] = (),
 ) -> LoadedModel:
-    """Blocking. Raises StartupError."""
+    """Blocking. Raises StartupError. `opened`: somebody has begun to read the file."""
     weights = stores.weights(file, on_digest_progress)
-    model = Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_load_progress)
+    model = opened.result() if opened else _open(settings, file, on_load_progress)
     try:
         return _assemble(settings, file, name, stores, accounts, weights, model, observers)
     except BaseException:

@@ -246,12 +246,18 @@ class _HeaderReader:
         elif kind == _ARRAY:
             element, count = self._u32(), self._u64()
             if element == _STRING:
-                for _ in range(count):
-                    self._string()
+                self._skip_strings(count)
             else:
                 self.position += self._scalar_bytes(element) * count
         else:
             self.position += self._scalar_bytes(kind)
+
+    def _skip_strings(self, count: int) -> None:
+        """A vocabulary has a hundred thousand: nothing is called for each but what has to be."""
+        content, position, length_of = self._content, self.position, _U64.unpack_from
+        for _ in range(count):
+            position += 8 + length_of(content, position)[0]
+        self.position = position
 
     def _scalar_bytes(self, kind: int) -> int:
         if kind not in _SCALAR_BYTES:

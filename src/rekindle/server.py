@@ -23,7 +23,7 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import ShuttingDown, StartupError
 from rekindle.generation import CacheCounters, CacheStatus
-from rekindle.loaded_model import LoadedModel, load
+from rekindle.loaded_model import SWITCH_SECONDS, LoadedModel, OpenedModel, load
 from rekindle.model_pool import ModelPool
 from rekindle.model_source import ModelFile, is_same, more_models, resolve_model
 from rekindle.model_stores import (
@@ -45,10 +45,6 @@ else:
     import uvloop
 
 _log = logging.getLogger("rekindle")
-
-# How long the event loop may keep the engine from the GIL. Python's default of 5 ms is half a
-# decode step of a small model.
-SWITCH_SECONDS = 0.0005
 
 CUT_SECONDS = 5.0  # for streams to say goodbye after the grace time; picked
 
@@ -72,8 +68,12 @@ def assemble(
     first: ModelFile | None,
     on_load_progress: Callable[[float], bool] | None = None,
     on_digest_progress: Callable[[int, int], None] | None = None,
+    opened: OpenedModel | None = None,
 ) -> Assembly:
-    """`first` is loaded now, and answers where no model is named; None: there are only others."""
+    """`first` is loaded now, and answers where no model is named; None: there are only others.
+
+    `opened`: its file is being read already.
+    """
     history, telemetry = History(), Telemetry()
     onlookers = _Onlookers(settings.server, telemetry)
     loader = _Loader(settings, (history.observe, telemetry.observe, *onlookers.observers))
@@ -93,19 +93,6 @@ def assemble(
         else machine_memory_bytes() // 2,
         keep_alive_seconds=settings.model.keep_alive,
     )
-    if first is not None and default is not None:
-        stores = loader.stores_of(default)
-        loaded = load(
-            settings,
-            first,
-            default,
-            stores,
-            loader.accounts,
-            on_load_progress,
-            on_digest_progress,
-            observers=loader.observers,
-        )
-        pool.adopt(default, loaded)
     api = ApiSettings(
         api_keys=api_keys(settings.server),
         cors_origins=settings.server.cors,
@@ -119,7 +106,25 @@ def assemble(
     feed = Feed(pool, history)
     app = create_app(pool, api, telemetry, responses, feed)
     onlookers.attach(app)
-    return Assembly(app, pool, responses, feed, onlookers)
+    assembly = Assembly(app, pool, responses, feed, onlookers)
+    if first is not None and default is not None:
+        try:
+            loaded = load(
+                settings,
+                first,
+                default,
+                loader.stores_of(default),
+                loader.accounts,
+                on_load_progress,
+                on_digest_progress,
+                opened=opened,
+                observers=loader.observers,
+            )
+        except BaseException:
+            assembly.close()
+            raise
+        pool.adopt(default, loaded)
+    return assembly
 
 
 class _Onlookers:

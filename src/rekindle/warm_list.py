@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from starlette.types import ASGIApp
 
 from rekindle.errors import Overloaded
@@ -151,6 +150,8 @@ def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool = True) -> S
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def send(request: PrimeRequest) -> Primed:
+        import httpx  # takes a tenth of a second, and few servers have a warm list
+
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://rekindle", headers=headers, timeout=None
