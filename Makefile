@@ -16,7 +16,7 @@ help:
 	@echo "make check    format, lint, types, import rule"
 	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
 	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 12)"
-	@echo "make bench    measure"
+	@echo "make bench    workloads against this server and its peers, with a report"
 	@echo "make install  install into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches"
 
@@ -44,11 +44,11 @@ fidelity: $(TOOLS)
 crash: $(TOOLS)
 	$(VENV)/bin/python -m tests.campaigns.crash $(ARGS)
 
-# Without a llama-server of the machine's own, the one packaged as a wheel is measured against.
+# Peers beside a llama-server on PATH: the one packaged as a wheel, and the one that comes with
+# llama-cpp-python, which needs some more packages.
 bench: $(TOOLS)
-	@case "$(ARGS)" in *--llama-server*) ;; *) command -v llama-server >/dev/null || \
-	  $(PIP) install --quiet --constraint constraints.txt xllamacpp ;; esac
-	$(VENV)/bin/python -m bench $(ARGS)
+	@$(PIP) install --quiet --constraint constraints.txt xllamacpp "llama-cpp-python[server]"
+	$(VENV)/bin/rekindle bench $(ARGS)
 
 install: $(INSTALLED)
 

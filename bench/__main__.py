@@ -1,87 +1,37 @@
-"""`make bench`: throughput beside another llama.cpp server, and the cost of a decode step."""
+"""`python -m bench`: every microbenchmark; about 10 minutes on two quiet cores."""
 
+import argparse
 import os
-import sys
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated
+import time
 
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from bench.report import (
-    Sample,
-    commit_label,
-    comparison_table,
-    machine_label,
-    step_table,
-    write_csv,
-)
-from bench.servers import BenchError, Contender, Flags, find_peer, running, this_server
-from bench.step_cost import StepPlan, measure_steps
-from bench.throughput import Plan, run_rounds
-from rekindle.errors import StartupError
-from rekindle.model_source import resolve_model
-
-QUICK = Plan(n_rounds=1, prefill_words=64, decode_words=16, decode_tokens=32)
+from bench import lookup, prompt_building, saving_cost, startup, step_cost, tiers
+from bench.report import CONSOLE, Benchmark, Row, missed, show, write_csv
 
 IDLE_LOAD = 0.5  # picked
+BENCHMARKS: dict[str, Benchmark] = {
+    module.NAME: module.main
+    for module in (step_cost, lookup, tiers, saving_cost, startup, prompt_building)
+}
 
 
-def main(
-    *,
-    model: Annotated[str | None, typer.Option(help="GGUF file; else the embedded one.")] = None,
-    llama_server: Annotated[
-        Path | None, typer.Option(help="The server to compare with; else from PATH, or xllamacpp.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to take medians over.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="Else one per core.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test, not a result.")] = False,
-) -> None:
-    """Nothing else should run on the machine meanwhile."""
-    console = Console()
-    plan = QUICK if quick else Plan(n_rounds=rounds)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke test, not a result")
+    quick = parser.parse_args().quick
     if (load := os.getloadavg()[0]) > IDLE_LOAD:
-        console.print(f"The load average is {load:.1f}: other work will distort the results.")
-    try:
-        flags = Flags(
-            model=resolve_model(model).path,
-            ctx_size=plan.n_ctx_needed,
-            parallel=max(plan.streams),
-            threads=threads or os.cpu_count() or 1,
-        )
-        with tempfile.TemporaryDirectory() as scratch:
-            ours = this_server(flags, Path(scratch))
-            peer = find_peer(llama_server, flags, Path(scratch))
-            console.print(f"{machine_label()}, {flags.model.name}, {flags.threads} threads")
-            console.print(f"{ours.name} {ours.version} against {peer.name} {peer.version}")
-            samples = _compare(ours, peer, plan, console)
-    except (BenchError, StartupError) as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
-        sys.exit(2)
-    console.print(comparison_table(samples, ours.name, peer.name))
-    steps = measure_steps(flags.model, flags.threads, StepPlan(n_steps=16) if quick else StepPlan())
-    console.print(step_table(steps))
-    label = f"{machine_label()}-{commit_label()}{'-quick' if quick else ''}"
-    console.print(f"Every round: {write_csv([*samples, *steps], label)}", soft_wrap=True)
-
-
-def _compare(ours: Contender, peer: Contender, plan: Plan, console: Console) -> list[Sample]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(running(contender, max(plan.streams))) for contender in (ours, peer)
-        ]
-        progress = stack.enter_context(Progress(*columns, TimeElapsedColumn(), console=console))
-        task = progress.add_task("starting", total=plan.n_bursts * len(servers))
-
-        def show(description: str) -> None:
-            progress.update(task, description=description, advance=1)
-
-        return list(run_rounds(servers, plan, show))
+        CONSOLE.print(f"The load average is {load:.1f}: other work will distort the results.")
+    rows: list[Row] = []
+    for name, measure in BENCHMARKS.items():
+        began = time.monotonic()
+        found = measure(quick=quick)
+        show(found)
+        CONSOLE.print(f"{name} took {time.monotonic() - began:.0f} s\n")
+        rows += found
+    for row in missed(rows) if not quick else []:
+        where = f"{row.benchmark}, {row.case}, {row.measure}"
+        CONSOLE.print(f"missed: {where}: {row.value:.3g}, {row.target}", soft_wrap=True)
+    CONSOLE.print(write_csv(rows, "micro", quick=quick), soft_wrap=True)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

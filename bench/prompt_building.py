@@ -1,6 +1,6 @@
 """What a prompt costs to build when its history is long: turn 1 against turn 100.
 
-    python -m bench.prompt_building [N_TURNS [TOKENS_PER_TURN]]
+    python -m bench.prompt_building [--quick]
 
 A tool loop of an agent, rendered with a template of the Qwen kind and tokenised with the embedded
 model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the ones
@@ -8,7 +8,6 @@ before it, and the last one also by a server that has just started and one that 
 """
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.report import Row, run_alone
 from rekindle.cache.recent_turns import MemoryTurns
 from rekindle.cache.turn_database import TurnDatabase
 from rekindle.chat.conversation import (
@@ -43,6 +40,10 @@ from rekindle.llama.vocabulary import Vocabulary
 from rekindle.model_source import resolve_model
 from rekindle.stored_turns import TurnStore
 
+NAME = "prompt_building"
+N_TURNS = 100
+QUICK_TURNS = 10
+TOKENS_PER_TURN = 1000
 N_REPEATS = 5
 SHOWN_TURNS = (1, 10, 25, 50, 100)
 
@@ -81,7 +82,9 @@ TOOLS = tuple(
 WORDS = "the server keeps every prefix that it has computed and looks it up by its tokens "
 
 
-def main(n_turns: int = 100, tokens_per_turn: int = 1000) -> None:
+def main(*, quick: bool = False) -> list[Row]:
+    n_turns = QUICK_TURNS if quick else N_TURNS
+    rows: list[Row] = []
     model = Model(resolve_model(None).path, gpu_layers=0)
     vocabulary = model.vocabulary
     template = ChatTemplate(
@@ -98,34 +101,34 @@ def main(n_turns: int = 100, tokens_per_turn: int = 1000) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
         prompts = builder(store)
-        table = Table("turn", "tokens", "remembered turns", "to build, ms", "to remember, ms")
         conversation = _begun()
         for turn in range(1, n_turns + 1):
             # The first build of a turn is the one that counts; the others have nothing new.
             prompt, build_seconds = _timed(partial(prompts.from_conversation, conversation))
             call, remember_seconds = _sampled(prompt, vocabulary, turn, dialect)
             if turn in SHOWN_TURNS or turn == n_turns:
-                _add(table, str(turn), prompt, build_seconds, remember_seconds)
+                rows += _rows(f"turn {turn}", prompt, build_seconds)
+                rows.append(Row(NAME, f"turn {turn}", "to_remember_ms", remember_seconds * 1e3))
             last = conversation
-            conversation = _answered(conversation, call, turn, tokens_per_turn)
+            conversation = _answered(conversation, call, turn, TOKENS_PER_TURN)
         store.close()
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
         for name, fresh in (("after a restart", store), ("nothing remembered", MemoryTurns())):
             prompt, seconds = _timed(partial(builder(fresh).from_conversation, last))
-            _add(table, name, prompt, seconds)
+            rows += _rows(name, prompt, seconds)
         again = [_timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
-        _add(table, "once more", prompts.from_conversation(last), median(again))
+        rows += _rows("once more", prompts.from_conversation(last), median(again))
         store.close()
-    Console().print(table)
     model.close()
+    return rows
 
 
-def _add(
-    table: Table, name: str, prompt: Prompt, seconds: float, remember_seconds: float | None = None
-) -> None:
-    remembering = "" if remember_seconds is None else f"{remember_seconds * 1e3:.2f}"
-    n_tokens, n_remembered = len(prompt.tokens), prompt.n_remembered
-    table.add_row(name, f"{n_tokens:,}", str(n_remembered), f"{seconds * 1e3:.1f}", remembering)
+def _rows(case: str, prompt: Prompt, seconds: float) -> list[Row]:
+    return [
+        Row(NAME, case, "tokens", len(prompt.tokens)),
+        Row(NAME, case, "remembered_turns", prompt.n_remembered),
+        Row(NAME, case, "to_build_ms", seconds * 1e3),
+    ]
 
 
 T = TypeVar("T")
@@ -167,4 +170,4 @@ def _answered(conversation: Conversation, call: ToolCall, turn: int, n_tokens: i
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    run_alone(main)

@@ -1,4 +1,4 @@
-"""What was measured, as a table for the terminal and a CSV file to keep."""
+"""What was measured: rows of numbers, tables for the terminal, a CSV file to keep."""
 
 import csv
 import os
@@ -6,87 +6,86 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
+from typing import NamedTuple, Protocol
 
+from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+CONSOLE = Console(width=max(Console().width, 132), highlight=False)
 
 
-class Measure(StrEnum):
-    PREFILL = "prefill_tokens_per_second"
-    FIRST_TOKEN = "first_token_ms"
-    DECODE = "decode_tokens_per_second"
-    DECODE_BY_SERVER = "decode_tokens_per_second_by_server"  # kept in the CSV only
-    STEP = "step_us"
-    STEP_IN_LLAMA = "step_in_llama_us"
-    STEP_CHOOSING = "step_choosing_us"
-    STEP_COST = "step_cost_us"
+class Benchmark(Protocol):
+    def __call__(self, *, quick: bool) -> "list[Row]":
+        """Quick: a smoke test, not a result."""
+        ...
 
 
-TITLES = {
-    Measure.PREFILL: "prefill, tokens/s",
-    Measure.FIRST_TOKEN: "first token, ms",
-    Measure.DECODE: "decode, tokens/s",
-    Measure.STEP: "whole step, us",
-    Measure.STEP_IN_LLAMA: "in llama_decode, us",
-    Measure.STEP_CHOOSING: "reading logits, us",
-    Measure.STEP_COST: "Python, us",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    measure: Measure
-    streams: int
-    server: str
-    round: int
+class Target(NamedTuple):
+    bound: str  # <= or >=
     value: float
 
+    def is_met(self, value: float) -> bool:
+        return value <= self.value if self.bound == "<=" else value >= self.value
 
-def comparison_table(samples: Sequence[Sample], ours: str, peer: str) -> Table:
-    table = Table(title="Throughput: medians over the rounds")
-    for heading in ("", "streams", ours, peer, "ratio"):
-        table.add_column(heading, justify="right" if heading else "left")
-    last = None
-    for measure, streams in _rows(samples):
-        if last not in (None, measure):
-            table.add_section()
-        last = measure
-        row_values = [_values(samples, measure, streams, server) for server in (ours, peer)]
-        medians = [f"{median(values.values()):,.1f}" if values else "-" for values in row_values]
-        table.add_row(TITLES[measure], str(streams), *medians, _ratio(*row_values))
-    return table
+    def __str__(self) -> str:
+        return f"{self.bound} {self.value:g}"
 
 
-def step_table(samples: Sequence[Sample]) -> Table:
-    table = Table(title="One decode step: medians")
-    columns = (
-        Measure.STEP,
-        Measure.STEP_IN_LLAMA,
-        Measure.STEP_CHOOSING,
-        Measure.STEP_COST,
-    )
-    for heading in ("backend", "sequences", *(TITLES[measure] for measure in columns)):
-        is_name = heading == "backend"
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
-    for server, streams in dict.fromkeys((sample.server, sample.streams) for sample in samples):
-        values = (_values(samples, measure, streams, server) for measure in columns)
-        table.add_row(server, str(streams), *(f"{median(v.values()):,.0f}" for v in values))
-    return table
+class Row(NamedTuple):
+    benchmark: str
+    case: str
+    measure: str  # with its unit: p50_ms, gigabytes_per_second
+    value: float
+    target: Target | None = None
 
 
-def write_csv(samples: Sequence[Sample], label: str) -> Path:
+def at_most(value: float) -> Target:
+    return Target("<=", value)
+
+
+def at_least(value: float) -> Target:
+    return Target(">=", value)
+
+
+def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
+    """The median, and what one in a hundred takes."""
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return cuts[49] * 1e3, cuts[98] * 1e3
+
+
+def run_alone(measure: Benchmark) -> None:
+    """`python -m bench.NAME [--quick]`."""
+    quick = sys.argv[1:] == ["--quick"]
+    if sys.argv[1:] and not quick:
+        sys.exit("It takes --quick, which is a smoke test and no result, or nothing.")
+    rows = measure(quick=quick)
+    show(rows)
+    CONSOLE.print(write_csv(rows, rows[0].benchmark, quick=quick), soft_wrap=True)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A table per benchmark: a line for each case, a column for each measure."""
+    for name in dict.fromkeys(row.benchmark for row in rows):
+        CONSOLE.print(_table(name, [row for row in rows if row.benchmark == name]))
+
+
+def missed(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.target and not row.target.is_met(row.value)]
+
+
+def write_csv(rows: Sequence[Row], name: str, *, quick: bool) -> Path:
     RESULTS.mkdir(exist_ok=True)
+    label = f"{name}-{machine_label()}-{commit_label()}{'-quick' if quick else ''}"
     path = RESULTS / f"{label}.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Sample))
-        writer.writerows(astuple(sample) for sample in samples)
+        writer.writerow(Row._fields)
+        writer.writerows((*row[:4], row.target or "") for row in rows)
     return path
 
 
@@ -115,24 +114,24 @@ def commit_label() -> str:
     return f"{commit}-modified" if git("status", "--porcelain") else commit
 
 
-def _rows(samples: Sequence[Sample]) -> list[tuple[Measure, int]]:
-    order = list(Measure)
-    found = {(s.measure, s.streams) for s in samples if s.measure in TITLES}
-    return sorted(found, key=lambda row: (order.index(row[0]), row[1]))
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    measures = list(dict.fromkeys(row.measure for row in rows))
+    for measure in measures:
+        targets = {str(row.target) for row in rows if row.measure == measure and row.target}
+        heading = measure.replace("_", " ")
+        table.add_column("\n".join([heading, *sorted(targets)]), justify="right")
+    for case in dict.fromkeys(row.case for row in rows):
+        values = {row.measure: row for row in rows if row.case == case}
+        table.add_row(case, *(_shown(values.get(measure)) for measure in measures))
+    return table
 
 
-def _values(
-    samples: Sequence[Sample], measure: Measure, streams: int, server: str
-) -> dict[int, float]:
-    """Round -> value."""
-    return {
-        sample.round: sample.value
-        for sample in samples
-        if (sample.measure, sample.streams, sample.server) == (measure, streams, server)
-    }
-
-
-def _ratio(ours: dict[int, float], peers: dict[int, float]) -> str:
-    """Round by round, because a slow moment of the machine hits both halves of a round."""
-    ratios = [ours[number] / peers[number] for number in ours.keys() & peers.keys()]
-    return f"{median(ratios):.3f}" if ratios else "-"
+def _shown(row: Row | None) -> str:
+    if row is None:
+        return ""
+    number = f"{row.value:,.0f}" if abs(row.value) >= 100 else f"{row.value:.3g}"
+    if row.target is None:
+        return number
+    return f"[green]{number}[/]" if row.target.is_met(row.value) else f"[red]{number} missed[/]"

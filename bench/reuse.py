@@ -6,52 +6,43 @@ The engine in this process, without HTTP. Disk reads come from the page cache.
 """
 
 import asyncio
-import os
-import random
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.chat.accounts import Accounts
-from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
-from rekindle.generation import GenerationRequest, PromptEvaluated, Sampling, TokenSampled
-from rekindle.loaded_model import LoadedModel, load
+from bench.engine_run import (
+    Answer,
+    ask,
+    cache_status,
+    random_prompt,
+    scratch_directory,
+    start_engine,
+)
+from rekindle.config import Bytes, CacheSettings
+from rekindle.loaded_model import LoadedModel
 from rekindle.model_source import ModelFile, resolve_model
-from rekindle.model_stores import MemoryShares, ModelStores, cache_memory_bytes
 from rekindle.server import run_event_loop
 
 N_IDLE = 2  # conversations that stay in the context while another one decodes
 STREAM_TOKENS = 120
 N_STREAMS = 6
-_ids = count()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    evaluated: PromptEvaluated
-    first_token_seconds: float
-    token_seconds: list[float]
 
 
 def main(model: str | None, n_tokens: int) -> None:
     file = resolve_model(model)
     console = Console()
-    with tempfile.TemporaryDirectory() as folder:
-        run_event_loop(_measure(file, n_tokens, Path(folder), console))
+    with scratch_directory() as folder:
+        run_event_loop(_measure(file, n_tokens, folder, console))
 
 
 async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Console) -> None:
-    prompts = [_prompt(seed, n_tokens) for seed in range(N_IDLE)]
+    prompts = [random_prompt(seed, n_tokens) for seed in range(N_IDLE)]
     table = Table("prompt", "found", "prefilled", "restored in, ms", "first token, ms")
     loaded = _engine(file, folder, n_tokens, n_slots=1)
-    await _ask(loaded, _prompt(99, min(n_tokens, 2048)))  # warms up
+    await _ask(loaded, random_prompt(99, min(n_tokens, 2048)))  # warms up
     for name, prompt in [
         ("cold", prompts[0]),
         ("again", prompts[0]),
@@ -69,56 +60,26 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
     for prompt in prompts:
         await _ask(loaded, prompt)
     for number in range(N_STREAMS):
-        answer = await _ask(loaded, _prompt(100 + number, 300), STREAM_TOKENS)
-        status = loaded.engine.status()
-        assert status.cache is not None
+        answer = await _ask(loaded, random_prompt(100 + number, 300), STREAM_TOKENS)
+        n_parked = cache_status(loaded).counters.parked
         console.print(
             f"stream {number}: {1e3 * median(answer.token_seconds[:20]):.2f} ms a token at first,"
             f" {1e3 * median(answer.token_seconds[-20:]):.2f} at the end; then"
-            f" {status.n_cells_used} cells in use, {status.cache.counters.parked} slots parked"
+            f" {loaded.engine.status().n_cells_used} cells in use, {n_parked} slots parked"
         )
     loaded.close()
 
 
 def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> LoadedModel:
-    settings = Settings(
-        engine=EngineSettings(
-            ctx_size=(N_IDLE + 1) * n_tokens + 4096, parallel=n_slots, threads=os.cpu_count()
-        ),
-        cache=CacheSettings(cache_dir=folder / "cache", cache_write_budget=Bytes(0)),
-    )
-    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)))
-    loaded = load(settings, file, file.name, stores, Accounts())
-    loaded.start()
-    return loaded
+    settings = CacheSettings(cache_dir=folder / "cache", cache_write_budget=Bytes(0))
+    n_cells = (N_IDLE + 1) * n_tokens + 4096
+    return start_engine(file, settings, n_cells=n_cells, n_slots=n_slots)
 
 
 async def _ask(loaded: LoadedModel, prompt: tuple[int, ...], n_tokens: int = 1) -> Answer:
-    request = GenerationRequest(
-        id=str(next(_ids)),
-        prompt=prompt,
-        boundaries=(),
-        sampling=Sampling(temperature=0, ignore_eos=True),
-        max_tokens=n_tokens,
-    )
-    began = last = time.perf_counter()
-    evaluated, first, seconds = None, 0.0, []
-    async for event in loaded.engine.submit(request):
-        now = time.perf_counter()
-        if isinstance(event, PromptEvaluated):
-            evaluated = event
-        elif isinstance(event, TokenSampled):
-            first = first or now - began
-            seconds.append(now - last)
-            last = now
-    assert evaluated is not None
+    answer = await ask(loaded, prompt, n_tokens)
     await asyncio.sleep(1.0)  # what it left behind is stored meanwhile
-    return Answer(evaluated, first, seconds[1:])
-
-
-def _prompt(seed: int, n_tokens: int) -> tuple[int, ...]:
-    random_ids = random.Random(seed)
-    return tuple(random_ids.randrange(300, 500) for _ in range(n_tokens))
+    return answer
 
 
 def _add(table: Table, name: str, answer: Answer) -> None:

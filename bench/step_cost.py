@@ -5,7 +5,9 @@ time between two batches is told apart: native code that reads every logit to ch
 (numpy, or a llama.cpp sampler chain), and the rest, which is Python. A stub in place of
 llama.cpp shows the loop's share alone.
 
-    python -m bench.step_cost
+    python -m bench.step_cost [--quick]
+
+Only steps count in which every sequence decodes one token.
 """
 
 import asyncio
@@ -20,9 +22,7 @@ from statistics import median
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
-from rich.console import Console
-
-from bench.report import Measure, Sample, step_table
+from bench.report import Row, run_alone
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.handle import EngineHandle
@@ -35,6 +35,7 @@ from rekindle.model_source import resolve_model
 from rekindle.model_state import ModelClass, StateTraits
 from rekindle.server import run_event_loop
 
+NAME = "step_cost"
 PROMPT_TOKENS = 16
 STUB_SECONDS = 0.005  # long enough for the event loop to take its turn, as llama.cpp lets it
 SAMPLINGS = {
@@ -85,37 +86,38 @@ class Visits:
         return run
 
 
-def measure_steps(model: Path, n_threads: int, plan: StepPlan) -> list[Sample]:
-    samples: list[Sample] = []
+def main(*, quick: bool = False) -> list[Row]:
+    rows: list[Row] = []
+    plan = StepPlan(n_sequences=(1, 2), n_steps=16) if quick else StepPlan()
 
     async def measure() -> None:
-        samples.extend(await _measure(model, n_threads, plan))
+        rows.extend(await _measure(resolve_model(None).path, os.cpu_count() or 1, plan))
 
     run_event_loop(measure())
-    return samples
+    return rows
 
 
-async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Sample]:
+async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Row]:
     n_slots = max(plan.n_sequences)
     visits = Visits()
     # The stub satisfies only those verbs of the protocol that a decode step uses.
     stub = cast(Backend, _StubBackend(n_slots, visits))
-    samples = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
+    rows = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
     loaded = Model(model, gpu_layers=-1)
     with _noted_by(visits):
         backend = _llama_backend(loaded, n_slots, n_threads)
-        samples += await _measure_backend(backend, visits, SAMPLINGS, plan)
+        rows += await _measure_backend(backend, visits, SAMPLINGS, plan)
     loaded.close()
-    return samples
+    return rows
 
 
 async def _measure_backend(
     backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
-) -> list[Sample]:
+) -> list[Row]:
     backend.eog_tokens = frozenset()  # every sequence goes on to its last step
     handle = EngineHandle(backend, _no_cache, queue_size=0)
     handle.start()
-    samples: list[Sample] = []
+    rows: list[Row] = []
     for name, sampling in samplings.items():
         for n_sequences in plan.n_sequences:
             visits.done.clear()
@@ -124,9 +126,9 @@ async def _measure_backend(
                 for number in range(n_sequences)
             ]
             await asyncio.gather(*streams)
-            samples += _summary(visits.done, name, n_sequences)
+            rows += _summary(visits.done, name, n_sequences)
     handle.close()
-    return samples
+    return rows
 
 
 def _no_cache(_traits: StateTraits, _notify: Callable[[], None]) -> PrefixCache:
@@ -148,22 +150,21 @@ def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest
     )
 
 
-def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Sample]:
+def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Row]:
     """Only steps between two batches in which every sequence decoded one token."""
     steps = [
         (visit.left - visit.entered, following.entered - visit.left, following.choosing)
         for visit, following in pairwise(visits)
         if visit.n_tokens == following.n_tokens == n_sequences
     ]
+    case = f"{name}, {n_sequences} sequence{'s' if n_sequences > 1 else ''}"
     values = {
-        Measure.STEP: median(inside + outside for inside, outside, _ in steps),
-        Measure.STEP_IN_LLAMA: median(inside for inside, _, _ in steps),
-        Measure.STEP_CHOOSING: median(choosing for _, _, choosing in steps),
-        Measure.STEP_COST: median(outside - choosing for _, outside, choosing in steps),
+        "step_us": median(inside + outside for inside, outside, _ in steps),
+        "in_llama_decode_us": median(inside for inside, _, _ in steps),
+        "reading_logits_us": median(choosing for _, _, choosing in steps),
+        "python_us": median(outside - choosing for _, outside, choosing in steps),
     }
-    return [
-        Sample(measure, n_sequences, name, 1, seconds * 1e6) for measure, seconds in values.items()
-    ]
+    return [Row(NAME, case, measure, seconds * 1e6) for measure, seconds in values.items()]
 
 
 def _llama_backend(model: Model, n_slots: int, n_threads: int) -> LlamaBackend:
@@ -210,6 +211,7 @@ class _StubSampler:
 class _StubBackend:
     n_cells = n_ctx = 4096
     n_ubatch = 512
+    pays_for_holes = False
 
     traits = StateTraits(
         ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because="It is a stub."
@@ -242,5 +244,4 @@ class _StubBackend:
 
 
 if __name__ == "__main__":
-    found = measure_steps(resolve_model(None).path, os.cpu_count() or 1, StepPlan())
-    Console().print(step_table(found))
+    run_alone(main)

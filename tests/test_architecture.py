@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "prime_stream": LEAVES | {"prime_files"},
     "warm_list": LEAVES | {"prime_files", "prime_stream"},
     "replay": LEAVES | {"api", "chat", "prime_files", "prime_stream"},
+    "bench": LEAVES | {"prime_files", "replay"},
     "explain": LEAVES | {"replay"},
     "server": LEAVES
     | {
@@ -56,7 +57,17 @@ MAY_IMPORT = {
         "warm_list",
     },
     "cli": LEAVES
-    | {"cache", "model_source", "server", "prime_files", "prime_stream", "replay", "explain"},
+    | {
+        "cache",
+        "loaded_model",
+        "model_source",
+        "server",
+        "prime_files",
+        "prime_stream",
+        "replay",
+        "explain",
+        "bench",
+    },
     "__main__": {"cli"},
 }
 

@@ -7,6 +7,7 @@ import typer
 
 from rekindle import __version__
 from rekindle.cli import cache
+from rekindle.cli.bench import bench
 from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
 from rekindle.cli.prime import prime
@@ -27,6 +28,7 @@ app.command()(prime)
 app.command()(top)
 app.command()(replay)
 app.command()(explain)
+app.command()(bench)
 app.add_typer(cache.app, name="cache")
 
 

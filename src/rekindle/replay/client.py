@@ -43,6 +43,7 @@ class Outcome:
     first_token_seconds: float | None = None
     counts: Counts = NOT_TOLD
     text: str | None = None  # None: it is not all of the reply
+    message: Body | None = None  # the reply; None: not of a chat completion
     error: str | None = None
 
 
@@ -112,6 +113,7 @@ class Server:
             first_token_seconds=seconds if first is None else first,
             counts=reader.counts(),
             text=reader.text if reader.is_plain else None,
+            message=reader.message(),
         )
 
     def _model_for(self, recorded: object) -> str | None:

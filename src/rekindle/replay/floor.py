@@ -28,7 +28,7 @@ class Floor:
     def n_new(self, prompt: bytes) -> int:
         """How many of its units nobody has computed yet; one at least, for its logits."""
         place = bisect_left(self._known, prompt)
-        shared = [_n_shared(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
+        shared = [n_shared(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
         return max(len(prompt) // UNIT_BYTES - max(shared, default=0), 1)
 
     def learn(self, units: bytes) -> None:
@@ -40,7 +40,7 @@ class Floor:
         self._known[place - is_longer : place] = [units]
 
 
-def _n_shared(one: bytes, other: bytes) -> int:
+def n_shared(one: bytes, other: bytes) -> int:
     """Units that both begin with; by halves, as long equal stretches compare in one go."""
     start, stop = 0, min(len(one), len(other))
     while start < stop:

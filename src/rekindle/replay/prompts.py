@@ -6,7 +6,7 @@ replies reads them as it did in the run.
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -15,10 +15,11 @@ import httpx
 from rekindle.prime_files import Body
 from rekindle.replay.as_chat import as_chat
 from rekindle.replay.client import Outcome, Server
-from rekindle.replay.floor import UNIT_BYTES, Floor, units_of_text, units_of_tokens
+from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared, units_of_text, units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 
 CHARACTERS_PER_TOKEN = 4  # picked: of English, and of code
+MERGED_TOKENS = 2  # a prompt's last ones, which may become others with what follows; picked
 IS_MISSING = (404, 405, 501)
 PROMPT_FIELDS = (
     *("model", "messages", "tools", "chat_template_kwargs"),
@@ -57,7 +58,9 @@ class FloorCounter:
             return self._count_characters(request, outcome)
         n_floor = self._tokens.n_new(units_of_tokens(tokens))
         said = await self._tokenized(outcome.text) if outcome.text else None
-        self._tokens.learn(units_of_tokens([*tokens, *(said or ())]))
+        computed = (said or [])[: _n_computed(outcome)]
+        self._tokens.learn(units_of_tokens([*tokens, *computed]))
+        self._tokens.learn(await self._as_history(request, outcome, units_of_tokens(tokens)))
         n_prompt = outcome.counts.n_prompt
         is_exact = n_prompt is None or n_prompt == len(tokens)
         return Counted(outcome.index, n_floor, is_exact, by_characters=False)
@@ -66,7 +69,8 @@ class FloorCounter:
         text = prompt_text(request)
         units = units_of_text(text)
         n_new = self._texts.n_new(units)
-        self._texts.learn(units)
+        said = "" if outcome.message is None else json.dumps(outcome.message, ensure_ascii=False)
+        self._texts.learn(units + units_of_text(said))
         n_prompt = outcome.counts.n_prompt
         # The server's own count says how many characters a token of this prompt has.
         rate = len(units) / UNIT_BYTES / n_prompt if n_prompt else CHARACTERS_PER_TOKEN
@@ -89,6 +93,21 @@ class FloorCounter:
             return tokens
         text = rendered.get("prompt")
         return await self._tokenized(text) if isinstance(text, str) else None
+
+    async def _as_history(self, request: ReplayRequest, outcome: Outcome, prompt: bytes) -> bytes:
+        """The reply as later prompts show it, without the template's own words after it."""
+        n_computed = _n_computed(outcome)
+        if outcome.message is None or n_computed is None or _goes_on(request.body):
+            return b""
+        body = {**request.body, "messages": [*request.body["messages"], outcome.message]}
+        tokens = await self._prompt(replace(request, body=body))
+        if tokens is None:
+            return b""
+        history = units_of_tokens(tokens)
+        n_same = n_shared(history, prompt)
+        if n_same < len(prompt) // UNIT_BYTES - MERGED_TOKENS:
+            return b""  # it is shown after another text than it was said after
+        return history[: (n_same + n_computed) * UNIT_BYTES]
 
     async def _tokenized(self, text: str) -> list[int] | None:
         body = {"content": text, "add_special": False, "parse_special": True}
@@ -124,6 +143,17 @@ def prompt_text(request: ReplayRequest) -> str:
 def _conversation(chat: Body) -> Body:
     """The part of it that becomes the prompt."""
     return {name: chat[name] for name in PROMPT_FIELDS if name in chat}
+
+
+def _n_computed(outcome: Outcome) -> int | None:
+    """Of a reply's tokens; its last one is sampled and goes into no batch."""
+    n_reply = outcome.counts.n_reply
+    return None if n_reply is None else max(n_reply - 1, 0)
+
+
+def _goes_on(body: Body) -> bool:
+    """The reply is the end of the last message, not one of its own."""
+    return bool(body.get("continue_final_message")) or body.get("add_generation_prompt") is False
 
 
 def _ids(value: object) -> list[int] | None:

@@ -31,10 +31,13 @@ NOT_TOLD = Counts()
 class ReplyReader:
     """Takes the lines of a stream one by one."""
 
-    text: str = ""  # only where the reply is nothing but text
+    text: str = ""  # beside it there may be reasoning and calls, see `is_plain`
     has_begun: bool = False  # anything that was sampled has come
     has_ended: bool = False
     is_plain: bool = True
+    _is_chat: bool = False
+    _reasoning: str = ""
+    _calls: dict[int, Json] = field(default_factory=dict)  # by their place in the message
     _usage: Json = field(default_factory=dict)
     _timings: Json = field(default_factory=dict)
     _ours: Counts | None = None
@@ -52,6 +55,17 @@ class ReplyReader:
             raise ReplyFailed(f"The stream holds what is not JSON: {content[:80]}") from error
         if isinstance(data, dict):
             self._read(data)
+
+    def message(self) -> Json | None:
+        """As a client of chat completions sends it back; None: it was another dialect."""
+        if not self._is_chat:
+            return None
+        message: Json = {"role": "assistant", "content": self.text or (None if self._calls else "")}
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
+        if self._calls:
+            message["tool_calls"] = [self._calls[place] for place in sorted(self._calls)]
+        return message
 
     def counts(self) -> Counts:
         usage, timings = self._usage, self._timings
@@ -87,12 +101,29 @@ class ReplyReader:
             self._read_event(str(data.get("type")), data)
 
     def _read_choice(self, choice: Json) -> None:
+        self._is_chat = self._is_chat or "delta" in choice
         delta = choice.get("delta") or {}
         self._add(text=delta.get("content") or choice.get("text") or "")
-        others = ("reasoning_content", "reasoning", "tool_calls")
-        self._add_other(is_there=any(delta.get(name) for name in others))
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        calls = delta.get("tool_calls") or ()
+        self._reasoning += str(reasoning)
+        for call in calls:
+            self._add_call(call)
+        self._add_other(is_there=bool(reasoning or calls))
         if choice.get("finish_reason"):
             self.has_ended = True
+
+    def _add_call(self, piece: Json) -> None:
+        """The name comes once, the arguments bit by bit."""
+        told = _told(piece.get("function"))
+        place = _int(piece.get("index"))
+        place = len(self._calls) if place is None else place
+        call = self._calls.setdefault(
+            place, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = piece.get("id") or call["id"]
+        call["function"]["name"] += str(told.get("name", ""))
+        call["function"]["arguments"] += str(told.get("arguments", ""))
 
     def _read_event(self, kind: str, data: Json) -> None:
         """Of the Responses API and of Anthropic's."""

@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
+from rekindle.errors import RekindleError
+
 BURST_LIMIT_SECONDS = 600
+
+
+class BurstFailed(RekindleError):
+    """There is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class Burst:
     port: int
     prompts: tuple[str, ...]
     max_tokens: int
+    cache_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +46,17 @@ class Frame:
 
 def run_burst(burst: Burst) -> list[StreamResult]:
     """Runs this module as a child, so that none of the caller's threads are in the way."""
-    child = subprocess.run(
-        [sys.executable, "-m", "bench.client"],
-        input=json.dumps(asdict(burst)),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=BURST_LIMIT_SECONDS,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "rekindle.bench.burst_client"],
+            input=json.dumps(asdict(burst)),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=BURST_LIMIT_SECONDS,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise BurstFailed(f"A burst failed: {error}") from error
     return [StreamResult(**fields) for fields in json.loads(child.stdout)]
 
 
@@ -56,24 +66,24 @@ async def stream_all(burst: Burst) -> list[StreamResult]:
     ]
     start = perf_counter()
     for (_, writer), prompt in zip(connections, burst.prompts, strict=True):
-        writer.write(http_request(prompt, burst.max_tokens))
+        writer.write(http_request(prompt, burst))
     streams = await asyncio.gather(*(read_frames(reader, start) for reader, _ in connections))
     for _, writer in connections:
         writer.close()
     return [summarise(frames) for frames in streams]
 
 
-def http_request(prompt: str, max_tokens: int) -> bytes:
+def http_request(prompt: str, burst: Burst) -> bytes:
     body = json.dumps(
         {
             "prompt": prompt,
-            "max_tokens": max_tokens,
+            "max_tokens": burst.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            # llama-server only: no prefix reuse, and at temperature 0 nothing but an argmax.
-            "cache_prompt": False,
+            "cache_prompt": burst.cache_prompt,
+            # llama-server only: at temperature 0 nothing but an argmax.
             "samplers": ["temperature"],
         }
     ).encode()

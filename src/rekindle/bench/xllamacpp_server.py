@@ -3,11 +3,12 @@
 import argparse
 import importlib
 import signal
+from pathlib import Path
 
 
 def main() -> None:
     arguments = _parse()
-    # By name: it is installed only where it is the peer, so mypy may not find it.
+    # By name: it is installed only where it is a peer, so mypy may not find it.
     xllamacpp = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = arguments.model
@@ -20,9 +21,16 @@ def main() -> None:
     params.n_batch = arguments.batch_size
     params.n_ubatch = arguments.ubatch_size
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.kv_unified = True
-    params.cache_ram_mib = arguments.cache_ram
+    params.kv_unified = arguments.kv_unified
+    params.prefill_assistant = not arguments.no_prefill_assistant
     params.slot_save_path = arguments.slot_save_path
+    params.endpoint_metrics = True
+    params.use_jinja = True
+    params.ui = False
+    if arguments.cache_ram is not None:
+        params.cache_ram_mib = arguments.cache_ram
+    if arguments.chat_template_file is not None:
+        params.chat_template = arguments.chat_template_file.read_text("utf-8")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = xllamacpp.Server(params)
     try:
@@ -37,9 +45,11 @@ def _parse() -> argparse.Namespace:
         parser.add_argument(flag, required=True)
     for flag in ("--port", "--ctx-size", "--parallel", "--threads", "--batch-size"):
         parser.add_argument(flag, type=int, required=True)
-    for flag in ("--ubatch-size", "--cache-ram"):
-        parser.add_argument(flag, type=int, required=True)
-    parser.add_argument("--kv-unified", action="store_true")
+    parser.add_argument("--ubatch-size", type=int, required=True)
+    parser.add_argument("--cache-ram", type=int)
+    parser.add_argument("--chat-template-file", type=Path)
+    for flag in ("--kv-unified", "--no-prefill-assistant"):
+        parser.add_argument(flag, action="store_true")
     return parser.parse_args()
 
 

@@ -1,0 +1,122 @@
+"""An engine in this process, without HTTP: started on a scratch directory, asked, timed."""
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from bench.report import RESULTS
+from rekindle.chat.accounts import Accounts
+from rekindle.config import CacheSettings, EngineSettings, Settings
+from rekindle.generation import (
+    CacheSource,
+    CacheStatus,
+    GenerationRequest,
+    PromptEvaluated,
+    Sampling,
+    TokenSampled,
+)
+from rekindle.loaded_model import LoadedModel, load
+from rekindle.model_source import ModelFile
+from rekindle.model_stores import MemoryShares, ModelStores, cache_memory_bytes
+
+POLL_SECONDS = 0.05
+_ids = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    evaluated: PromptEvaluated
+    first_token_seconds: float
+    token_seconds: list[float]  # between two tokens
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Beside the results, because the system's own is often not on a disk."""
+    RESULTS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
+        yield Path(folder)
+
+
+def start_engine(
+    file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int, n_ubatch: int = 512
+) -> LoadedModel:
+    settings = Settings(
+        engine=EngineSettings(
+            ctx_size=n_cells, parallel=n_slots, threads=os.cpu_count(), ubatch_size=n_ubatch
+        ),
+        cache=cache,
+    )
+    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)))
+    loaded = load(settings, file, file.name, stores, Accounts())
+    loaded.start()
+    return loaded
+
+
+@asynccontextmanager
+async def engine(
+    file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
+) -> AsyncIterator[LoadedModel]:
+    loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
+    try:
+        yield loaded
+    finally:
+        loaded.close()
+
+
+async def ask(
+    loaded: LoadedModel,
+    prompt: tuple[int, ...],
+    n_tokens: int = 1,
+    *,
+    cache_prompt: bool = True,
+) -> Answer:
+    request = GenerationRequest(
+        id=str(next(_ids)),
+        prompt=prompt,
+        boundaries=(),
+        sampling=Sampling(temperature=0, ignore_eos=True),
+        max_tokens=n_tokens,
+        cache_prompt=cache_prompt,
+    )
+    began = last = time.perf_counter()
+    evaluated, first, seconds = None, 0.0, []
+    async for event in loaded.engine.submit(request):
+        now = time.perf_counter()
+        if isinstance(event, PromptEvaluated):
+            evaluated = event
+        elif isinstance(event, TokenSampled):
+            first = first or now - began
+            seconds.append(now - last)
+            last = now
+    assert evaluated is not None
+    return Answer(evaluated, first, seconds[1:])
+
+
+def cache_status(loaded: LoadedModel) -> CacheStatus:
+    status = loaded.engine.status().cache
+    assert status is not None
+    return status
+
+
+async def until_written(loaded: LoadedModel, n_entries: int) -> None:
+    """The disk has so many; nobody tells when."""
+    while _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _n_on_disk(loaded: LoadedModel) -> int:
+    tiers = cache_status(loaded).tiers
+    return sum(tier.n_entries for tier in tiers if tier.name is CacheSource.DISK)
+
+
+def random_prompt(seed: int, n_tokens: int) -> tuple[int, ...]:
+    ids = random.Random(seed)
+    return tuple(ids.randrange(300, 500) for _ in range(n_tokens))

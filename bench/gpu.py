@@ -1,0 +1,163 @@
+"""On a GPU: a long prompt cold, from memory and from disk; what the gate chooses; idle rows' tax.
+
+    python -m bench.gpu MODEL [N_TOKENS]
+
+MODEL is a GGUF file, for instance of `python -m bench.big_model`. The engine in this process,
+without HTTP. Files are read from disk, not from the page cache, where the system lets us.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.engine_run import (
+    Answer,
+    ask,
+    cache_status,
+    random_prompt,
+    scratch_directory,
+    start_engine,
+    until_written,
+)
+from rekindle.config import Bytes, CacheSettings, WritePolicy
+from rekindle.generation import CacheSource
+from rekindle.loaded_model import LoadedModel
+from rekindle.model_source import ModelFile, resolve_model
+from rekindle.server import run_event_loop
+
+N_UBATCH = 2048
+N_ROUNDS = 3
+N_IDLE = 2
+STREAM_TOKENS = 1500
+WARM_UP_TOKENS = 4096
+SETTLE_SECONDS = 120.0
+CONSOLE = Console(highlight=False, width=120)
+_starts = count()
+
+
+def main(model: str, n_tokens: int) -> None:
+    file = resolve_model(model)
+    with scratch_directory() as folder:
+        run_event_loop(_measure(file, n_tokens, folder))
+
+
+async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
+    table = Table("prompt", "found", "prefilled", "restored, ms", "GB/s", "first token, ms")
+    cold, other = random_prompt(1, n_tokens), random_prompt(2, n_tokens)
+    loaded = _start(file, folder, n_tokens, n_slots=1)
+    row_bytes = await _warm_up(loaded)
+    for name, prompt in [("cold", cold), ("another, cold", other)]:
+        _add(table, name, await _settled(loaded, prompt), row_bytes)
+    for _ in range(N_ROUNDS):
+        for prompt in (cold, other):
+            _add(table, "back, from memory", await _settled(loaded, prompt), row_bytes)
+    await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
+    loaded.close()
+
+    for may_recompute, name in ((False, "from disk, told to load"), (True, "from disk, or not")):
+        loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
+        await _warm_up(loaded)
+        for prompt in (cold, other) if may_recompute else (cold,):
+            _drop_page_cache(folder)
+            _add(table, f"restarted, {name}", await _settled(loaded, prompt), row_bytes)
+        loaded.close()
+    CONSOLE.print(table)
+    await _idle_tax(file, folder, n_tokens)
+
+
+async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
+    """The same stream with nobody beside it, and with conversations that rest in the context."""
+    loaded = _start(file, folder, n_tokens, n_slots=N_IDLE + 1)
+    await _warm_up(loaded)
+    alone = await ask(loaded, random_prompt(10, n_tokens), STREAM_TOKENS)
+    for number in range(N_IDLE):
+        await ask(loaded, random_prompt(20 + number, n_tokens), 200)
+    await asyncio.sleep(1.0)  # the user reads
+    beside = await ask(loaded, random_prompt(30, n_tokens), STREAM_TOKENS)
+    counters = cache_status(loaded).counters
+    table = Table(f"{STREAM_TOKENS} tokens behind {n_tokens}", "first 20", "last 20", "all", "tax")
+    whole = sum(alone.token_seconds)
+    for name, answer in (("alone", alone), (f"beside {N_IDLE} idle ones", beside)):
+        seconds = answer.token_seconds
+        table.add_row(
+            name,
+            f"{1e3 * median(seconds[:20]):.2f} ms",
+            f"{1e3 * median(seconds[-20:]):.2f} ms",
+            f"{sum(seconds):.2f} s",
+            f"{sum(seconds) / whole - 1:.1%}",
+        )
+    CONSOLE.print(table)
+    CONSOLE.print(f"{counters.parked} slots left the context to make room for speed")
+    loaded.close()
+
+
+def _start(
+    file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int, may_recompute: bool = True
+) -> LoadedModel:
+    cache = CacheSettings(
+        cache_dir=folder / "cache",
+        cache_write_budget=Bytes(0),
+        cache_write_policy=WritePolicy.ALL,
+        cache_recompute=may_recompute,
+    )
+    n_cells = n_slots * max(n_tokens + STREAM_TOKENS + 256, WARM_UP_TOKENS + 256)
+    return start_engine(file, cache, n_cells=n_cells, n_slots=n_slots, n_ubatch=N_UBATCH)
+
+
+async def _warm_up(loaded: LoadedModel) -> float:
+    """Loads kernels, lets the speed of prefills be known. The bytes of a row."""
+    before = cache_status(loaded).counters.saved_bytes
+    await _settled(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
+    return (cache_status(loaded).counters.saved_bytes - before) / WARM_UP_TOKENS
+
+
+async def _settled(loaded: LoadedModel, prompt: tuple[int, ...]) -> Answer:
+    answer = await ask(loaded, prompt)
+    await asyncio.sleep(1.0)  # what it left behind is stored meanwhile
+    return answer
+
+
+def _drop_page_cache(folder: Path) -> None:
+    for path in _files(folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def _add(table: Table, name: str, answer: Answer, row_bytes: float) -> None:
+    evaluated = answer.evaluated
+    n_restored = sum(
+        span.stop - span.start for span in evaluated.spans if span.source is not CacheSource.LIVE
+    )
+    speed = n_restored * row_bytes / evaluated.restore_seconds if n_restored else None
+    found = ", ".join(f"{span.source} {span.stop - span.start}" for span in evaluated.spans)
+    table.add_row(
+        name,
+        found or "-",
+        str(evaluated.n_prompt - evaluated.n_cached),
+        f"{1e3 * evaluated.restore_seconds:.0f}",
+        f"{speed / 1e9:.1f}" if speed else "-",
+        f"{1e3 * answer.first_token_seconds:.0f}",
+    )
+
+
+def _arguments(given: Sequence[str]) -> tuple[str, int]:
+    return given[0], int(given[1]) if len(given) > 1 else 16_384
+
+
+if __name__ == "__main__":
+    main(*_arguments(sys.argv[1:]))

@@ -1,0 +1,280 @@
+"""What a lookup costs against the number of stored entries, and what an entry costs in memory.
+
+    python -m bench.lookup [--quick]
+
+Everything that is done for a request because there is a cache, apart from moving rows: its tokens
+are encoded and matched; the engine compares it with eight live slots, decides, and notes the
+use; `chat` compares it with what was asked before. The prompt is stored whole.
+"""
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from bench.report import Row, at_most, percentiles_ms, run_alone
+from bench.simulated_store import N_VOCAB, chain, headers
+from rekindle.cache.block import Entry, Header, Key, Standing, token_bytes
+from rekindle.cache.disk_store import WriteRules
+from rekindle.cache.names import Named
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.prefix_index import PrefixIndex, Where
+from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.tiers.disk_catalog import CatalogRow
+from rekindle.cache.tiers.disk_reconcile import Differences
+from rekindle.cache.transfers import Transfers
+from rekindle.chat.accounts import Accounts
+from rekindle.chat.prompt import Prompt
+from rekindle.chat.recent_prompts import past_prompt
+from rekindle.chat.reply import ReplyOptions
+from rekindle.chat.reply_parser import Said
+from rekindle.config import WritePolicy
+from rekindle.engine.backend import Backend
+from rekindle.engine.sequence import Sequence as Running
+from rekindle.engine.slot_saver import SlotSaver
+from rekindle.engine.slots import Slots
+from rekindle.engine.warm_start import WarmStart
+from rekindle.errors import EntryMissing
+from rekindle.generation import (
+    USUAL_TERMS,
+    CacheSource,
+    GenerationRequest,
+    PromptEvaluated,
+    Sampling,
+)
+from rekindle.model_state import ModelClass, StateTraits
+
+NAME = "lookup"
+MODEL = b"m" * 16
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+PROMPTS = (1_024, 8_192, 32_768)
+PAYLOAD_BYTES = 6_000_000
+N_SLOTS = 8
+N_ASKED_BEFORE = 100
+N_REPEATS = 200
+LIMIT_MS = 2.0
+TRAITS = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because=None)
+
+
+def main(*, quick: bool = False) -> list[Row]:
+    sizes = SIZES[:1] if quick else SIZES
+    n_repeats = 10 if quick else N_REPEATS
+    rows: list[Row] = []
+    for n_entries in sizes:
+        rows += _measure_store(n_entries, n_repeats)
+    return rows + _measure_accounts(n_repeats)
+
+
+def _measure_store(n_entries: int, n_repeats: int) -> list[Row]:
+    prompts = {n_tokens: _prompt(n_tokens, seed=n_tokens) for n_tokens in PROMPTS}
+    index = PrefixIndex(has_rows=True, has_checkpoints=False)
+    before = _resident_bytes()
+    for header in headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES):
+        index.add(header, Where.DISK)
+    entry_bytes = (_resident_bytes() - before) / n_entries
+    rows = [Row(NAME, f"{n_entries:,} entries", "bytes_per_entry", entry_bytes)]
+    stored = [header for prompt in prompts.values() for header in _stored(prompt)]
+    for header in stored:
+        index.add(header, Where.DISK)
+    gc.freeze()  # as the server does once its index is read
+    for n_tokens, prompt in prompts.items():
+        case = f"{n_entries:,} entries, {n_tokens:,} tokens"
+        seconds = _repeat(n_repeats, partial(_match, index, prompt))
+        rows += _rows(case, "match", seconds)
+    index = None  # type: ignore[assignment]
+    gc.unfreeze()
+    return rows + _measure_engine(n_entries, stored, prompts, n_repeats)
+
+
+def _match(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
+    keys = PrefixKeys(MODEL, list(prompt))
+    match = index.match(MODEL, keys.between(0, len(prompt) - 1))
+    assert match.n_tokens == len(prompt) - 1
+
+
+def _measure_engine(
+    n_entries: int, stored: list[Header], prompts: dict[int, tuple[int, ...]], n_repeats: int
+) -> list[Row]:
+    """The engine's part, with a cache whose disk answers at once and holds nothing to read."""
+    tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
+    rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
+    policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
+    cache = PrefixCache(MODEL, TRAITS, policy, Transfers(tier, lambda: None))
+    cache.start()
+    while cache.status().tiers[-1].n_entries < n_entries + len(stored):
+        cache.wait(1.0)
+    gc.freeze()  # as the server does once its index is read
+    rows: list[Row] = []
+    for n_tokens, prompt in prompts.items():
+        engine = _Engine(cache, prompt)
+        found = _repeat(n_repeats, engine.find)
+        used = _repeat(n_repeats, engine.use)
+        case = f"{n_entries:,} entries, {n_tokens:,} tokens"
+        rows += _rows(case, "find", found)
+        rows += _rows(case, "note_use", used)
+    cache.close(0.0)
+    gc.unfreeze()
+    return rows
+
+
+class _Engine:
+    """The part of the engine that looks a prompt up. Half of it is live in every slot."""
+
+    def __init__(self, cache: PrefixCache, prompt: tuple[int, ...]) -> None:
+        self._cache = cache
+        self._request = GenerationRequest(
+            id="lookup", prompt=prompt, boundaries=(), sampling=Sampling(), max_tokens=1
+        )
+        slots = Slots(N_SLOTS, n_cells=2**20)
+        backend = cast(Backend, _NoBackend())
+        self._warm_start = WarmStart(backend, slots, cache, SlotSaver(backend, slots, cache))
+        for slot in slots.all:
+            other = [*prompt[: len(prompt) // 2], *_prompt(len(prompt) // 2, seed=slot.id)]
+            slot.keys, slot.n_kept_rows = cache.keys(other, ""), len(other)
+
+    def find(self) -> None:
+        tokens = list(self._request.prompt)
+        sequence = Running(
+            request=self._request,
+            arrived_at=0.0,
+            max_length=len(tokens) + 1,
+            tokens=tokens,
+            keys=self._cache.keys(tokens, ""),
+        )
+        start = self._warm_start.find(sequence)
+        assert start.match is not None
+        assert start.n_tokens == len(tokens) - 1
+        self._match = start.match
+
+    def use(self) -> None:
+        self._cache.use(self._match)
+
+
+class _NoBackend:
+    traits = TRAITS
+
+
+def _measure_accounts(n_repeats: int) -> list[Row]:
+    """What `chat` does to say why a prompt was not found whole: independent of the store."""
+    rows: list[Row] = []
+    for n_tokens in PROMPTS:
+        accounts = Accounts()
+        for seed in range(N_ASKED_BEFORE):
+            _account(accounts, _prompt(n_tokens, seed=seed), n_cached=0)
+        prompt = _prompt(n_tokens, seed=0)[:-64] + _prompt(64, seed=1)
+
+        def ask(accounts: Accounts = accounts, prompt: tuple[int, ...] = prompt) -> None:
+            _account(accounts, prompt, n_cached=len(prompt) // 2)
+
+        case = f"accounts, {n_tokens:,} tokens"
+        rows += _rows(case, "account", _repeat(n_repeats, ask))
+    return rows
+
+
+def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None:
+    options = ReplyOptions(sampling=Sampling())
+    asked = past_prompt(Prompt(prompt, (), ""), USUAL_TERMS, model="model")
+    account = accounts.open(asked, options, lambda _tokens: "", can_store=True)
+    account.settle(
+        PromptEvaluated(
+            n_prompt=len(prompt), n_cached=n_cached, queue_seconds=0.0, prefill_seconds=0.0
+        )
+    )
+    account.close(len(prompt), [], Said("", "", ()), [])
+
+
+class _IndexOnlyTier:
+    """A disk tier that lists its entries, and has none of their rows."""
+
+    name = CacheSource.DISK
+    directory = Path("nowhere")
+    n_opens = 1
+
+    def __init__(self, listed: Sequence[Header]) -> None:
+        self._listed = listed
+
+    def open_as_it_is(self) -> None:
+        pass
+
+    def reconcile(self, *, on_progress: Callable[[int, int], None] | None = None) -> Differences:
+        return Differences([], 0)
+
+    def headers(self) -> Iterator[list[Header]]:
+        yield list(self._listed)
+
+    def rows(self) -> Iterator[list[CatalogRow]]:
+        for first in range(0, len(self._listed), 1000):
+            batch = self._listed[first : first + 1000]
+            yield [CatalogRow(header, header.created_at, hits=1) for header in batch]
+        self._listed = ()
+
+    def get(self, key: Key) -> Entry:
+        raise EntryMissing(key.hex())
+
+    def put(self, entry: Entry) -> list[Key]:
+        return []
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        pass
+
+    def touch(self, keys: Sequence[Key]) -> list[Key]:
+        return []
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+        pass
+
+    def names(self) -> list[Named]:
+        return []
+
+    def give_name(self, named: Named) -> None:
+        pass
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        pass
+
+    def quarantine(self, key: Key, why: str) -> None:
+        pass
+
+    def usage_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def _stored(prompt: tuple[int, ...]) -> list[Header]:
+    return chain(MODEL, token_bytes(prompt), payload_bytes=PAYLOAD_BYTES)
+
+
+def _prompt(n_tokens: int, *, seed: int) -> tuple[int, ...]:
+    ids = random.Random(seed)
+    return tuple(ids.randrange(N_VOCAB) for _ in range(n_tokens))
+
+
+def _repeat(n_repeats: int, action: Callable[[], Any]) -> list[float]:
+    seconds = []
+    for _ in range(n_repeats):
+        began = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _rows(case: str, name: str, seconds: Sequence[float]) -> list[Row]:
+    p50, p99 = percentiles_ms(seconds)
+    limit = at_most(LIMIT_MS) if name in ("match", "find") else None
+    return [Row(NAME, case, f"{name}_p50_ms", p50, limit), Row(NAME, case, f"{name}_p99_ms", p99)]
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    run_alone(main)

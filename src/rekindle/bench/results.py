@@ -1,0 +1,75 @@
+"""What was measured, as values: one row for each request, workload and burst."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """None: the server does not say."""
+
+    workload: str
+    server: str
+    round: int
+    request: str  # what it was in the workload: `window 2, turn 3`
+    start_seconds: float  # since the workload began
+    seconds: float
+    first_token_seconds: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    prefilled_tokens: int | None
+    floor_tokens: int | None
+    reply_tokens: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRow:
+    """One workload on one server, once. None: unknown; see `note`."""
+
+    workload: str
+    server: str
+    round: int
+    requests: int
+    errors: int
+    prompt_tokens: int | None
+    prefilled_tokens: int | None  # also what was computed outside of any request
+    floor_tokens: int | None
+    amplification: float | None
+    first_token_p50_seconds: float | None
+    first_token_p95_seconds: float | None
+    total_seconds: float | None
+    tokens_per_second: float | None  # of prompts and replies
+    written_bytes: int | None  # to disk
+    peak_memory_bytes: int | None
+    note: str | None  # why there is nothing, or what it is not: one short sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstRow:
+    """Speed of one burst of streams that share nothing."""
+
+    measure: str  # decode_tokens_per_second, prefill_tokens_per_second, first_token_ms, ...
+    streams: int
+    server: str
+    round: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything of one run of the benchmark."""
+
+    machine: str
+    model: str
+    commit: str  # of this program; empty where it is not known
+    command: str
+    contenders: tuple[Contender, ...]  # this server first
+    requests: tuple[RequestRow, ...]
+    workloads: tuple[WorkloadRow, ...]
+    bursts: tuple[BurstRow, ...]

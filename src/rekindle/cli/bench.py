@@ -1,0 +1,239 @@
+"""`rekindle bench`: workloads against this server and its peers, and a report of it."""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from rekindle import __version__
+from rekindle.cli.serve import INTERRUPTED
+from rekindle.errors import StartupError
+
+if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+    from rekindle.bench.results import Run
+    from rekindle.bench.run import Plan, Progress
+    from rekindle.bench.workloads import Workload
+
+THROUGHPUT = "throughput"
+THROUGHPUT_ABOUT = "decode, prefill and first token of 1, 4 and 8 streams"
+QUICK_SCALE = 0.25
+IDLE_LOAD = 0.5  # picked
+
+
+def bench(
+    *,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this workload; may be repeated. See --list."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Times; the order of servers alternates.")
+    ] = 1,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="A running server to measure too."),
+    ] = None,
+    llama_server: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="llama-server to use, else from PATH.")
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave this server out; may be repeated."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="GGUF file; else the embedded one.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads; else one per core.")
+    ] = None,
+    scale: Annotated[
+        float, typer.Option(metavar="F", min=0.01, help="Multiplies the lengths of texts.")
+    ] = 1.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="Recorded clients, else a sample."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For the report; else below ./rekindle-bench."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test, not a result.")] = False,
+    list_names: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """Measure this server beside its peers: the same workloads, in turns, on this machine.
+
+    Peers are what is there: llama-server, xllamacpp, llama_cpp.server, and each --peer. Nothing
+    else should run on the machine meanwhile.
+    """
+    from rekindle.bench.recorded import recorded_workload
+    from rekindle.bench.workloads import WORKLOADS
+
+    known = (*WORKLOADS, recorded_workload(trace))
+    if list_names:
+        _print_list(known)
+        return
+    console = Console(stderr=True, highlight=False)
+    chosen = _chosen(known, only)
+    folder = _folder(out)
+    plan = _plan(
+        chosen,
+        has_bursts=only is None or THROUGHPUT in only,
+        model=model,
+        threads=threads,
+        rounds=rounds,
+        scale=scale * QUICK_SCALE if quick else scale,
+        is_quick=quick,
+        peers=peer or (),
+        llama_server=llama_server,
+        without=without or (),
+        folder=folder,
+    )
+    _warn(console)
+    run, was_interrupted = _run(plan, console)
+    _report(run, folder, console, as_json=as_json)
+    if was_interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print_list(known: "Sequence[Workload]") -> None:
+    about = {each.name: each.about for each in known} | {THROUGHPUT: THROUGHPUT_ABOUT}
+    width = max(map(len, about))
+    for name, text in about.items():
+        typer.echo(f"{name:{width}}  {text}")
+
+
+def _chosen(known: "Sequence[Workload]", only: Sequence[str] | None) -> "list[Workload]":
+    names = [each.name for each in known]
+    for name in only or ():
+        if name not in names and name != THROUGHPUT:
+            raise StartupError(f"--only {name}: there is no such workload; see --list.")
+    return [each for each in known if only is None or each.name in only]
+
+
+def _folder(out: Path | None) -> Path:
+    from rekindle.bench.machine import commit_label, machine_label
+
+    name = f"{machine_label()}-{commit_label() or __version__}"
+    folder = out or Path("rekindle-bench") / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"{folder} cannot be made: {error.strerror}.") from error
+    return folder
+
+
+def _plan(
+    workloads: "Sequence[Workload]",
+    *,
+    has_bursts: bool,
+    model: str | None,
+    threads: int | None,
+    rounds: int,
+    scale: float,
+    is_quick: bool,
+    peers: Sequence[str],
+    llama_server: Path | None,
+    without: Sequence[str],
+    folder: Path,
+) -> "Plan":
+    from rekindle.bench.contenders import find_contenders, remote_of
+    from rekindle.bench.play import Conditions
+    from rekindle.bench.run import Plan
+    from rekindle.bench.texts import Texts
+    from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
+    from rekindle.model_source import resolve_model
+
+    remotes = [remote_of(text) for text in peers]
+    bursts = QUICK_BURSTS if is_quick else BurstPlan(n_rounds=max(rounds, 3))
+    return Plan(
+        contenders=find_contenders(llama_server=llama_server, remotes=remotes, without=without),
+        workloads=workloads,
+        bursts=bursts if has_bursts else None,
+        conditions=Conditions(
+            model=resolve_model(model).path,
+            shows_tools=model is not None,
+            threads=threads or os.cpu_count() or 1,
+            texts=Texts(secrets.token_hex(4), scale),
+            is_quick=is_quick,
+            scratch=folder,
+        ),
+        n_rounds=rounds,
+    )
+
+
+def _warn(console: Console) -> None:
+    load = os.getloadavg()[0]
+    if load > IDLE_LOAD:
+        console.print(f"The load average is {load:.1f}: other work will distort the results.")
+
+
+def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
+    import asyncio
+
+    from rekindle.bench.run import Progress, run_all
+
+    was_interrupted = False
+    with _progress_bar(console) as bar:
+        task = bar.add_task("starting", total=plan.n_steps)
+        progress = Progress(
+            on_step=lambda what: bar.update(task, description=what),
+            on_done=lambda: bar.advance(task),
+        )
+        try:
+            asyncio.run(run_all(plan, progress))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            was_interrupted = True
+    return _results(plan, progress), was_interrupted
+
+
+def _progress_bar(console: Console) -> ProgressBar:
+    return ProgressBar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _results(plan: "Plan", progress: "Progress") -> "Run":
+    from rekindle.bench.machine import commit_label, machine_label
+    from rekindle.bench.results import Contender, Run
+
+    return Run(
+        machine=machine_label(),
+        model=plan.conditions.model.name,
+        commit=commit_label(),
+        command=" ".join(["rekindle", *sys.argv[1:]]),
+        contenders=tuple(Contender(each.name, each.version) for each in plan.contenders),
+        requests=tuple(progress.requests),
+        workloads=tuple(progress.workloads),
+        bursts=tuple(progress.bursts),
+    )
+
+
+def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> None:
+    from rekindle.bench.report import print_report, write_report
+
+    paths = write_report(run, folder)
+    if as_json:
+        typer.echo(json.dumps(asdict(run), indent=2))
+    else:
+        # A pipe has no width of its own: nothing is folded there.
+        print_report(run, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+    for path in paths:
+        console.print(str(path), soft_wrap=True, markup=False)
