@@ -89,6 +89,27 @@ def test_idle_rows_that_cost_nothing_stay() -> None:
     assert source is CacheSource.LIVE
 
 
+def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_them_back() -> None:
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("long", text(300), 1)
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.MEMORY
+
+
+def test_idle_rows_stay_where_the_newcomer_has_next_to_nothing_to_compute() -> None:
+    bench = Bench(FakeBackend())
+    idle, other = text(600), text(300)
+    bench.ask("idle", idle, 1)
+    bench.ask("other", other, 1)
+    bench.loop._saver.prefill_seconds_per_token = 0.01
+    bench.ask("the same", other, 1)
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
 def test_streams_go_on_while_a_restore_waits_for_the_disk(tmp_path: Path) -> None:
     tokens = text(2000)
     first = Bench(FakeBackend(), cache_opener(tmp_path))

@@ -10,6 +10,7 @@ from rekindle.prime_files import Body
 from rekindle.replay.client import Outcome
 
 REPLY_TOKENS = 20
+ACT_TOKENS = 40
 CALL_TOKENS = 96  # picked: a call takes up to 50; a small model may talk instead
 NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # after an error the client goes on
 
@@ -24,29 +25,33 @@ class Chat:
         system: str,
         *,
         has_tools: bool = False,
+        calls_tools: bool = False,  # by the API; else they are told of in the system prompt
         keep: Keep = lambda message: message,  # a reply -> what goes into the history
     ) -> None:
         self.name = name
         self.messages: list[Body] = []
         self._stage = stage
         self._keep = keep
-        self._tools = tools() if has_tools else []
-        if has_tools and not stage.calls_tools:
-            system = f"{system}\n\n{as_text(self._tools)}"
-            self._tools = []
+        self._tools = tools() if calls_tools and stage.calls_tools else []
+        if (has_tools or calls_tools) and not self._tools:
+            system = f"{system}\n\n{as_text(tools())}"
         self.messages.append({"role": "system", "content": system})
 
     async def say(self, text: str, *, max_tokens: int = REPLY_TOKENS) -> None:
         self.messages.append({"role": "user", "content": text})
         await self.ask(max_tokens=max_tokens)
 
-    async def call_tool(self, result: str) -> None:
-        """One round: the server has to call a tool, and gets its result with the next request."""
-        choice: Body = (
-            {"tool_choice": "required", "parallel_tool_calls": False} if self._tools else {}
-        )
-        max_tokens = CALL_TOKENS if self._tools else REPLY_TOKENS
-        await self.ask(max_tokens=max_tokens, **choice)
+    async def act(self, result: str) -> None:
+        """One round with a tool; its result comes with the next request."""
+        if self._tools:
+            await self._call_tool(result)
+            return
+        await self.ask(max_tokens=ACT_TOKENS)
+        self.messages.append({"role": "user", "content": f"Result of the tool:\n{result}"})
+
+    async def _call_tool(self, result: str) -> None:
+        choice: Body = {"tool_choice": "required", "parallel_tool_calls": False}
+        await self.ask(max_tokens=CALL_TOKENS, **choice)
         calls = self.messages[-1].get("tool_calls") or []
         for call in calls:
             entry = {"role": "tool", "tool_call_id": call["id"], "content": result}

@@ -134,7 +134,7 @@ class Play:
 
     def _shortcomings(self) -> Iterator[str]:
         contender, workload = self._contender, self._workload
-        if workload.has_tools and not contender.calls_tools:
+        if workload.calls_tools and not contender.calls_tools:
             yield "it knows no tool calls: plain replies instead"
         elif self._template is not None and not contender.takes_templates:
             yield "with its own template: it takes no other"

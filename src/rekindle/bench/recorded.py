@@ -24,7 +24,7 @@ def recorded_workload(trace: Path | None) -> Workload:
         name="recorded",
         about="requests that real clients sent, one after the other",
         play=recorded_clients(trace),
-        has_tools=True,
+        calls_tools=True,
     )
 
 

@@ -1,7 +1,9 @@
 """What is played: each workload is a short story of one or several clients.
 
 The sizes are for a model of 135M parameters on two cores: each takes a server that computes
-nothing twice 5 to 15 seconds there.
+nothing twice half a minute there. Agents write their calls as text, as several real ones do: a
+small model that is asked for a call by the API does not make one on every server. Only the client
+that re-serialises calls needs real ones.
 """
 
 import asyncio
@@ -53,7 +55,7 @@ async def fan_out(stage: Stage) -> None:
     system = stage.texts.system("agent")
     parent = Chat(stage, "agent", system, has_tools=True)
     parent.messages.append({"role": "user", "content": stage.texts.question("agent")})
-    await parent.call_tool(stage.texts.tool_result("agent"))
+    await parent.act(stage.texts.tool_result("agent"))
 
     async def work(number: int) -> str:
         chat = Chat(stage, f"sub-agent {number}", system, has_tools=True)
@@ -108,7 +110,7 @@ async def regenerate_and_edit(stage: Stage) -> None:
 
 async def reserialising_client(stage: Stage) -> None:
     system = stage.texts.system("agent")
-    chat = Chat(stage, "agent", system, has_tools=True, keep=reserialised)
+    chat = Chat(stage, "agent", system, calls_tools=True, keep=reserialised)
     await _work(stage, chat, stage.size.times(8))
 
 
@@ -144,7 +146,7 @@ async def _work(stage: Stage, chat: Chat, n_rounds: int, *, begin: int = 0) -> N
     question = stage.texts.question(f"{chat.name} {begin}")
     chat.messages.append({"role": "user", "content": question})
     for number in range(begin + 1, begin + n_rounds + 1):
-        await chat.call_tool(stage.texts.tool_result(f"{chat.name} {number}"))
+        await chat.act(stage.texts.tool_result(f"{chat.name} {number}"))
     await chat.answer()
 
 
@@ -171,12 +173,12 @@ class Workload:
     parallel: int = 4
     ctx_size: int = 16384
     cache_ram_mib: int | None = None
-    has_tools: bool = False
+    calls_tools: bool = False  # by the API; other agents write calls as text
     template: Path | None = None  # None: the model's own
 
     def template_for(self, *, shows_tools: bool) -> Path | None:
         """Where the model's own template shows tools, there is no need for another."""
-        if self.template is None and self.has_tools and not shows_tools:
+        if self.template is None and self.calls_tools and not shows_tools:
             return TOOLS_TEMPLATE
         return self.template
 
@@ -186,19 +188,16 @@ WORKLOADS = (
         name="agent-loop",
         about="one agent, 12 rounds with tools",
         play=agent_loop,
-        has_tools=True,
     ),
     Workload(
         name="windows-3",
         about="3 windows with one system prompt, used in turn",
         play=three_windows,
-        has_tools=True,
     ),
     Workload(
         name="windows-8",
         about="8 windows on 4 slots, used in turn",
         play=eight_windows,
-        has_tools=True,
     ),
     Workload(
         name="strangers",
@@ -210,7 +209,6 @@ WORKLOADS = (
         about="8 sub-agents at once, with one system prompt",
         play=fan_out,
         parallel=8,
-        has_tools=True,
     ),
     Workload(
         name="return-after-eviction",
@@ -224,7 +222,6 @@ WORKLOADS = (
         name="restart",
         about="kill -9 in the middle of an agent's work, then it goes on",
         play=restart,
-        has_tools=True,
     ),
     Workload(
         name="regenerate-edit",
@@ -235,7 +232,7 @@ WORKLOADS = (
         name="reserialised-calls",
         about="an agent whose client writes tool calls anew, 8 rounds",
         play=reserialising_client,
-        has_tools=True,
+        calls_tools=True,
     ),
     Workload(
         name="reasoning-template",

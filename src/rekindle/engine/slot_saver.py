@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rekindle.cache.block import BLOCK_TOKENS, Reason
 from rekindle.cache.keeper import Saved
-from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, should_park
+from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, Speed, should_park
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 # What a token costs to compute before anything was measured; picked.
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3
 
+WAY_SHARE = 0.03  # of a prefill: it may go into storing and bringing back who makes way; picked
+MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
+
 
 class SlotSaver:
     def __init__(self, backend: Backend, slots: Slots, cache: PrefixCache) -> None:
@@ -31,6 +34,7 @@ class SlotSaver:
         self._cache = cache
         self._tax = CellTax()
         self._pace = ExportPace()
+        self._export_speed = Speed()
         self.prefill_seconds_per_token: float | None = None
 
     def save_some(self, *, others_decode: bool, others_compute: bool) -> bool:
@@ -137,6 +141,26 @@ class SlotSaver:
                 self.clear(slot)
         return seconds_per_cell
 
+    def make_way(self, n_new: int) -> None:
+        """`n_new` tokens are about to be computed, and idle rows slow that down as well.
+
+        Those leave that take hardly any time to bring back, beside what the newcomer takes.
+        """
+        seconds = n_new * (self.prefill_seconds_per_token or 0.0)
+        if seconds < MIN_PREFILL_SECONDS:
+            return
+        for slot in self._slots.all:
+            if not slot.is_idle or self._slots.own_cells(slot) < slot.n_rows // 2:
+                continue
+            n_bytes = slot.n_rows * self._backend.traits.row_bytes
+            about = self._export_speed.seconds(n_bytes)  # to store it, and to bring it back
+            if about is None or about >= WAY_SHARE * seconds:
+                continue
+            is_saved = self.save_all(slot, Reason.RECLAIM, others_decode=False)
+            if is_saved and self._seconds_to_bring_back(slot) < WAY_SHARE * seconds:
+                self._cache.count("parked", 1)
+                self.clear(slot)
+
     def _is_saved(self, slot: Slot) -> bool:
         return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)
 
@@ -146,9 +170,11 @@ class SlotSaver:
             match = self._cache.match(slot.keys, slot.n_rows)
             n_lost = slot.n_rows - match.n_tokens
             per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
-            slot.seconds_to_bring_back = (
-                self._cache.gate.load_seconds(match) or 0.0
-            ) + n_lost * per_token
+            load_seconds = self._cache.gate.load_seconds(match)
+            if load_seconds is None:  # putting takes about as long as taking
+                n_bytes = sum(node.payload_bytes for node in match.blocks)
+                load_seconds = self._export_speed.seconds(n_bytes) or 0.0
+            slot.seconds_to_bring_back = load_seconds + n_lost * per_token
         return slot.seconds_to_bring_back
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
@@ -205,7 +231,10 @@ class SlotSaver:
         """Without rows a block holds nothing, but it leads to the checkpoints behind it."""
         if not self._backend.traits.has_rows:
             return b""
-        return self._backend.export_rows(slot.id, start, stop)
+        began = time.perf_counter()
+        rows = self._backend.export_rows(slot.id, start, stop)
+        self._export_speed.observe(len(rows), time.perf_counter() - began)
+        return rows
 
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
         assert slot.keys is not None

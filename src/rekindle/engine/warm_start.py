@@ -140,6 +140,7 @@ class WarmStart:
             self._cache.use(start.match, sequence.request.terms)
             if start.n_stored:
                 self._begin_restore(sequence, start.match, start.n_stored)
+        self._saver.make_way(len(sequence.tokens) - start.n_tokens)
         self._begin_prefill_if_ready(sequence)
         return True
 
