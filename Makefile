@@ -15,7 +15,7 @@ help:
 	@echo "make test     run every test"
 	@echo "make check    format, lint, types, import rule"
 	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
-	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 12)"
+	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 8)"
 	@echo "make bench    workloads against this server and its peers, with a report"
 	@echo "make install  install into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches"
@@ -23,11 +23,11 @@ help:
 serve: $(INSTALLED)
 	@$(VENV)/bin/rekindle serve $(ARGS)
 
-# What needs no model runs on all cores, what computes has the machine for itself.
+# What starts servers has the machine for itself; everything else runs on two cores.
 test: $(TOOLS)
 ifeq ($(strip $(ARGS)),)
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/server --ignore tests/llama
-	$(VENV)/bin/python -m pytest tests/llama tests/server
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/server
+	$(VENV)/bin/python -m pytest tests/server
 else
 	$(VENV)/bin/python -m pytest $(ARGS)
 endif

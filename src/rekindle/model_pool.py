@@ -276,8 +276,8 @@ class ModelPool:
         finally:
             entry.loaded = None
             entry.is_leaving = False
-        del loaded
-        await asyncio.to_thread(_collect)
+            del loaded
+            await asyncio.to_thread(_collect)
 
     def _is_expired(self, entry: _Entry) -> bool:
         is_unused = entry.loaded is not None and entry.n_uses == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.policy import CellTax
-from rekindle.generation import CacheSource, PromptEvaluated
+from rekindle.generation import CacheSource, CacheTerms, PromptEvaluated, Rank
 from tests.engine.test_reuse import text
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
@@ -97,6 +97,17 @@ def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_t
     bench.ask("long", text(300), 1)
     [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
     assert source is CacheSource.MEMORY
+
+
+def test_x9_a_conversation_makes_no_way_for_a_side_request() -> None:
+    """X9"""
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("title", text(300), 1, terms=CacheTerms(rank=Rank.BACKGROUND))
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
 
 
 def test_idle_rows_stay_where_the_newcomer_has_next_to_nothing_to_compute() -> None:

@@ -171,3 +171,16 @@ def test_an_opaque_state_is_stored_whole(model: Model, monkeypatch: pytest.Monke
     for slot in (0, 1, 2):
         assert continue_greedily(backend, slot, tokens) == expected
     backend.close()
+
+
+@pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True)
+def test_a_block_that_was_cut_on_the_way_takes_no_more_cells_than_are_used(model: Model) -> None:
+    backend = make_backend(model, n_cells=512)
+    tokens = prompt(512)
+    prefill(backend, 0, tokens[:BLOCK])
+    rows = backend.export_rows(0, 0, BLOCK)
+    backend.clear_slot(0)
+    backend.import_rows(1, 0, 8, rows)
+    prefill(backend, 1, tokens, start=8)
+    assert backend.n_positions(1) == 512
+    backend.close()

@@ -34,7 +34,7 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.standby_server import Moment
 from tests.support.tiny_models import TinyArchitecture
 
-N_ROUNDS = 12
+N_ROUNDS = 8
 SEED = 1
 
 ColdFor = Callable[[TinyArchitecture], ColdAnswers]

@@ -32,6 +32,7 @@ class Progress:
 
     on_step: Callable[[str], None]  # what runs now
     on_done: Callable[[], None]
+    on_trouble: Callable[[str], None]  # with a burst; workloads have notes
     requests: list[RequestRow] = field(default_factory=list)
     workloads: list[WorkloadRow] = field(default_factory=list)
     bursts: list[BurstRow] = field(default_factory=list)
@@ -58,6 +59,7 @@ async def run_all(plan: Plan, progress: Progress) -> None:
             plan.conditions,
             on_step=progress.on_step,
             on_done=progress.on_done,
+            on_trouble=progress.on_trouble,
         )
         async for row in rows:
             progress.bursts.append(row)

@@ -8,11 +8,11 @@ thrown away.
 import asyncio
 import random
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 
@@ -67,23 +67,31 @@ async def run_bursts(
     *,
     on_step: Callable[[str], None],
     on_done: Callable[[], None],
+    on_trouble: Callable[[str], None],
 ) -> AsyncIterator[BurstRow]:
-    """Of a server that does not start, or fails, there are no more rows; `on_step` says so."""
+    """Of a server that does not start there are no rows, of a burst that fails there is none."""
     async with AsyncExitStack() as stack:
         servers = []
         for program in programs_of(contenders):
             on_step(f"throughput  {program.name}  starting")
-            if (server := await _started(program, plan, conditions, stack)) is not None:
-                servers.append(server)
+            try:
+                servers.append(await _started(program, plan, conditions, stack))
+            except DidNotStart as error:
+                on_trouble(f"throughput, {program.name}: {error.message}")
         for round_number in range(plan.n_rounds + 1):
             for measure, n_streams in _measures(plan):
                 # Whoever goes first meets a cooler processor, so they swap.
                 for server in servers if round_number % 2 else servers[::-1]:
                     name = server.program.name
                     on_step(f"throughput  {name}  round {round_number}, {n_streams} streams")
-                    values = await asyncio.to_thread(
-                        _measured, measure, server, plan, n_streams, round_number
-                    )
+                    values: dict[str, float] = {}
+                    try:
+                        values = await asyncio.to_thread(
+                            _measured, measure, server, plan, n_streams, round_number
+                        )
+                    except (BurstFailed, OSError, HTTPException) as error:
+                        where = f"{name}, round {round_number}, {n_streams} streams"
+                        on_trouble(f"throughput, {where}: {error}")
                     on_done()
                     for each, value in values.items() if round_number else ():
                         yield BurstRow(
@@ -97,7 +105,7 @@ async def run_bursts(
 
 async def _started(
     program: Program, plan: BurstPlan, conditions: Conditions, stack: AsyncExitStack
-) -> ServerProcess | None:
+) -> ServerProcess:
     folder = stack.enter_context(tempfile.TemporaryDirectory(dir=conditions.scratch))
     flags = Flags(
         model=conditions.model,
@@ -107,10 +115,7 @@ async def _started(
     )
     server = ServerProcess(program, flags, Path(folder), program.burst_arguments)
     stack.push_async_callback(server.end)
-    try:
-        await server.start()
-    except DidNotStart:
-        return None
+    await server.start()
     return server
 
 
@@ -129,11 +134,8 @@ def _measures(plan: BurstPlan) -> list[tuple[Measure, int]]:
 def _measured(
     measure: Measure, server: ServerProcess, plan: BurstPlan, n_streams: int, round_number: int
 ) -> dict[str, float]:
-    try:
-        forget(server, max(plan.streams))
-        return measure(server, plan, n_streams, round_number)
-    except (BurstFailed, urllib.error.URLError):
-        return {}
+    forget(server, max(plan.streams))
+    return measure(server, plan, n_streams, round_number)
 
 
 def forget(server: ServerProcess, n_slots: int) -> None:

@@ -190,6 +190,7 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
         progress = Progress(
             on_step=lambda what: bar.update(task, description=what),
             on_done=lambda: bar.advance(task),
+            on_trouble=lambda text: bar.console.print(text, markup=False, soft_wrap=True),
         )
         try:
             asyncio.run(run_all(plan, progress))

@@ -108,19 +108,24 @@ def _load_model(settings: Settings) -> "Assembly":
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         task = progress.add_task(f"Loading {model.name}", total=1.0)
+        given_up = threading.Event()
 
         def on_progress(fraction: float) -> bool:
             progress.update(task, completed=fraction)
-            return not interrupted.is_set()
+            return not (interrupted.is_set() or given_up.is_set())
 
         def on_digest(done: int, total: int) -> None:
             progress.update(task, description="Reading the weights (once)")
             progress.update(task, completed=done, total=total)
 
         opened = open_ahead(settings, model, on_progress)
-        from rekindle.server import assemble
+        try:
+            from rekindle.server import assemble
 
-        return assemble(settings, model, on_progress, on_digest, opened)
+            return assemble(settings, model, on_progress, on_digest, opened)
+        except BaseException:
+            given_up.set()  # else the process would stay until all of the file is read
+            raise
 
 
 @contextmanager

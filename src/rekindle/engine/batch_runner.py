@@ -163,6 +163,7 @@ class BatchRunner:
         self._backend.clear_all()
         for slot in self._slots.all:
             self._slots.forget(slot)
+        self._compaction.forget()
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:
         past = self._prefill_seconds_per_token or seconds_per_token

@@ -57,6 +57,10 @@ class Compaction:
         _log.debug("closed %d holes in %.0f ms", self._n_reached - n_rows, 1e3 * seconds)
         self._n_reached = n_rows
 
+    def forget(self) -> None:
+        """Every slot is empty."""
+        self._n_reached, self._tax_seconds = 0, 0.0
+
     def _seconds_to_move(self) -> float:
         n_rows = self._slots.n_cells_used
         return self._speed.seconds(n_rows) or n_rows * FIRST_GUESS_SECONDS

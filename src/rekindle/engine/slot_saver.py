@@ -16,6 +16,7 @@ from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slot, Slots
 from rekindle.errors import EngineError
+from rekindle.generation import Rank
 from rekindle.model_state import Payload
 
 _log = logging.getLogger(__name__)
@@ -141,23 +142,27 @@ class SlotSaver:
                 self.clear(slot)
         return seconds_per_cell
 
-    def make_way(self, n_new: int) -> None:
+    def make_way(self, n_new: int, rank: Rank, *, others_decode: bool) -> None:
         """`n_new` tokens are about to be computed, and idle rows slow that down as well.
 
-        Those leave that take hardly any time to bring back, beside what the newcomer takes.
+        Those leave that take hardly any time to bring back, beside what the newcomer takes. No
+        conversation does for a side request.
         """
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
             return
-        for slot in self._slots.all:
-            if not slot.is_idle or self._slots.own_cells(slot) < slot.n_rows // 2:
+        left = WAY_SHARE * seconds
+        for slot in self._slots.idle():
+            if slot.rank < rank or self._slots.own_cells(slot) < slot.n_rows // 2:
                 continue
-            n_bytes = slot.n_rows * self._backend.traits.row_bytes
-            about = self._export_speed.seconds(n_bytes)  # to store it, and to bring it back
-            if about is None or about >= WAY_SHARE * seconds:
+            # To store it, if need be, and to bring it back.
+            about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+            if about is None or about >= left or (others_decode and not self._is_saved(slot)):
                 continue
             is_saved = self.save_all(slot, Reason.RECLAIM, others_decode=False)
-            if is_saved and self._seconds_to_bring_back(slot) < WAY_SHARE * seconds:
+            slot.seconds_to_bring_back = None  # what it was based on may be gone
+            if is_saved and (price := self._seconds_to_bring_back(slot)) < left:
+                left -= price
                 self._cache.count("parked", 1)
                 self.clear(slot)
 

@@ -140,7 +140,10 @@ class WarmStart:
             self._cache.use(start.match, sequence.request.terms)
             if start.n_stored:
                 self._begin_restore(sequence, start.match, start.n_stored)
-        self._saver.make_way(len(sequence.tokens) - start.n_tokens)
+        if not sequence.request.background:
+            n_new = len(sequence.tokens) - start.n_tokens
+            rank = sequence.request.terms.rank
+            self._saver.make_way(n_new, rank, others_decode=others_decode)
         self._begin_prefill_if_ready(sequence)
         return True
 

@@ -79,6 +79,7 @@ class LlamaBackend:
         outputs: list[int],
     ) -> None:
         """`outputs` are the indices in the batch whose logits are wanted, ascending."""
+        self._memory.empty_spent_scratch()
         status = lib.llama_decode(
             self._context, self._batch.fill(tokens, positions, slots, outputs)
         )

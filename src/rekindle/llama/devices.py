@@ -5,6 +5,8 @@ By ggml's own functions.
 
 import ctypes
 import mmap as mmap_module
+import sys
+from contextlib import suppress
 from mmap import mmap
 from typing import Any
 
@@ -19,7 +21,10 @@ _GPU = 1  # enum ggml_backend_dev_type
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    function = getattr(ggml, name)
+    """None: it is in another library than we know of."""
+    function = getattr(ggml, name, None)
+    if function is None:
+        return None
     function.restype, function.argtypes = result, arguments
     return function
 
@@ -35,6 +40,8 @@ _memory = _function(
 
 
 def gpus() -> list[int]:
+    if None in (_n_devices, _device, _device_type, _memory):
+        return []
     devices = [_device(number) for number in range(_n_devices())]
     return [device for device in devices if _device_type(device) == _GPU]
 
@@ -73,10 +80,10 @@ class PinnedBuffer:
     def __init__(self, n_bytes: int, unregister: Any) -> None:
         self.n_bytes = n_bytes
         self._unregister = unregister
-        self._memory = mmap(-1, n_bytes)
+        self._memory = _anonymous(n_bytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        if (advice := getattr(mmap_module, "MADV_HUGEPAGE", None)) is not None:
-            self._memory.madvise(advice)
+        with suppress(OSError, AttributeError):  # where there is no such advice
+            self._memory.madvise(mmap_module.MADV_HUGEPAGE)
         self.array()[::PAGE_BYTES] = 0  # now it is there
 
     def array(self) -> NDArray[np.uint8]:
@@ -87,6 +94,13 @@ class PinnedBuffer:
     def free(self) -> None:
         self._unregister(self.address)
         self._memory.close()
+
+
+def _anonymous(n_bytes: int) -> mmap:
+    """Not shared, which is the default: the kernel gives huge pages to private memory alone."""
+    if sys.platform == "win32":
+        return mmap(-1, n_bytes)
+    return mmap(-1, n_bytes, flags=mmap_module.MAP_PRIVATE | mmap_module.MAP_ANONYMOUS)
 
 
 def pinned_memory() -> PinnedMemory | None:

@@ -9,6 +9,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from queue import SimpleQueue
 
 import numpy as np
@@ -68,15 +69,18 @@ class HostMemory:
         self._wakes.put(None)
         if self._thread is not None:
             self._thread.join()
-        while self._ready:
-            self._ready.popleft().free()
+        self._free_ready()
+
+    def _free_ready(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._ready.popleft().free()
 
     def _take_back(self, buffer: PinnedBuffer) -> None:
-        if self._is_closed:
-            buffer.free()
-            return
         self._ready.append(buffer)
         self._wakes.put(None)
+        if self._is_closed:
+            self._free_ready()
 
     def _make_ahead(self) -> None:
         assert self._source is not None
@@ -90,7 +94,7 @@ class HostMemory:
                     continue
                 self._ready.append(buffer)
                 continue
-            if len(self._ready) > n_most + n_most // 4 + 1:
+            if len(self._ready) > n_most + n_most // 8 + 1:
                 self._ready.pop().free()
                 continue
             self._wakes.get()

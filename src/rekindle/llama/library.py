@@ -90,7 +90,16 @@ def library_path(name: str) -> Path:
     return Path(lib._lib._name).with_name(f"{prefix}{name}{suffix}")
 
 
-ggml = ctypes.CDLL(str(library_path("ggml")))  # below llama.cpp, and loaded with it
+def _ggml() -> ctypes.CDLL:
+    """The library below llama.cpp, which is loaded with it; in some builds it is a part of it."""
+    try:
+        return ctypes.CDLL(str(library_path("ggml")))
+    except OSError:
+        library: ctypes.CDLL = lib._lib
+        return library
+
+
+ggml = _ggml()
 
 
 def holding_gil(name: str) -> Any:

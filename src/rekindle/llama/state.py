@@ -45,7 +45,7 @@ class SlotMemory:
         return first
 
     def clear(self, slot: int) -> None:
-        self._empty_spent_scratch()
+        self.empty_spent_scratch()
         lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def clear_all(self) -> None:
@@ -57,17 +57,17 @@ class SlotMemory:
         lib.llama_memory_clear(self._memory, with_data)
 
     def trim(self, slot: int, n_keep: int) -> bool:
-        self._empty_spent_scratch()
+        self.empty_spent_scratch()
         return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
 
     def cut_out(self, slot: int, start: int, stop: int) -> None:
         """For attention alone."""
-        self._empty_spent_scratch()
+        self.empty_spent_scratch()
         lib.llama_memory_seq_rm(self._memory, slot, start, stop)
 
     def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
         """The target shares the cells of the source. A range is for attention alone."""
-        self._empty_spent_scratch()
+        self.empty_spent_scratch()
         lib.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def move_from_scratch(self, slot: int, start: int, stop: int) -> None:
@@ -79,14 +79,15 @@ class SlotMemory:
         lib.llama_memory_seq_cp(self._memory, self.scratch, slot, start, stop)
         self._scratch_is_spent = True
 
-    def _empty_spent_scratch(self) -> None:
+    def empty_spent_scratch(self) -> None:
+        """Of a block that was cut on the way it still holds cells, which nobody counts."""
         if self._scratch_is_spent:
             self._scratch_is_spent = False
             self.clear(self.scratch)
 
     def read(self, slot: int, flags: int, n_bytes: int | None = None) -> NDArray[np.uint8]:
         """`n_bytes`: what the blob is known to have; finding out costs a walk over all cells."""
-        self._empty_spent_scratch()
+        self.empty_spent_scratch()
         if n_bytes is None:
             n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
         buffer = self.host_memory.allocate(n_bytes)
@@ -102,7 +103,7 @@ class SlotMemory:
         if slot == self.scratch:
             self._scratch_is_spent = False
         else:
-            self._empty_spent_scratch()
+            self.empty_spent_scratch()
         source = np.frombuffer(blob, dtype=np.uint8)
         recent_errors.clear()
         consumed = lib.llama_state_seq_set_data_ext(
