@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 # What a token costs to compute before anything was measured; picked.
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3
 
+SHORT_REPLY_TOKENS = 32  # until then nothing of a stream is exported: it may end soon; picked
 WAY_SHARE = 0.03  # of a prefill: it may go into storing and bringing back who makes way; picked
 MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
 
@@ -48,6 +49,8 @@ class SlotSaver:
         now = time.monotonic()
         # Idle slots first: what has ended must not wait for what is still being computed.
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
+            if _has_begun_to_reply(slot):
+                continue
             while not others_compute or self._pace.may_export:
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
@@ -276,3 +279,14 @@ def _reason(slot: Slot, stop: int) -> Reason:
     if sequence.phase is Phase.PREFILLING or stop <= len(sequence.request.prompt):
         return Reason.PREFILL
     return Reason.DECODE
+
+
+def _has_begun_to_reply(slot: Slot) -> bool:
+    """An export would hold up the first tokens; when the reply has ended, it costs nobody.
+
+    What is owed of the turns before does not wait.
+    """
+    sequence = slot.sequence
+    if sequence is None or sequence.phase is not Phase.DECODING or slot.n_saved < slot.n_ended:
+        return False
+    return len(sequence.tokens) - len(sequence.request.prompt) < SHORT_REPLY_TOKENS

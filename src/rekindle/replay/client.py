@@ -58,7 +58,8 @@ class Server:
                 base_url=self.url,
                 headers=headers,
                 timeout=httpx.Timeout(CONNECT_SECONDS, read=None, write=None, pool=None),
-                limits=httpx.Limits(max_connections=None),
+                # Each on a connection of its own: some servers close idle ones without a word.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise StartupError(f"{url!r} is not a URL: {error}.") from error
