@@ -13,7 +13,7 @@ from tests.support.mixed_traffic import send
 from tests.support.tables import Look, look, small_limits
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
-N_WARM_UP, N_BETWEEN, N_LOOKS = 120, 28, 6
+N_WARM_UP, N_BETWEEN, N_LOOKS = 200, 37, 8
 MIB = 2**20
 
 
