@@ -8,7 +8,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: help serve test check fidelity crash bench install clean prerequisites
+.PHONY: help serve test check fidelity crash fleet bench install clean prerequisites
 
 help:
 	@echo "make serve    install, then serve the embedded model on http://127.0.0.1:8080"
@@ -16,6 +16,7 @@ help:
 	@echo "make check    format, lint, types, import rule"
 	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
 	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 8)"
+	@echo "make fleet    three servers with one store against one alone, 500 conversations (make test: 12)"
 	@echo "make bench    workloads against this server and its peers, with a report"
 	@echo "make install  install into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches"
@@ -40,6 +41,9 @@ check: $(TOOLS)
 
 fidelity: $(TOOLS)
 	$(VENV)/bin/python -m tests.campaigns.fidelity $(ARGS)
+
+fleet: $(TOOLS)
+	$(VENV)/bin/python -m tests.campaigns.fleet $(ARGS)
 
 crash: $(TOOLS)
 	$(VENV)/bin/python -m tests.campaigns.crash $(ARGS)

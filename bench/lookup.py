@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from bench.report import Row, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
+from rekindle.cache.back_store import WriteRules
 from rekindle.cache.block import Entry, Header, Key, Standing, token_bytes
-from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.names import Named
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.prefix_index import PrefixIndex, Where

@@ -47,6 +47,11 @@ class WritePolicy(Enum):
     REUSED = "reused"
 
 
+class EngineKind(Enum):
+    LLAMA = "llama"
+    VLLM = "vllm"
+
+
 class NamespaceBy(Enum):
     NONE = "none"
     API_KEY = "api-key"
@@ -161,6 +166,13 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
+    engine: EngineKind = field(
+        default=EngineKind.LLAMA,
+        metadata=_about("What computes: llama.cpp in this process, or vLLM behind --upstream."),
+    )
+    upstream: tuple[str, ...] = field(
+        default=(), metadata=_about("Base URL of a vLLM server; may be repeated.")
+    )
     ctx_size: int = field(
         default=0,
         metadata=_about(
@@ -246,6 +258,22 @@ class CacheSettings:
     cache_recompute: bool = field(
         default=True,
         metadata=_about("Compute again where measured speeds say that loading takes longer."),
+    )
+    cache_shared: str | None = field(
+        default=None,
+        metadata=_about(
+            "Store that several servers share: redis://, rediss://, redis+sentinel://,"
+            " redis+cluster:// or s3://.",
+            secret=True,
+        ),
+    )
+    cache_shared_key: str | None = field(
+        default=None,
+        metadata=_about(
+            "32 bytes in hex or base64 that encrypt what is in the shared store. Without it:"
+            " in clear.",
+            secret=True,
+        ),
     )
     namespace_by: NamespaceBy = field(
         default=NamespaceBy.NONE,

@@ -9,11 +9,14 @@ RekindleError
   EngineError            nobody can fix it in this request: 500
     ContextFull            every cell is taken; nothing was decoded, so freeing some helps
     DecodeFailed           llama.cpp gave up on a batch
+  UpstreamFailed         the engine behind us failed: 502
+    UpstreamTimedOut       it did not answer in time: 504
   CacheError             never reaches a client: what it stops is a miss, counted
     EntryCorrupt           stored bytes are not what was written
     EntryMissing           the entry is no longer there
     TierFailed             the store itself cannot be read or written now
       TierFull               it works, but has no room for this entry
+      StoreUnreachable       nobody listens there: the next call would fail as well
   StartupError           the operator can fix it: one sentence on stderr, exit code 2
 """
 
@@ -72,6 +75,14 @@ class DecodeFailed(EngineError):
         self.rows_intact = rows_intact
 
 
+class UpstreamFailed(RekindleError):
+    pass
+
+
+class UpstreamTimedOut(UpstreamFailed):
+    pass
+
+
 class CacheError(RekindleError):
     pass
 
@@ -89,6 +100,10 @@ class TierFailed(CacheError):
 
 
 class TierFull(TierFailed):
+    pass
+
+
+class StoreUnreachable(TierFailed):
     pass
 
 

@@ -121,6 +121,8 @@ class CacheSource(StrEnum):
     LIVE = "live"  # they were in the context already
     MEMORY = "memory"
     DISK = "disk"
+    SHARED = "shared"  # a store that several servers use
+    UPSTREAM = "upstream"  # the engine behind us had them, wherever
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class TierStatus:
     n_bytes: int
     budget_bytes: int
     trouble: str | None = None  # why it takes nothing in at the moment
-    directory: str | None = None  # of the disk tier
+    directory: str | None = None  # of the disk tier; where the shared store is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +266,8 @@ class CacheCounters:
     live_tokens: int = 0  # prompt tokens reused, by where they were found
     memory_tokens: int = 0
     disk_tokens: int = 0
+    shared_tokens: int = 0
+    upstream_tokens: int = 0
     prefilled_tokens: int = 0  # prompt tokens computed
     memory_evictions: int = 0
     disk_evictions: int = 0
@@ -286,6 +290,17 @@ class CacheCounters:
     saved_bytes: int = 0  # from a slot into memory
     save_microseconds: int = 0
     write_microseconds: int = 0  # during which something was on its way to disk
+    shared_probes: int = 0  # prompts that were looked up in the shared store
+    shared_probes_failed: int = 0  # of these, without an answer in time
+    shared_writes: int = 0
+    shared_written_bytes: int = 0
+    shared_writes_refused: int = 0  # by the admission policy, or too many were on their way
+    shared_writes_failed: int = 0
+    shared_read_bytes: int = 0
+    shared_read_microseconds: int = 0
+    shared_write_microseconds: int = 0
+    shared_vanished: int = 0  # entries that were expected there and were not
+    shared_quarantined: int = 0  # entries that failed a check and were deleted there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

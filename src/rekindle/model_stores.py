@@ -1,7 +1,7 @@
 """What is stored of each model, through all the times that it is loaded: prefixes and turns.
 
-With a disk tier that is on disk, and memory is given back when a model is unloaded. Without one
-it stays in memory, and is found again when the model returns.
+With a disk tier or a shared store that is there, and memory is given back when a model is
+unloaded. Without one it stays in memory, and is found again when the model returns.
 """
 
 import threading
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+from rekindle.cache.back_store import WriteRules
 from rekindle.cache.disk_shares import divide
-from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.fingerprint import (
     DIGESTS_NAME,
     DigestFile,
@@ -20,11 +20,15 @@ from rekindle.cache.fingerprint import (
     turn_fingerprint,
     weights_digest,
 )
-from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache, SharedAccess
 from rekindle.cache.recent_turns import MemoryTurns
 from rekindle.cache.response_store import MemoryResponses, ResponseDatabase
+from rekindle.cache.shared_store import SharedStore
+from rekindle.cache.shared_transfers import SharedTransfers
+from rekindle.cache.shared_turns import SharedTurns
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.tiers.memory import machine_memory_bytes
+from rekindle.cache.tiers.shared import SharedTier
 from rekindle.cache.transfers import Transfers
 from rekindle.cache.turn_database import TurnDatabase
 from rekindle.config import CacheSettings
@@ -71,8 +75,11 @@ class MemoryShares:
 class ModelStores:
     """Of one model. Engine threads open the cache; anyone may look at it."""
 
-    def __init__(self, settings: CacheSettings, shares: MemoryShares) -> None:
+    def __init__(
+        self, settings: CacheSettings, shares: MemoryShares, shared: SharedStore | None = None
+    ) -> None:
         self._settings = settings
+        self._shared = shared
         self._shares = shares
         self._lock = threading.Lock()
         self._cache: PrefixCache | None = None
@@ -83,13 +90,18 @@ class ModelStores:
         self._past = CacheCounters()
 
     @property
+    def _is_lasting(self) -> bool:
+        """What is stored outlives the process."""
+        return bool(self._settings.cache_disk) or self._shared is not None
+
+    @property
     def row_bytes(self) -> int:
         """Of one position in the context; 0: not known yet, or there are none."""
         return self._traits.row_bytes if self._traits else 0
 
     def weights(self, file: ModelFile, on_progress: Callable[[int, int], None] | None) -> str:
         """What tells these weights from all others. Raises StartupError."""
-        if not self._settings.cache_disk:
+        if not self._is_lasting:
             return _file_identity(file)  # nothing outlives the process: no need to read them
         known = DigestFile(_directory(self._settings) / DIGESTS_NAME)
         return weights_digest(file.files, known=known, on_progress=on_progress)
@@ -118,7 +130,7 @@ class ModelStores:
         """The model is unloaded, and its engine has closed the cache."""
         with self._lock:
             self._wake = None
-            if not self._settings.cache_disk:
+            if not self._is_lasting:
                 return
             self._retire_cache()
         self._shares.leave(self)
@@ -152,15 +164,17 @@ class ModelStores:
             self._past = sum_of([self._past, cache.status().counters])
 
     def _new_turns(self, weights: str) -> TurnStore:
-        if not self._settings.cache_disk:
-            return MemoryTurns()
-        shares = divide(self._settings.cache_disk)
-        return TurnDatabase(
-            _directory(self._settings),
-            fingerprint=turn_fingerprint(weights),
-            max_bytes=shares.turns,
-            wal_bytes=shares.turn_log,
-        )
+        mark = turn_fingerprint(weights)
+        turns: TurnStore = MemoryTurns()
+        if self._settings.cache_disk:
+            shares = divide(self._settings.cache_disk)
+            turns = TurnDatabase(
+                _directory(self._settings),
+                fingerprint=mark,
+                max_bytes=shares.turns,
+                wal_bytes=shares.turn_log,
+            )
+        return SharedTurns(turns, self._shared, fingerprint=mark) if self._shared else turns
 
     def _new_cache(
         self, root: bytes, traits: StateTraits, memory_bytes: int, notify: Callable[[], None]
@@ -185,7 +199,18 @@ class ModelStores:
                 is_leased=lambda key: cache.is_leased(key),
             )
             transfers = Transfers(tier, notify)
-        cache = PrefixCache(root, traits, policy, transfers)
+        shared = None
+        if self._shared is not None and traits.off_because is None:
+            shared = SharedAccess(
+                self._shared,
+                SharedTransfers(
+                    SharedTier(self._shared, fingerprint=root),
+                    notify,
+                    has_rows=traits.has_rows,
+                    has_checkpoints=traits.has_checkpoints or not traits.has_rows,
+                ),
+            )
+        cache = PrefixCache(root, traits, policy, transfers, shared)
         return cache
 
 

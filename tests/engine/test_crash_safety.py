@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache import disk_store, transfers
+from rekindle.cache import back_store, transfers
 from rekindle.cache.block import Entry, Key
 from rekindle.cache.policy import TAIL_GRAIN
 from rekindle.cache.tiers.disk import DiskTier
@@ -119,7 +119,7 @@ def test_a_disk_that_hangs_stops_no_request_and_no_shutdown(
 ) -> None:
     is_well = threading.Event()
     monkeypatch.setattr(DiskTier, "put", lambda *_: is_well.wait() and [])
-    monkeypatch.setattr(disk_store, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(back_store, "HANG_SECONDS", 0.2)
     monkeypatch.setattr(transfers, "ABANDON_SECONDS", 0.1)
     monkeypatch.setattr(loop, "CLOSE_SECONDS", 0.1)
     bench = Bench(FakeBackend(n_slots=1), cache_opener(tmp_path, memory_bytes=0))

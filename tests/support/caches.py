@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle.cache.disk_store import WriteRules
-from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.back_store import WriteRules
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache, SharedAccess
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.transfers import Transfers
 from rekindle.config import MIB, WritePolicy
@@ -24,6 +24,7 @@ def cache_opener(
     min_tokens: int = 0,
     may_recompute: bool = False,
     opened: list[PrefixCache] | None = None,
+    shared: Callable[[StateTraits, Callable[[], None]], SharedAccess] | None = None,
 ) -> OpenCache:
     """`opened` gets the cache, for tests that look inside."""
     policy = CachePolicy(
@@ -47,7 +48,8 @@ def cache_opener(
                 is_leased=lambda key: cache.is_leased(key),
             )
             transfers = Transfers(tier, notify)
-        cache = PrefixCache(ROOT, traits, policy, transfers)
+        access = shared(traits, notify) if shared is not None else None
+        cache = PrefixCache(ROOT, traits, policy, transfers, access)
         if opened is not None:
             opened.append(cache)
         return cache

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rekindle.cache.back_store import WriteRules
 from rekindle.cache.block import Entry, Key
-from rekindle.cache.disk_store import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy
 from rekindle.cache.tiers.disk import DiskTier
 from rekindle.cache.tiers.entry_file import DISK_BLOCK_BYTES

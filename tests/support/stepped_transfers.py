@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from unittest.mock import patch
 
-from rekindle.cache import disk_store, keeper, prefix_cache, transfers
+from rekindle.cache import back_store, disk_store, keeper, prefix_cache, transfers
 from rekindle.cache.transfers import Event, Job, Transfers
 from rekindle.engine import (
     admission,
@@ -29,6 +29,7 @@ _TIMED = (
     warm_start,
     prefix_cache,
     keeper,
+    back_store,
     disk_store,
     transfers,
 )

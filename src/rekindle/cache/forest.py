@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 
 from rekindle.cache.block import Key, Kind
-from rekindle.cache.prefix_index import Node, Where
+from rekindle.cache.prefix_index import Node
+from rekindle.cache.sources import CHEAPEST_FIRST
 from rekindle.generation import CacheSource, StoredBranch
-
-_SOURCES = ((CacheSource.MEMORY, Where.MEMORY), (CacheSource.DISK, Where.DISK))
 
 
 def path_to(node: Node) -> list[Node]:
@@ -22,7 +21,9 @@ def path_to(node: Node) -> list[Node]:
 def sources_of(nodes: Sequence[Node]) -> tuple[CacheSource, ...]:
     """Those that hold all of them."""
     return tuple(
-        source for source, where in _SOURCES if nodes and all(where in node.where for node in nodes)
+        source
+        for source, where in CHEAPEST_FIRST
+        if nodes and all(where in node.where for node in nodes)
     )
 
 

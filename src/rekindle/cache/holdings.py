@@ -18,12 +18,14 @@ from rekindle.generation import CacheTerms, Rank
 from rekindle.model_state import Payload
 
 STAGED_ENTRIES = 4  # on their way to or from the disk, whatever the memory budget is; picked
-EVERYWHERE = Where.MEMORY | Where.DISK
+ELSEWHERE = Where.DISK | Where.SHARED  # than in memory
+EVERYWHERE = Where.MEMORY | ELSEWHERE
 
 
 class Holdings:
     """The disk is told by `drop_from_disk` what must go there, by `mark_on_disk` whose standing
-    has changed; `reload_seconds` says what a reload costs.
+    has changed; the shared store by `drop_from_shared` what somebody deleted, for the rest it
+    looks after itself. `reload_seconds` says what a reload costs.
     """
 
     def __init__(
@@ -33,8 +35,9 @@ class Holdings:
         pins: Pins,
         *,
         drop_from_disk: Callable[[Sequence[Key]], None],
+        drop_from_shared: Callable[[Sequence[Key]], None],
         mark_on_disk: Callable[[Node], None],
-        reload_seconds: Callable[[int], float | None],
+        reload_seconds: Callable[[Node], float | None],
     ) -> None:
         self.index = index
         self.memory = memory
@@ -43,6 +46,7 @@ class Holdings:
         self.n_covered = 0
         self.n_leases = 0
         self._drop_from_disk = drop_from_disk
+        self._drop_from_shared = drop_from_shared
         self._mark_on_disk = mark_on_disk
         self._reload_seconds = reload_seconds
         self._pins = pins
@@ -68,9 +72,9 @@ class Holdings:
         self.memory.put(entry)
         return self.add(entry.header, Where.MEMORY, entry.standing)
 
-    def note_on_disk(self, node: Node) -> None:
-        self.n_on_disk += Where.DISK not in node.where
-        node.where |= Where.DISK
+    def note_stored(self, node: Node, where: Where) -> None:
+        self.n_on_disk += Where.DISK in where & ~node.where
+        node.where |= where
         self._drop_covered(node)
         self._requeue(node)
 
@@ -93,9 +97,11 @@ class Holdings:
         self.remove(node, where)
 
     def drop_all(self, nodes: Sequence[Node]) -> None:
-        """Children before their parents; on disk all at once."""
+        """Children before their parents; from each store all at once."""
         if on_disk := [node.key for node in nodes if Where.DISK in node.where]:
             self._drop_from_disk(on_disk)
+        if shared := [node.key for node in nodes if Where.SHARED in node.where]:
+            self._drop_from_shared(shared)
         for node in nodes:
             self.remove(node, EVERYWHERE)
 
@@ -193,13 +199,13 @@ class Holdings:
                 self._requeue(node)
 
     def _requeue(self, node: Node) -> None:
-        """Keeps the queue to what may go: not leased, and on disk too or with nothing behind it."""
+        """Keeps the queue to what may go: not leased, and elsewhere too or a leaf."""
         current = self.index.get(node.key)
         if current is not None and current is not node:
             return  # an entry that was dropped has come back as another node
         is_free = Where.MEMORY in node.where and not node.leases
-        is_elsewhere = Where.DISK in node.where
-        is_pinned = node.standing.pinned_until > time.time() and not is_elsewhere
+        is_elsewhere = bool(node.where & ELSEWHERE)
+        is_pinned = node.standing.pinned_until > time.time() and Where.DISK not in node.where
         queue = self._queues[node.standing.rank]
         if is_free and not is_pinned and (is_elsewhere or node.is_leaf):
             queue.push(node.key, self._worth(queue.clock, node))
@@ -208,7 +214,7 @@ class Holdings:
 
     def _worth(self, clock: float, node: Node) -> float:
         seconds = node.compute_seconds
-        if Where.DISK in node.where:
-            seconds = min(seconds, self._reload_seconds(node.payload_bytes) or seconds)
+        if node.where & ELSEWHERE:
+            seconds = min(seconds, self._reload_seconds(node) or seconds)
         size = size_in_memory(node.payload_bytes)
         return priority(clock, seconds, size, 1 + node.hits)

@@ -1,7 +1,7 @@
 """What is new becomes an entry, if there is room: rows in blocks, states as checkpoints.
 
 Owned by the engine thread, as part of the PrefixCache. `holdings` makes the room and
-`disk_store` decides what is written.
+`disk_store` and `shared_stock` decide what is written.
 """
 
 import time
@@ -22,8 +22,9 @@ from rekindle.cache.block import (
 from rekindle.cache.disk_store import DiskStore
 from rekindle.cache.holdings import Holdings
 from rekindle.cache.policy import surplus_checkpoints
-from rekindle.cache.prefix_index import Node
+from rekindle.cache.prefix_index import HERE, Node
 from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.shared_stock import SharedStock
 from rekindle.generation import USUAL_TERMS, CacheTerms
 from rekindle.model_state import Payload
 
@@ -45,6 +46,7 @@ class Keeper:
         root: Key,
         holdings: Holdings,
         disk: DiskStore | None,
+        shared: SharedStock | None,
         counters: dict[str, int],
         *,
         is_on: bool,
@@ -53,6 +55,7 @@ class Keeper:
         self._holdings = holdings
         self._index = holdings.index
         self._disk = disk
+        self._shared = shared
         self._counters = counters
         self._is_on = is_on
         self._payload_sizes: dict[tuple[Kind, int], int] = {}  # that entries of a shape had
@@ -96,7 +99,8 @@ class Keeper:
         parent = keys.after_blocks(position // BLOCK_TOKENS)
         tokens = keys.between(start, position)
         header = self._header(Kind.CHECKPOINT, parent, start, tokens, reason, compute_seconds)
-        if self._index.get(header.key) is not None:
+        known = self._index.get(header.key)
+        if known is not None and known.where & HERE:
             return Saved.KNOWN
         saved = self._save(header, export, terms, was_reused=was_reused)
         if saved is Saved.STORED:
@@ -151,9 +155,11 @@ class Keeper:
             if parent is not None:
                 self._holdings.release(parent)
         node = self._holdings.hold(Entry(header, payload, Standing(terms.rank, terms.session)))
-        if self._disk is not None:
-            for each in (node, *(node.checkpoints or ())):
+        for each in (node, *(node.checkpoints or ())):
+            if self._disk is not None:
                 self._disk.offer(each, was_reused=was_reused)
+            if self._shared is not None:
+                self._shared.offer(each, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
 
@@ -165,12 +171,13 @@ class Keeper:
         return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
-        """Later, if some is on its way to the disk, or held by a restore."""
+        """Later, if some is on its way to a store, or held by a restore."""
         n_restoring = self._holdings.n_leases - (parent is not None)
-        if self._disk is not None:
-            if self._disk.is_writing:
-                return Saved.LATER
-            n_restoring -= self._disk.n_writing
+        for store in (self._disk, self._shared):
+            if store is not None:
+                if store.is_writing:
+                    return Saved.LATER
+                n_restoring -= store.n_writing
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:

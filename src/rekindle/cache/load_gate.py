@@ -10,6 +10,7 @@ class LoadGate:
     def __init__(self, *, may_recompute: bool) -> None:
         self.put_speed = Speed()  # from memory into a slot
         self.read_speed = Speed()  # from disk into memory
+        self.shared_speed = Speed()  # from the shared store into memory
         self._may_recompute = may_recompute
 
     def n_worth_loading(
@@ -46,12 +47,18 @@ class LoadGate:
         for ever.
         """
         self.read_speed.soften()
+        self.shared_speed.soften()
         self.put_speed.soften()
 
     def load_seconds(self, match: Match, *, n_live: int = 0) -> float | None:
         """How long bringing back what follows `n_live` would take; None: nobody knows yet."""
         checkpoint = [match.checkpoint] if match.checkpoint else []
         return self._total_load_seconds([*blocks_behind(match, n_live), *checkpoint])
+
+    def reload_seconds(self, node: Node) -> float | None:
+        """From where it is besides memory, back into it."""
+        speed = self.read_speed if Where.DISK in node.where else self.shared_speed
+        return speed.seconds(node.payload_bytes)
 
     def _total_load_seconds(self, nodes: Sequence[Node]) -> float | None:
         seconds = [self._load_seconds(node) for node in nodes]
@@ -61,7 +68,7 @@ class LoadGate:
         put = self.put_speed.seconds(node.payload_bytes)
         if Where.MEMORY in node.where or put is None:
             return put
-        read = self.read_speed.seconds(node.payload_bytes)
+        read = self.reload_seconds(node)
         return None if read is None else put + read
 
 

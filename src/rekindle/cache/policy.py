@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rekindle.config import WritePolicy
+from rekindle.generation import Rank
 
 # A checkpoint costs as much as 0.5 to 25 blocks, so they are sparse. All four numbers are picked.
 CHECKPOINT_INTERVAL = 2048
@@ -126,6 +127,22 @@ def admits_to_disk(
     if n_prefix_tokens < min_tokens or budget_left_share <= 0:
         return False
     return was_reused or (policy is WritePolicy.ALL and budget_left_share >= SCARCE_SHARE)
+
+
+def admits_to_shared(
+    policy: WritePolicy,
+    *,
+    n_prefix_tokens: int,
+    min_tokens: int,
+    was_reused: bool,
+    is_pinned: bool,
+    rank: Rank,
+) -> bool:
+    """A sub-agent's rows are of no use to another server unless somebody came back to them."""
+    if n_prefix_tokens < min_tokens:
+        return False
+    is_wanted = policy is WritePolicy.ALL and rank is not Rank.EPHEMERAL
+    return is_wanted or was_reused or is_pinned
 
 
 class WriteBudget:

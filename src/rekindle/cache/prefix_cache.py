@@ -1,7 +1,7 @@
 """The one object the engine loop talks to: which prefixes are stored, bring them, keep them.
 
-Owned by the engine thread. `holdings` knows what is held, `disk_store` what is written; here is
-what is found, used, promised and forgotten. `keeper` stores what is new.
+Owned by the engine thread. `holdings` knows what is held, `disk_store` and `shared_stock` what
+is written; here is what is found, used, promised and forgotten. `keeper` stores what is new.
 """
 
 import logging
@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from rekindle.cache.back_store import WriteRules
 from rekindle.cache.block import KEY_BYTES, Key, Kind, namespace_root
 from rekindle.cache.contents import Contents
-from rekindle.cache.disk_store import DiskStore, WriteRules
+from rekindle.cache.disk_store import DiskStore
 from rekindle.cache.holdings import EVERYWHERE, Holdings
 from rekindle.cache.keeper import Keeper
 from rekindle.cache.load_gate import LoadGate, blocks_behind, nodes_of
@@ -21,6 +22,9 @@ from rekindle.cache.policy import TAIL_GRAIN
 from rekindle.cache.prefix_index import Match, Node, PrefixIndex, Where
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
+from rekindle.cache.shared_stock import MIN_PROBE_TOKENS, Probe, SharedStock
+from rekindle.cache.shared_store import SharedStore
+from rekindle.cache.shared_transfers import SharedTransfers
 from rekindle.cache.tiers.memory import MemoryTier
 from rekindle.cache.transfers import Transfers
 from rekindle.config import WritePolicy
@@ -48,6 +52,14 @@ class CachePolicy:
     may_recompute: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SharedAccess:
+    """A store that other servers use, and the threads that move bytes there."""
+
+    store: SharedStore
+    transfers: SharedTransfers
+
+
 class PrefixCache:
     def __init__(
         self,
@@ -55,6 +67,7 @@ class PrefixCache:
         traits: StateTraits,
         policy: CachePolicy,
         transfers: Transfers | None,
+        shared: "SharedAccess | None" = None,
     ) -> None:
         self.root = root
         self._traits = traits
@@ -72,8 +85,9 @@ class PrefixCache:
             self._memory,
             pins,
             drop_from_disk=self._drop_from_disk,
+            drop_from_shared=self._drop_from_shared,
             mark_on_disk=self._mark_on_disk,
-            reload_seconds=self.gate.read_speed.seconds,
+            reload_seconds=self.gate.reload_seconds,
         )
         # All there from the start: another thread reads them.
         self._counters = {each.name: 0 for each in fields(CacheCounters)}
@@ -86,10 +100,22 @@ class PrefixCache:
                 self._holdings,
                 self._names,
                 policy.writes,
-                self._counters,
+                self.count,
                 self.gate.read_speed,
             )
-        self.keeper = Keeper(root, self._holdings, self._disk, self._counters, is_on=self.is_on)
+        self._shared: SharedStock | None = None
+        if shared is not None:
+            self._shared = SharedStock(
+                shared.store,
+                shared.transfers,
+                self._holdings,
+                policy.writes,
+                self.count,
+                self.gate.shared_speed,
+            )
+        self.keeper = Keeper(
+            root, self._holdings, self._disk, self._shared, self._counters, is_on=self.is_on
+        )
 
     @classmethod
     def switched_off(cls, why: str) -> "PrefixCache":
@@ -107,12 +133,14 @@ class PrefixCache:
     @property
     def is_on(self) -> bool:
         return self._traits.off_because is None and (
-            self._policy.memory_bytes > 0 or self._disk is not None
+            self._policy.memory_bytes > 0 or self._disk is not None or self._shared is not None
         )
 
     def start(self) -> None:
         if self._traits.off_because is not None:
             _log.warning("cache: off for this model. %s", self._traits.off_because)
+        if self._shared is not None:
+            self._shared.start()
         if self._disk is None:
             return
         began = time.monotonic()
@@ -122,18 +150,25 @@ class PrefixCache:
             _log.info("cache: still reading the index, %d entries so far", len(self._index))
 
     def close(self, grace_seconds: float) -> None:
+        deadline = time.monotonic() + grace_seconds
         if self._disk is not None:
             self._disk.close(grace_seconds)
+        if self._shared is not None:  # it has gone on meanwhile
+            self._shared.close(max(deadline - time.monotonic(), 0.0))
 
     def poll(self) -> bool:
         """Takes in what the transfer threads have finished; True: there is more."""
         if self._memory.n_bytes > self._memory.budget_bytes:
             self._holdings.shrink()  # the budget may have become smaller
+        if self._shared is not None:
+            self._shared.poll()
         return self._disk is not None and self._disk.poll()
 
     def wait(self, timeout_seconds: float) -> bool:
         """For something to finish; False: nothing did in time. For the end only."""
-        return self._disk is not None and self._disk.wait(timeout_seconds)
+        if self._disk is not None and self._disk.is_writing:
+            return self._disk.wait(timeout_seconds)
+        return self._shared is not None and self._shared.wait(timeout_seconds)
 
     def set_memory_budget(self, n_bytes: int) -> None:
         """From any thread; what is too much leaves with the next thing that is stored."""
@@ -148,24 +183,52 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.root, keys.between(0, n_limit))
 
+    @property
+    def has_others(self) -> bool:
+        """Other servers, whose work is in the shared store."""
+        return self._shared is not None
+
+    def ask_others(
+        self,
+        keys: PrefixKeys,
+        n_limit: int,
+        *,
+        n_have: int,
+        prefill_seconds_per_token: float | None,
+    ) -> Probe | None:
+        """Starts to ask the shared store for what of a prompt is not here; None: no need to."""
+        n_missing = n_limit - n_have
+        if self._shared is None or n_missing < MIN_PROBE_TOKENS:
+            return None
+        per_token = prefill_seconds_per_token
+        compute_seconds = None if per_token is None else per_token * n_missing
+        return self._shared.ask(keys, self.match(keys, n_limit), n_limit, compute_seconds)
+
+    def is_asking(self, probe: Probe, now: float) -> bool:
+        """Whether it is still worth waiting for an answer."""
+        if not probe.is_over and now >= probe.deadline and self._shared is not None:
+            self._shared.give_up(probe)
+        return not probe.is_over
+
     def use(self, match: Match, terms: CacheTerms = USUAL_TERMS) -> None:
         """Notes that a request shares this prefix, wherever it takes the rows from."""
         nodes = nodes_of(match)
         for node in nodes:
             self._holdings.note_use(node, terms)
             # Every chat shares a few tokens of its template with every other.
-            if self._disk is not None and node.where and match.n_tokens >= MIN_REUSE_TOKENS:
-                self._disk.offer(node, was_reused=True)
+            if node.where and match.n_tokens >= MIN_REUSE_TOKENS:
+                self._offer(node)
         if self._disk is not None:
             self._disk.touch(nodes)
+        if self._shared is not None:
+            self._shared.touch(nodes)
 
     def pin(self, keys: PrefixKeys, terms: CacheTerms) -> None:
         """What of a request's pins is stored by now; a session is not promised everything."""
         for pin in terms.pins:
             nodes = nodes_of(self.match(keys, pin.n_tokens))
             for node in self._holdings.pin(terms.session, nodes, time.time() + pin.seconds):
-                if self._disk is not None:
-                    self._disk.offer(node, was_reused=True)
+                self._offer(node)
 
     def give_name(self, keys: PrefixKeys, n_tokens: int, terms: CacheTerms) -> None:
         if terms.name is None:
@@ -209,9 +272,9 @@ class PrefixCache:
             return False
         nodes = nodes_of(self.match(self.keys(list(tokens), namespace), len(tokens)))
         self._holdings.set_pin(nodes, time.time() + seconds if seconds else 0.0)
-        if seconds and self._disk is not None:
+        if seconds:
             for node in nodes:
-                self._disk.offer(node, was_reused=True)
+                self._offer(node)
         return True
 
     def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
@@ -244,16 +307,27 @@ class PrefixCache:
         return self._holdings.payload(node)
 
     def fetch(self, node: Node, *, must: bool) -> None:
-        if Where.MEMORY not in node.where:
+        if Where.DISK in node.where:
             assert self._disk is not None
             self._disk.fetch(node, must=must)
+        elif Where.SHARED in node.where:
+            assert self._shared is not None
+            self._shared.fetch(node, must=must)
 
     def distrust(self, node: Node) -> None:
         """The backend refused these bytes: they are set aside and never tried again."""
         self._counters["quarantined"] += 1
         if self._disk is not None:
             self._disk.quarantine(node, "the backend refused it")
+        if self._shared is not None:
+            self._shared.quarantine(node, "the backend refused it")
         self._holdings.remove(node, EVERYWHERE)
+
+    def _offer(self, node: Node) -> None:
+        if self._disk is not None:
+            self._disk.offer(node, was_reused=True)
+        if self._shared is not None:
+            self._shared.offer(node, was_reused=True)
 
     def _mark_on_disk(self, node: Node) -> None:
         if self._disk is not None:
@@ -262,6 +336,10 @@ class PrefixCache:
     def _drop_from_disk(self, keys: Sequence[Key]) -> None:
         if self._disk is not None:
             self._disk.drop(keys)
+
+    def _drop_from_shared(self, keys: Sequence[Key]) -> None:
+        if self._shared is not None:
+            self._shared.drop(keys)
 
     def _log_found(self, seconds: float) -> None:
         n_tokens = n_bytes = 0
@@ -306,6 +384,8 @@ class PrefixCache:
         ]
         if self._disk is not None:
             tiers.append(self._disk.status(self._policy.disk_bytes))
+        if self._shared is not None:
+            tiers.append(self._shared.status())
         return CacheStatus(
             model_class=self._traits.model_class,
             off_because=self._traits.off_because,

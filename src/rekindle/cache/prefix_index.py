@@ -7,6 +7,7 @@ No I/O, no clock, one thread; it knows where bytes are and never touches them.
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from enum import IntFlag
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -26,9 +27,11 @@ _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
 class Where(IntFlag):
     MEMORY = 1
     DISK = 2
+    SHARED = 4
 
 
 NOWHERE = Where(0)
+HERE = Where.MEMORY | Where.DISK
 
 
 class Node:
@@ -180,12 +183,17 @@ class PrefixIndex:
         return [checkpoint for checkpoint in reversed(found) if checkpoint is not node]
 
     def is_covered(self, parent: Key, tokens: bytes) -> bool:
-        """Whether a block behind `parent` holds these tokens, and maybe more."""
+        """Whether a block behind `parent` that is here holds these tokens, and maybe more."""
         holder = self._nodes.get(parent) or self._placeholders.get(parent)
         if holder is None or holder.children is None:
             return False
         place = bisect_left(holder.children, tokens, key=_tokens_of)
-        return place < len(holder.children) and holder.children[place].tokens.startswith(tokens)
+        for child in islice(holder.children, place, None):
+            if not child.tokens.startswith(tokens):
+                return False
+            if child.where & HERE:
+                return True
+        return False
 
     def covered_by(self, node: Node) -> list[Node]:
         """The short blocks that the block `node` makes redundant: it starts with their tokens."""

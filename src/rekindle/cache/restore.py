@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.cache.block import Kind
-from rekindle.cache.prefix_index import Node, Where
+from rekindle.cache.prefix_index import Node
+from rekindle.cache.sources import nearest
 from rekindle.generation import CacheSource
 from rekindle.model_state import Payload
 
@@ -57,10 +58,7 @@ class Restore:
         self._n_done = 0
         self._n_live = n_live
         self.n_tokens = n_tokens
-        self._sources = [
-            CacheSource.MEMORY if Where.MEMORY in node.where else CacheSource.DISK
-            for node in self._nodes
-        ]
+        self._sources = [nearest(node.where) for node in self._nodes]
         for node in self._nodes:
             shelf.lease(node)
         self._read_ahead()

@@ -136,7 +136,7 @@ class Transfers:
         self._owed: list[Job] = []  # deletions that the disk refused; the writer's own
         self._abandoned = threading.Event()
         self._threads = [
-            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
+            threading.Thread(target=do_jobs, args=(jobs,), name=name, daemon=True)
             for name, jobs in [
                 ("cache-writer", self._writes),
                 *((f"cache-reader-{n}", self._reads) for n in range(N_READERS)),
@@ -334,7 +334,8 @@ class _ProgressLog:
             _log.info("cache: reading headers, %d of %d files", n_done, n_total)
 
 
-def _work(jobs: SimpleQueue[Job | None]) -> None:
+def do_jobs(jobs: SimpleQueue[Job | None]) -> None:
+    """What a transfer thread does, until it is told to end."""
     while (job := jobs.get()) is not None:
         try:
             job()

@@ -33,7 +33,7 @@ class Admission:
         for sequence in list(roster.waiting):
             if len(roster.running) == self._backend.n_slots or roster.is_crowded:
                 break
-            if self._warm_start.is_following(sequence):
+            if self._warm_start.is_asking(sequence) or self._warm_start.is_following(sequence):
                 continue
             if sequence.request.background and roster.running:
                 break  # one after another

@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_index import Match, Where
+from rekindle.cache.prefix_index import Match
+from rekindle.cache.sources import nearest
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
@@ -143,10 +144,4 @@ def _spans(start: Start) -> tuple[CachedSpan, ...]:
 def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:
     """Where each of the entries is, and up to which position it would be used."""
     entries = [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-    return [
-        (
-            CacheSource.MEMORY if Where.MEMORY in node.where else CacheSource.DISK,
-            min(node.stop, n_stored),
-        )
-        for node in entries
-    ]
+    return [(nearest(node.where), min(node.stop, n_stored)) for node in entries]

@@ -104,10 +104,10 @@ class EngineLoop:
     def _use_cache(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._saver = SlotSaver(self._backend, self._slots, cache)
-        warm_start = WarmStart(self._backend, self._slots, cache, self._saver)
-        self._inquiries = Inquiries(cache, self._slots, self._saver, warm_start)
+        self._warm_start = WarmStart(self._backend, self._slots, cache, self._saver)
+        self._inquiries = Inquiries(cache, self._slots, self._saver, self._warm_start)
         self._reports = Reports(cache, self._outbox)
-        self._admission = Admission(self._backend, self._roster, warm_start, self._reports)
+        self._admission = Admission(self._backend, self._roster, self._warm_start, self._reports)
         self._batches = BatchRunner(self._backend, self._slots, self._roster, cache, self._saver)
 
     def stop(self) -> None:
@@ -190,7 +190,7 @@ class EngineLoop:
         if self._has_news or self._embeddings.is_busy:
             timeout = 0.0
         elif not self._roster.is_empty or self._persisting.is_busy:
-            timeout = STALL_CHECK_SECONDS if self._is_stalled else 0.0
+            timeout = self._roster.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
         while True:
             try:
                 order = self.inbox.get(block=timeout != 0.0, timeout=timeout)
@@ -235,15 +235,15 @@ class EngineLoop:
         if request.max_tokens is not None:
             max_length = min(max_length, len(request.prompt) + request.max_tokens)
         tokens = list(request.prompt)
-        self._roster.enlist(
-            Sequence(
-                request=request,
-                arrived_at=time.monotonic(),
-                max_length=max_length,
-                tokens=tokens,
-                keys=self._cache.keys(tokens, request.terms.namespace),
-            )
+        sequence = Sequence(
+            request=request,
+            arrived_at=time.monotonic(),
+            max_length=max_length,
+            tokens=tokens,
+            keys=self._cache.keys(tokens, request.terms.namespace),
         )
+        self._roster.enlist(sequence)
+        self._warm_start.ask_others(sequence)
 
     def _cancel(self, request_id: str) -> None:
         self._embeddings.cancel(request_id)

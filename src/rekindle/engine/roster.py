@@ -41,6 +41,11 @@ class Roster:
     def has_foreground(self) -> bool:
         return any(not sequence.request.background for sequence in self._everyone())
 
+    def seconds_to_wait(self, most: float) -> float:
+        """Until somebody gives up on an answer."""
+        deadlines = [each.probe.deadline for each in self.waiting if each.probe is not None]
+        return min(most, max(0.0, min(deadlines) - time.monotonic())) if deadlines else most
+
     def enlist(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3
 
 SHORT_REPLY_TOKENS = 32  # until then nothing of a stream is exported: it may end soon; picked
-WAY_SHARE = 0.03  # of a prefill: it may go into storing and bringing back who makes way; picked
+WAY_SHARE = 0.1  # of a prefill: it may go into storing and bringing back who makes way; picked
 MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
 
 
@@ -158,10 +158,10 @@ class SlotSaver:
         for slot in self._slots.idle():
             if slot.rank < rank or self._slots.own_cells(slot) < slot.n_rows // 2:
                 continue
-            # To store it, if need be, and to bring it back.
-            about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
-            if about is None or about >= left or (others_decode and not self._is_saved(slot)):
-                continue
+            if not self._is_saved(slot):
+                about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+                if about is None or about >= left or others_decode:
+                    continue
             is_saved = self.save_all(slot, Reason.RECLAIM, others_decode=False)
             slot.seconds_to_bring_back = None  # what it was based on may be gone
             if is_saved and (price := self._seconds_to_bring_back(slot)) < left:

@@ -86,6 +86,24 @@ class WarmStart:
                 return Start(source if n_whole else None, n_whole, match, n_stored)
         return Start(source, n_live, match, 0)
 
+    def ask_others(self, sequence: Sequence) -> None:
+        """Whether the shared store has more of its prompt is asked as soon as it arrives."""
+        if not sequence.request.cache_prompt or not self._cache.has_others:
+            return
+        sequence.probe = self._cache.ask_others(
+            sequence.keys,
+            len(sequence.tokens) - 1,
+            n_have=self.find(sequence).n_tokens,
+            prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
+        )
+
+    def is_asking(self, sequence: Sequence) -> bool:
+        probe = sequence.probe
+        if probe is not None and self._cache.is_asking(probe, time.monotonic()):
+            return True
+        sequence.probe = None
+        return False
+
     def take_as_it_is(self, sequence: Sequence, start: Start) -> bool:
         """Whether all of a prompt that is only to be evaluated is live: it needs no slot."""
         if sequence.is_sampled or start.source is None or start.n_live < len(sequence.tokens):

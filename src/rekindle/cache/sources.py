@@ -1,0 +1,15 @@
+"""Which of the places that hold an entry is asked for it: the cheapest one."""
+
+from rekindle.cache.prefix_index import Where
+from rekindle.generation import CacheSource
+
+# Disk before shared even when both hold it: a local read cannot stall on the network.
+CHEAPEST_FIRST = (
+    (CacheSource.MEMORY, Where.MEMORY),
+    (CacheSource.DISK, Where.DISK),
+    (CacheSource.SHARED, Where.SHARED),
+)
+
+
+def nearest(where: Where) -> CacheSource:
+    return next(source for source, place in CHEAPEST_FIRST if place in where)

@@ -1,0 +1,155 @@
+"""Whether the shared store answers: the circuit breaker that all who ask it go by.
+
+While it is open nobody asks; a thread pings the store, less and less often, and closes it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from rekindle.errors import TierFailed
+
+_log = logging.getLogger(__name__)
+
+# All four are picked.
+PING_SECONDS = 0.25  # a ping that takes longer has failed
+MIN_WAIT_SECONDS = 0.5
+MAX_WAIT_SECONDS = 15.0
+MAX_FAILURES = 2  # in a row; a refused connection is enough alone
+
+_CLOSE_SECONDS = 1.0
+
+
+class StoreHealth:
+    """Any thread may call. `ping` raises TierFailed."""
+
+    def __init__(
+        self,
+        place: str,
+        ping: Callable[[], None],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._place = place
+        self._ping = ping
+        self.now = now  # the clock of `began_at`
+        self._closed = threading.Event()
+        self._wait = wait or self._closed.wait
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
+        self._trouble: str | None = None
+        self._troubled_since = 0.0
+        self._n_failures = 0  # in a row
+        self._failed_at = float("-inf")
+        # Pings that succeed where real work fails must not make it ask twice a second.
+        self._wait_seconds = MIN_WAIT_SECONDS
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return self._trouble is None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody asks the store; None: it is well."""
+        return self._trouble
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Called, in any thread, when the store fails and when it is back; ends with the result."""
+        with self._lock:
+            self._listeners.append(listener)
+        return lambda: self._forget(listener)
+
+    def check(self) -> None:
+        """One ping, for the start: a store that is down opens the breaker at once."""
+        if why := self._ping_trouble():
+            self._note(why, n_failures=MAX_FAILURES)
+
+    def note_success(self, *, began_at: float | None = None) -> None:
+        """An answer that came, but too late for whom it was meant, makes up for nothing:
+        `began_at`, by `now`, is when it was asked for.
+        """
+        with self._lock:
+            if self._trouble is None and (began_at is None or began_at >= self._failed_at):
+                self._n_failures = 0
+                self._wait_seconds = MIN_WAIT_SECONDS
+
+    def note_failure(self, why: str) -> None:
+        self._note(why, n_failures=1)
+
+    def note_slow(self, why: str) -> None:
+        """It did not answer in the time its caller had."""
+        self._note(why, n_failures=1)
+
+    def note_unreachable(self, why: str) -> None:
+        self._note(why, n_failures=MAX_FAILURES)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self._listeners.clear()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher.join(_CLOSE_SECONDS)
+
+    def _note(self, why: str, *, n_failures: int) -> None:
+        with self._lock:
+            if self._trouble is not None or self._closed.is_set():
+                return
+            self._failed_at = self.now()
+            self._n_failures += n_failures
+            if self._n_failures < MAX_FAILURES:
+                return
+            self._trouble = why
+            self._troubled_since = self._failed_at
+            self._watcher = threading.Thread(target=self._watch, name="store-health", daemon=True)
+            self._watcher.start()
+        _log.warning(
+            "cache: the shared store at %s does not answer, local tiers go on: %s",
+            self._place,
+            why,
+        )
+        self._tell()
+
+    def _watch(self) -> None:
+        while True:
+            self._wait(self._next_wait_seconds())
+            if self._closed.is_set():
+                return
+            if self._ping_trouble() is None:
+                break
+        with self._lock:
+            seconds = self.now() - self._troubled_since
+            self._trouble = None
+            self._n_failures = 0
+        if not self._closed.is_set():
+            _log.info("cache: the shared store at %s is back after %.0f s", self._place, seconds)
+            self._tell()
+
+    def _next_wait_seconds(self) -> float:
+        with self._lock:
+            seconds = self._wait_seconds
+            self._wait_seconds = min(2 * seconds, MAX_WAIT_SECONDS)
+        return seconds
+
+    def _ping_trouble(self) -> str | None:
+        began_at = self.now()
+        try:
+            self._ping()
+        except TierFailed as error:
+            return error.message
+        seconds = self.now() - began_at
+        return f"a ping took {seconds:.2f} s" if seconds > PING_SECONDS else None
+
+    def _tell(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def _forget(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
