@@ -44,6 +44,13 @@ LOST = replace(OLD, key="", name="lost", sources=())
 
 
 TIER = TierStatus(name=CacheSource.DISK, n_entries=3, n_bytes=5_000_000, budget_bytes=20_000_000)
+SHARED = TierStatus(
+    name=CacheSource.SHARED,
+    n_entries=1,
+    n_bytes=0,
+    budget_bytes=0,
+    directory="redis://store:6379/0",
+)
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def url(store: FakeStore) -> Iterator[str]:
     responder = FakeResponder()
     responder.store = store
     responder.cache = CacheStatus(
-        model_class="dense", off_because=None, tiers=(TIER,), counters=CacheCounters()
+        model_class="dense", off_because=None, tiers=(TIER, SHARED), counters=CacheCounters()
     )
     with serving(responder) as url:
         yield url
@@ -84,7 +91,7 @@ def test_ls_tells_what_the_server_tells(url: str) -> None:
     assert "memory,disk" in lines[1]
     assert "background" in lines[1]
     assert "for 10 h" in lines[5]
-    assert lines[-1] == "6 prompts; disk 5.0 MB of 20.0 MB"
+    assert lines[-1] == "6 prompts; disk 5.0 MB of 20.0 MB; shared 1 entry known here"
     told = json.loads(run("ls", "--url", url, "--json").stdout)
     assert [each["key"] for each in told["data"]][2:4] == [NEW.key, OLD.key]
     assert told["usage"][0]["name"] == "disk"
@@ -120,6 +127,10 @@ def test_what_makes_no_sense_with_a_server_is_refused(url: str) -> None:
     )
     assert "--dir is about a directory" in refusal("ls", "--url", url, "--dir", "/x")
     assert "--all is about a directory" in refusal("ls", "--url", url, "--all")
+
+
+def test_the_address_of_a_shared_store_is_not_taken_for_a_directory(url: str) -> None:
+    assert refusal("verify", "--url", url) == f"{url} stores nothing on disk."
 
 
 @pytest.mark.parametrize("command", [["ls"], ["show", "a"], ["prune", "--older-than", "1d"]])

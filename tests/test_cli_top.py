@@ -91,13 +91,14 @@ SESSIONS: list[dict[str, Any]] = [
 ]
 
 
-def metrics(counters: CacheCounters) -> str:
+def metrics(counters: CacheCounters, *shared: TierStatus) -> str:
     """As a server renders them."""
     tiers = (
         TierStatus(name=CacheSource.MEMORY, n_entries=7, n_bytes=10**9, budget_bytes=4 * 10**9),
         TierStatus(
             name=CacheSource.DISK, n_entries=1234, n_bytes=9 * 10**9, budget_bytes=9 * 10**9
         ),
+        *shared,
     )
     status = EngineStatus(
         n_slots=2,
@@ -115,6 +116,16 @@ def metrics(counters: CacheCounters) -> str:
     return telemetry.render().decode()
 
 
+IDLE = Rates(
+    live=0.0,
+    memory=0.0,
+    disk=0.0,
+    shared=0.0,
+    upstream=0.0,
+    prefilled=0.0,
+    generated=0.0,
+    hit_share=None,
+)
 COUNTERS = CacheCounters(live_tokens=1000, memory_tokens=500, disk_tokens=250, prefilled_tokens=250)
 
 
@@ -149,7 +160,9 @@ def test_the_recorded_replies_are_of_the_shape_that_the_api_declares() -> None:
 
 def test_a_snapshot_has_every_number_from_the_place_that_tells_it() -> None:
     taken = snapshot()
-    assert taken.tokens == Tokens(live=1000, memory=500, disk=250, prefilled=250, generated=44)
+    assert taken.tokens == Tokens(
+        live=1000, memory=500, disk=250, shared=0, upstream=0, prefilled=250, generated=44
+    )
     assert taken.tokens.hit_share == 0.875
     assert (taken.n_busy, taken.n_slots, taken.n_waiting) == (1, 2, 5)
     assert (taken.n_cells_used, taken.n_cells) == (2048, 8192)
@@ -161,8 +174,8 @@ def test_a_snapshot_has_every_number_from_the_place_that_tells_it() -> None:
 def test_rates_are_what_was_added_in_the_time_between() -> None:
     later = replace(COUNTERS, live_tokens=1100, prefilled_tokens=350)
     after = snapshot(taken_at=1004.0, metrics=metrics(later))
-    assert rates_between(snapshot(), after) == Rates(
-        live=25.0, memory=0.0, disk=0.0, prefilled=25.0, generated=0.0, hit_share=0.5
+    assert rates_between(snapshot(), after) == replace(
+        IDLE, live=25.0, prefilled=25.0, hit_share=0.5
     )
     assert rates_between(after, after) is None
 
@@ -174,7 +187,7 @@ def test_a_server_that_began_anew_has_no_rates() -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_frame_fits_its_terminal_and_tells_the_essentials(width: int) -> None:
-    rates = Rates(live=1234.0, memory=0.0, disk=0.0, prefilled=56.0, generated=7.0, hit_share=None)
+    rates = replace(IDLE, live=1234.0, prefilled=56.0, generated=7.0)
     text = drawn(frame(URL, snapshot(), rates, width=width), width=width)
     assert all(len(line) <= width for line in text.splitlines())
     for told in (
@@ -195,6 +208,23 @@ def test_a_frame_fits_its_terminal_and_tells_the_essentials(width: int) -> None:
     assert "[bold]a-session-w..." in text
     assert text.isascii()
     assert "\x1b" not in text
+    assert "shared" not in text
+    assert "upstream" not in text
+
+
+@pytest.mark.parametrize(("trouble", "state"), [(None, "ok"), ("refused", "not answering")])
+def test_a_shared_store_and_an_upstream_have_their_rows(trouble: str | None, state: str) -> None:
+    counters = replace(COUNTERS, shared_tokens=125, upstream_tokens=375)
+    tier = TierStatus(
+        name=CacheSource.SHARED, n_entries=42, n_bytes=0, budget_bytes=0, trouble=trouble
+    )
+    taken = snapshot(metrics=metrics(counters, tier))
+    assert taken.tokens.n_reused == 2250
+    text = drawn(frame(URL, taken, replace(IDLE, shared=5.0), width=80), width=80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert re.search(r"from shared store +125 +5\b", text)
+    assert re.search(r"from upstream +375 +0\b", text)
+    assert re.search(rf"shared +- +- +42 +{state} *$", text, re.MULTILINE)
 
 
 def test_wide_tables_stand_side_by_side() -> None:

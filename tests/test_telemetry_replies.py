@@ -85,18 +85,23 @@ def test_bytes_that_move_are_shown_by_tier_and_way() -> None:
             save_microseconds=6_000_000,
             written_bytes=7,
             write_microseconds=8_000_000,
+            shared_read_bytes=9,
+            shared_read_microseconds=10_000_000,
+            shared_written_bytes=11,
+            shared_write_microseconds=12_000_000,
         )
     )
     expected = {
-        "restored_bytes": (1, 3),
-        "restore_seconds": (2, 4),
-        "saved_bytes": (5, 7),
-        "save_seconds": (6, 8),
+        "restored_bytes": (1, 3, 9),
+        "restore_seconds": (2, 4, 10),
+        "saved_bytes": (5, 7, 11),
+        "save_seconds": (6, 8, 12),
     }
-    for name, (memory, disk) in expected.items():
+    for name, (memory, disk, shared) in expected.items():
         assert samples(telemetry, f"rekindle_cache_{name}_total") == {
             '{tier="memory"}': memory,
             '{tier="disk"}': disk,
+            '{tier="shared"}': shared,
         }
 
 

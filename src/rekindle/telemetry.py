@@ -229,6 +229,8 @@ def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
         n_entries=sum(part.n_entries for part in parts),
         n_bytes=joined([part.n_bytes for part in parts]),
         budget_bytes=joined([part.budget_bytes for part in parts]),
+        trouble=next((part.trouble for part in parts if part.trouble is not None), None),
+        directory=parts[0].directory,
     )
 
 
@@ -249,6 +251,7 @@ class _EngineCollector(Collector):
         if status.cache is not None:
             yield from _tier_metrics(status.cache.tiers)
             yield from _cache_counters(status.cache.counters)
+            yield from _shared_counters(status.cache.counters)
 
 
 class _TraceCollector(Collector):
@@ -269,8 +272,13 @@ def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
     )
     for tier in tiers:
         entries.add_metric([tier.name], tier.n_entries)
-        used.add_metric([tier.name], tier.n_bytes)
-        budget.add_metric([tier.name], tier.budget_bytes)
+        if tier.name is CacheSource.SHARED:
+            # Others store there, too: nobody here knows its bytes.
+            is_up = int(tier.trouble is None)
+            yield GaugeMetricFamily("rekindle_shared_store_up", "1: it answers; 0: not.", is_up)
+        else:
+            used.add_metric([tier.name], tier.n_bytes)
+            budget.add_metric([tier.name], tier.budget_bytes)
     yield from (entries, used, budget)
 
 
@@ -283,6 +291,8 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     reused.add_metric([CacheSource.LIVE], counted.live_tokens)
     reused.add_metric([CacheSource.MEMORY], counted.memory_tokens)
     reused.add_metric([CacheSource.DISK], counted.disk_tokens)
+    reused.add_metric([CacheSource.SHARED], counted.shared_tokens)
+    reused.add_metric([CacheSource.UPSTREAM], counted.upstream_tokens)
     evictions = CounterMetricFamily(
         "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
     )
@@ -295,33 +305,7 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     drops.add_metric(["thinned"], counted.thinned)
     drops.add_metric(["deleted"], counted.deleted)
     yield from (reused, evictions, drops)
-    memory, disk = CacheSource.MEMORY, CacheSource.DISK
-    for name, about, values in (
-        (
-            "rekindle_cache_restored_bytes",
-            "Bytes brought back: from disk into memory, from memory into a slot.",
-            {memory: counted.put_bytes, disk: counted.read_bytes},
-        ),
-        (
-            "rekindle_cache_restore_seconds",
-            "Seconds that took.",
-            {memory: counted.put_microseconds / 1e6, disk: counted.read_microseconds / 1e6},
-        ),
-        (
-            "rekindle_cache_saved_bytes",
-            "Bytes stored: from a slot into memory, from memory to disk.",
-            {memory: counted.saved_bytes, disk: counted.written_bytes},
-        ),
-        (
-            "rekindle_cache_save_seconds",
-            "Seconds that took.",
-            {memory: counted.save_microseconds / 1e6, disk: counted.write_microseconds / 1e6},
-        ),
-    ):
-        family = CounterMetricFamily(name, about, labels=["tier"])
-        for tier, value in values.items():
-            family.add_metric([tier], value)
-        yield family
+    yield from _moved_bytes(counted)
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
         ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
@@ -336,3 +320,54 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
         ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
     ):
         yield CounterMetricFamily(name, about, value)
+
+
+def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
+    for name, about, memory, disk, shared in (
+        (
+            "rekindle_cache_restored_bytes",
+            "Bytes brought back: from disk or the shared store into memory, from memory to a slot.",
+            counted.put_bytes,
+            counted.read_bytes,
+            counted.shared_read_bytes,
+        ),
+        (
+            "rekindle_cache_restore_seconds",
+            "Seconds that took.",
+            counted.put_microseconds / 1e6,
+            counted.read_microseconds / 1e6,
+            counted.shared_read_microseconds / 1e6,
+        ),
+        (
+            "rekindle_cache_saved_bytes",
+            "Bytes stored: from a slot into memory, from memory to disk or the shared store.",
+            counted.saved_bytes,
+            counted.written_bytes,
+            counted.shared_written_bytes,
+        ),
+        (
+            "rekindle_cache_save_seconds",
+            "Seconds that took.",
+            counted.save_microseconds / 1e6,
+            counted.write_microseconds / 1e6,
+            counted.shared_write_microseconds / 1e6,
+        ),
+    ):
+        family = CounterMetricFamily(name, about, labels=["tier"])
+        family.add_metric([CacheSource.MEMORY], memory)
+        family.add_metric([CacheSource.DISK], disk)
+        family.add_metric([CacheSource.SHARED], shared)
+        yield family
+
+
+def _shared_counters(counted: CacheCounters) -> Iterator[Metric]:
+    for name, about, value in (
+        ("probes", "Prompts looked up there.", counted.shared_probes),
+        ("probes_failed", "Look-ups without an answer in time.", counted.shared_probes_failed),
+        ("writes", "Entries written there.", counted.shared_writes),
+        ("writes_refused", "Writes ruled out, or too many.", counted.shared_writes_refused),
+        ("writes_failed", "Writes that failed.", counted.shared_writes_failed),
+        ("vanished", "Entries missed there.", counted.shared_vanished),
+        ("quarantined", "Entries that failed a check.", counted.shared_quarantined),
+    ):
+        yield CounterMetricFamily(f"rekindle_shared_{name}", about, value)

@@ -73,6 +73,16 @@ def story_of(path: str, end: ReplyDone, *, stream: bool) -> dict[str, Any]:
     return story
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_d1_every_dialect_names_every_source(path: str) -> None:
+    """D1"""
+    spans = tuple(CachedSpan(source, i, i + 1) for i, source in enumerate(CacheSource))
+    story = story_of(path, done(n_cached=len(spans), spans=spans), stream=False)
+    TypeAdapter(Rekindle).validate_python(story, extra="forbid")
+    assert [each["tier"] for each in story["cached"]] == list(CacheSource)
+    assert [each["source"] for each in story["spans"]] == list(CacheSource)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_x4_every_dialect_tells_a_miss_where_it_was_asked_for(

@@ -37,7 +37,7 @@ from tests.support.records import RECORD
 pytestmark = pytest.mark.anyio
 
 KEYED = ApiSettings(api_keys=("secret",))
-LIVE, DISK = CacheSource.LIVE, CacheSource.DISK
+LIVE, DISK, SHARED = CacheSource.LIVE, CacheSource.DISK, CacheSource.SHARED
 DONE = replace(
     RECORD,
     namespace="",
@@ -83,13 +83,14 @@ STATUS = EngineStatus(
 class Models(FixedModels):
     """Counts how often its engine is looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: EngineStatus = STATUS) -> None:
         super().__init__(FakeResponder(), CARD)
         self.n_looks = 0
+        self._status = status
 
     def status(self, name: str | None) -> EngineStatus:
         self.n_looks += 1
-        return STATUS
+        return self._status
 
 
 class Clock:
@@ -138,6 +139,8 @@ async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() 
         "live": 60,
         "memory": 0,
         "disk": 10,
+        "shared": 0,
+        "upstream": 0,
         "prefilled": 30,
         "twice": 4,
         "first_token_ms": {"p50": 250.0, "p95": 250.0},
@@ -165,8 +168,48 @@ async def test_a_snapshot_tells_slots_tiers_and_what_is_wrong() -> None:
         }
     ]
     assert model["cache"]["tiers"][0]["trouble"] == "full"
-    assert model["cache"]["tokens"] == {"live": 1, "memory": 0, "disk": 0, "prefilled": 2}
+    tokens = {"live": 1, "memory": 0, "disk": 0, "shared": 0, "upstream": 0, "prefilled": 2}
+    assert model["cache"]["tokens"] == tokens
     assert model["cache"]["disk"]["writes_failed"] == 3
+    assert model["cache"]["shared"] is None
+
+
+async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had() -> None:
+    assert STATUS.cache is not None
+    tier = TierStatus(
+        name=SHARED,
+        n_entries=3,
+        n_bytes=0,
+        budget_bytes=0,
+        trouble="connection refused",
+        directory="redis://store:6379/0",
+    )
+    counters = CacheCounters(shared_tokens=4, upstream_tokens=5, shared_probes=6)
+    status = replace(STATUS, cache=replace(STATUS.cache, tiers=(tier,), counters=counters))
+    history = History()
+    spans = (CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64))
+    history.observe(replace(DONE, spans=spans))
+    with joined(Feed(Models(status), history)) as reader:
+        (_, hour), (_, snapshot) = await events(reader, 2)
+    TypeAdapter(Hour).validate_python(hour, extra="forbid")
+    TypeAdapter(Snapshot).validate_python(snapshot, extra="forbid")
+    cache = snapshot["models"][0]["cache"]
+    assert cache["tiers"] == [
+        {
+            "name": "shared",
+            "entries": 3,
+            "bytes": 0,
+            "budget_bytes": 0,
+            "trouble": "connection refused",
+            "directory": "redis://store:6379/0",
+        }
+    ]
+    assert (cache["tokens"]["shared"], cache["tokens"]["upstream"]) == (4, 5)
+    assert cache["shared"]["probes"] == 6
+    [bucket] = hour["buckets"]
+    assert (bucket["shared"], bucket["upstream"]) == (60, 4)
+    [request] = hour["requests"]
+    assert [each["tier"] for each in request["cached"]] == ["shared", "upstream"]
 
 
 async def test_the_text_of_a_prompt_is_told_to_nobody() -> None:

@@ -86,6 +86,13 @@ def test_branches_are_told_with_where_they_fork() -> None:
     assert (twig["parent"], twig["tiers"], twig["class"]) == (0, [], "ephemeral")
 
 
+def test_a_branch_that_only_the_shared_store_holds_says_so() -> None:
+    branch = replace(TRUNK, sources=(CacheSource.SHARED,))
+    reply = ask("GET", "/v1/cache/forest", FakeStore(branches=[branch])).json()
+    TypeAdapter(Forest).validate_python(reply, extra="forbid")
+    assert reply["data"][0]["tiers"] == ["shared"]
+
+
 @pytest.mark.parametrize("limit", ["0", "10001", "x", "\u0663\u0663"])
 def test_a_bad_limit_of_the_forest_is_refused_by_name(limit: str) -> None:
     reply = ask("GET", f"/v1/cache/forest?limit={limit}")

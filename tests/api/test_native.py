@@ -25,6 +25,37 @@ def test_health_answers_get_and_head() -> None:
     assert get("/health", "HEAD").content == b""
 
 
+def shared_store(trouble: str | None) -> FakeResponder:
+    responder = FakeResponder()
+    tier = TierStatus(
+        name=CacheSource.SHARED,
+        n_entries=2,
+        n_bytes=0,
+        budget_bytes=0,
+        trouble=trouble,
+        directory="redis://store:6379/0",
+    )
+    responder.cache = CacheStatus(
+        model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
+    )
+    return responder
+
+
+def test_health_tells_whether_the_shared_store_answers_and_nothing_more() -> None:
+    reply = get("/health", responder=shared_store(None))
+    assert reply.json() == {"status": "ok", "shared_store": "ok"}
+    reply = get("/health", responder=shared_store("connection refused"))
+    assert reply.json() == {"status": "ok", "shared_store": "not answering"}
+    assert reply.status_code == 200
+
+
+def test_props_tell_where_the_shared_store_is_and_what_is_wrong_with_it() -> None:
+    props = get("/props", responder=shared_store("connection refused")).json()
+    [tier] = props["rekindle"]["cache"]["tiers"]
+    assert tier["directory"] == "redis://store:6379/0"
+    assert (tier["name"], tier["entries"], tier["trouble"]) == ("shared", 2, "connection refused")
+
+
 def test_props_tell_what_llama_servers_clients_look_for() -> None:
     props = get("/props").json()
     settings = props.pop("default_generation_settings")

@@ -5,8 +5,8 @@ import httpx
 
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.cache.response_store import MemoryResponses
-from rekindle.generation import CacheCounters, CacheSource, CacheStatus, TierStatus
-from rekindle.telemetry import MAX_FIELD_NAMES, Telemetry
+from rekindle.generation import CacheCounters, CacheSource, CacheStatus, EngineStatus, TierStatus
+from rekindle.telemetry import MAX_FIELD_NAMES, Telemetry, total
 from tests.api.fakes import CARD, FakeResponder, FixedModels
 from tests.api.http import USER, client_of
 
@@ -94,6 +94,8 @@ def test_the_cache_is_read_when_someone_looks_and_is_absent_before_it_exists() -
         '{source="live"}': 1,
         '{source="memory"}': 0,
         '{source="disk"}': 3,
+        '{source="shared"}': 0,
+        '{source="upstream"}': 0,
     }
     assert samples(telemetry, "rekindle_cache_evictions_total") == {
         '{tier="memory"}': 0,
@@ -102,3 +104,84 @@ def test_the_cache_is_read_when_someone_looks_and_is_absent_before_it_exists() -
     assert samples(telemetry, "rekindle_cache_written_bytes_total") == {"": 90}
     for name, value in (("entries", 5), ("bytes", 90), ("budget_bytes", 100)):
         assert samples(telemetry, f"rekindle_cache_{name}") == {'{tier="disk"}': value}
+
+
+def with_shared(trouble: str | None, counters: CacheCounters | None = None) -> CacheStatus:
+    shared = TierStatus(
+        name=CacheSource.SHARED,
+        n_entries=4,
+        n_bytes=0,
+        budget_bytes=0,
+        trouble=trouble,
+        directory="redis://store:6379/0",
+    )
+    memory = TierStatus(name=CacheSource.MEMORY, n_entries=2, n_bytes=8, budget_bytes=9)
+    return CacheStatus(
+        model_class="dense",
+        off_because=None,
+        tiers=(memory, shared),
+        counters=counters or CacheCounters(),
+    )
+
+
+def watching(cache: CacheStatus) -> Telemetry:
+    telemetry = Telemetry()
+    telemetry.watch(lambda: EngineStatus(1, 0, 0, 1, 1, 1, 0, cache))
+    return telemetry
+
+
+def test_a_shared_store_is_up_or_not_and_absent_where_there_is_none() -> None:
+    up = "rekindle_shared_store_up"
+    assert samples(watching(with_shared(None)), up) == {"": 1}
+    assert samples(watching(with_shared("connection refused")), up) == {"": 0}
+    alone = with_shared(None)
+    alone = CacheStatus(
+        model_class="dense", off_because=None, tiers=alone.tiers[:1], counters=alone.counters
+    )
+    assert up not in watching(alone).render().decode()
+
+
+def test_of_a_shared_store_only_what_is_known_here_is_counted_and_no_bytes() -> None:
+    telemetry = watching(with_shared(None))
+    entries = {'{tier="memory"}': 2, '{tier="shared"}': 4}
+    assert samples(telemetry, "rekindle_cache_entries") == entries
+    assert samples(telemetry, "rekindle_cache_bytes") == {'{tier="memory"}': 8}
+    assert samples(telemetry, "rekindle_cache_budget_bytes") == {'{tier="memory"}': 9}
+
+
+def test_what_a_shared_store_and_an_upstream_gave_is_counted_apart() -> None:
+    counters = CacheCounters(
+        shared_tokens=1,
+        upstream_tokens=2,
+        shared_probes=3,
+        shared_probes_failed=4,
+        shared_writes=5,
+        shared_writes_refused=6,
+        shared_writes_failed=7,
+        shared_vanished=8,
+        shared_quarantined=9,
+    )
+    telemetry = watching(with_shared(None, counters))
+    reused = samples(telemetry, "rekindle_prompt_tokens_reused_total")
+    assert (reused['{source="shared"}'], reused['{source="upstream"}']) == (1, 2)
+    for name, value in (
+        ("probes", 3),
+        ("probes_failed", 4),
+        ("writes", 5),
+        ("writes_refused", 6),
+        ("writes_failed", 7),
+        ("vanished", 8),
+        ("quarantined", 9),
+    ):
+        assert samples(telemetry, f"rekindle_shared_{name}_total") == {"": value}
+
+
+def test_the_trouble_of_one_model_with_the_store_is_the_trouble_of_all() -> None:
+    caches = [with_shared(None), with_shared("connection refused")]
+    summed = total([], caches, CacheCounters()).cache
+    assert summed is not None
+    memory, shared = summed.tiers
+    assert (shared.n_entries, shared.n_bytes) == (8, 0)
+    assert shared.trouble == "connection refused"
+    assert shared.directory == "redis://store:6379/0"
+    assert memory.trouble is None

@@ -15,10 +15,21 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rekindle.api.app import ApiSettings
-from rekindle.generation import CacheSource, Rank, StoredBranch
-from tests.api.fakes import FakeResponder, FakeStore
+from rekindle.api.dashboard.history import BUCKET_SECONDS, History
+from rekindle.api.dashboard.views import snapshot_of
+from rekindle.generation import (
+    CacheCounters,
+    CachedSpan,
+    CacheSource,
+    CacheStatus,
+    Rank,
+    StoredBranch,
+    TierStatus,
+)
+from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
 from tests.api.http import serving
 from tests.conftest import TinyModels
+from tests.support.records import RECORD
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Client, assistant, prose, user
@@ -27,6 +38,21 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 30_000  # a machine under load; nothing is measured here
 RULES = "These are the rules of the shop."
 EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
+
+TRUNK = StoredBranch(
+    key="0",
+    parent=None,
+    start=0,
+    stop=1000,
+    n_bytes=1,
+    names=(EVIL,),
+    sources=(CacheSource.DISK,),
+    session="many",
+    rank=Rank.MAIN,
+    hits=0,
+    used_at=0.0,
+    pinned_until=None,
+)
 
 OpenPage = Callable[..., Page]
 
@@ -114,6 +140,11 @@ def test_an_empty_server_says_what_to_do(server: ServerProcess, open_page: OpenP
         expect(page.locator(place)).to_contain_text(f"curl {server.url}/v1/chat/completions")
     expect(page.locator(".slot.idle")).to_have_count(2)
     expect(page.locator("#misses")).to_contain_text("None.")
+    expect(page.locator("#legend .legend-item")).to_have_text(
+        ["live", "memory", "disk", "prefilled"]
+    )
+    expect(page.locator("#forest-legend .legend-item")).to_have_text(["memory", "disk", "pinned"])
+    expect(page.locator("#shared-store")).to_have_count(0)
 
 
 def test_a_request_that_runs_is_seen_to_go_on(server: ServerProcess, open_page: OpenPage) -> None:
@@ -281,26 +312,12 @@ def test_a_page_without_a_key_asks_for_one_and_keeps_it_in_its_tab(browser: Brow
 
 
 def test_ten_thousand_branches_are_drawn_and_found(open_page: OpenPage) -> None:
-    trunk = StoredBranch(
-        key="0",
-        parent=None,
-        start=0,
-        stop=1000,
-        n_bytes=1,
-        names=(EVIL,),
-        sources=(CacheSource.DISK,),
-        session="many",
-        rank=Rank.MAIN,
-        hits=0,
-        used_at=0.0,
-        pinned_until=None,
-    )
     twigs = [
-        replace(trunk, key=str(n), parent=0, start=1000, stop=1000 + n, names=())
+        replace(TRUNK, key=str(n), parent=0, start=1000, stop=1000 + n, names=())
         for n in range(1, 10_000)
     ]
     responder = FakeResponder()
-    responder.store = FakeStore(branches=[trunk, *twigs])
+    responder.store = FakeStore(branches=[TRUNK, *twigs])
     with serving(responder) as url:
         page = is_live(open_page(url))
         shows_branches(page, 10_000)
@@ -310,6 +327,66 @@ def test_ten_thousand_branches_are_drawn_and_found(open_page: OpenPage) -> None:
         page.locator("#forest").press("ArrowRight")
         expect(page.locator("#branch h3")).to_have_text("many")
         page.context.close()
+
+
+def test_a_shared_store_has_its_place_in_legends_charts_and_budgets(open_page: OpenPage) -> None:
+    responder = FakeResponder()
+    responder.store = FakeStore(branches=[replace(TRUNK, sources=(CacheSource.SHARED,))])
+    tier = TierStatus(
+        name=CacheSource.SHARED,
+        n_entries=7,
+        n_bytes=0,
+        budget_bytes=0,
+        trouble="connection refused",
+        directory="redis://store:6379/0",
+    )
+    cache = CacheStatus(
+        model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
+    )
+    responder.cache = cache
+    history = History()
+    spans = (CachedSpan(CacheSource.SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 75))
+    history.observe(replace(RECORD, n_prompt=100, is_evaluated=True, spans=spans))
+    with serving(responder) as url:
+        page = is_live(open_page(url))
+        page.route("**/v1/events", lambda route: route.fulfill(body=feed_of(responder, history)))
+        page.reload()
+        expect(page.locator("#legend .legend-item")).to_have_text(
+            ["live", "memory", "disk", "shared", "upstream", "prefilled"]
+        )
+        expect(page.locator("#hit-share")).to_have_text("75.0 %")
+        for source, n_tokens in (("shared", 60), ("upstream", 15)):
+            bar = page.locator(f"#tokens-chart .fill-{source} title")
+            expect(bar).to_have_text(f"{source}: {n_tokens} tokens")
+        store = page.locator("#shared-store")
+        expect(store.locator(".place")).to_have_text("redis://store:6379/0")
+        expect(store.locator(".facts > div").first).to_have_text("Known here7")
+        expect(store.locator(".numbers")).to_have_text("not answering")
+        expect(store.locator(".problem")).to_have_text("connection refused")
+        shows_branches(page, 1)
+        expect(page.locator("#forest-legend .legend-item")).to_have_text(
+            ["memory", "disk", "shared", "pinned"]
+        )
+        page.wait_for_function(CANVAS_IS_SHARED)
+        responder.cache = replace(cache, tiers=(replace(tier, trouble=None),))
+        expect(store.locator(".numbers")).to_have_text("ok")
+        expect(store.locator(".problem")).to_have_count(0)
+        page.context.close()
+
+
+CANVAS_IS_SHARED = """() => {
+  const [red, green, blue] =
+    document.getElementById("forest").getContext("2d").getImageData(3, 5, 1, 1).data;
+  const swatch = getComputedStyle(document.querySelector(".swatch.shared"));
+  return swatch.backgroundColor === `rgb(${red}, ${green}, ${blue})`;
+}"""
+
+
+def feed_of(responder: FakeResponder, history: History) -> bytes:
+    hour = {"bucket_seconds": BUCKET_SECONDS, "buckets": history.buckets(), "requests": []}
+    snapshot = snapshot_of(FixedModels(responder, CARD), history)
+    frames = (("hour", hour), ("snapshot", snapshot))
+    return "".join(f"event: {name}\ndata: {json.dumps(body)}\n\n" for name, body in frames).encode()
 
 
 def test_a_page_that_is_open_does_not_hold_up_the_end_of_the_server(

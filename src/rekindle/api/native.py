@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
-from rekindle.api.models import Lease, Models
+from rekindle.api.models import Lease, Models, ModelState
 from rekindle.api.native_schema import (
     CacheProps,
     DetokenizeReply,
@@ -31,7 +31,15 @@ from rekindle.api.openai.messages import conversation_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import ERRORS, request_body
 from rekindle.errors import InvalidRequest
-from rekindle.generation import CacheStatus, EngineStatus, Sampling, SlotStatus, Tokenizer
+from rekindle.generation import (
+    CacheSource,
+    CacheStatus,
+    EngineStatus,
+    Sampling,
+    SlotStatus,
+    TierStatus,
+    Tokenizer,
+)
 from rekindle.telemetry import Telemetry
 
 WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)
@@ -76,7 +84,12 @@ class NativeApi:
         )
 
     async def health(self) -> Health:
-        return Health(status="ok")
+        """Open to everyone: whether the shared store answers, not where it is or what it said."""
+        tiers = self._shared_tiers()
+        if not tiers:
+            return Health(status="ok")
+        is_well = all(tier.trouble is None for tier in tiers)
+        return Health(status="ok", shared_store="ok" if is_well else "not answering")
 
     async def props(self, request: Request) -> Props:
         with await self._models.lease(_model_wanted(request)) as served:
@@ -108,6 +121,14 @@ class NativeApi:
         with await self._models.lease(body.model) as served:
             prompt = await served.responder.prepare_chat(conversation)
         return TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
+
+    def _shared_tiers(self) -> list[TierStatus]:
+        """Of the models that are loaded: the store as each of them sees it."""
+        loaded = [each.id for each in self._models.listed() if each.state is ModelState.LOADED]
+        statuses = [self._models.status(name) for name in loaded]
+        caches = [status.cache for status in statuses if status and status.cache]
+        tiers = [tier for cache in caches for tier in cache.tiers]
+        return [tier for tier in tiers if tier.name is CacheSource.SHARED]
 
 
 def _model_wanted(request: Request) -> str | None:

@@ -1,6 +1,6 @@
 """Requests and replies of the endpoints that are llama-server's."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -24,6 +24,7 @@ class DetokenizeRequest(Wire):
 
 class Health(TypedDict):
     status: Literal["ok"]
+    shared_store: NotRequired[Literal["ok", "not answering"]]  # where a loaded model has one
 
 
 class TokenPiece(TypedDict):
@@ -96,7 +97,7 @@ class TierProps(TypedDict):
     bytes: int
     budget_bytes: int
     trouble: str | None
-    directory: str | None  # of the disk tier
+    directory: str | None  # of the disk tier; where the shared store is
 
 
 class CacheProps(TypedDict):

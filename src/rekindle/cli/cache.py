@@ -374,7 +374,8 @@ def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
     _check_no_directory(directory)
     with told_in_a_sentence(), connected(url, api_key) as remote:
         cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
-        places = [tier["directory"] for tier in cache["tiers"] if tier.get("directory")]
+        on_disk = [tier for tier in cache["tiers"] if tier["name"] == "disk"]
+        places = [tier["directory"] for tier in on_disk if tier.get("directory")]
         if not places:
             raise StartupError(f"{remote.url} stores nothing on disk.")
         home = Path(places[0])

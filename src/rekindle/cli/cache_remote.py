@@ -20,6 +20,7 @@ from rekindle.cli.plain import (
     without_empty_columns,
 )
 from rekindle.cli.remote import Remote
+from rekindle.cli.snapshot import SHARED
 from rekindle.errors import StartupError
 
 _MOST_LISTED = 1000  # more than that the server does not tell
@@ -55,10 +56,7 @@ def print_stored(reply: dict[str, Any]) -> None:
         "; ".join(
             [
                 count(len(rows), "prompt"),
-                *(
-                    f"{tier['name']} {decimal(tier['bytes'])} of {decimal(tier['budget_bytes'])}"
-                    for tier in reply["usage"]
-                ),
+                *map(_usage, reply["usage"]),
             ]
         )
     )
@@ -139,6 +137,12 @@ def print_pruned(pruned: Pruned) -> None:
         if pruned.dry_run
         else f"Forgot {conversations} ({count_entries(pruned.n_entries)})"
     )
+
+
+def _usage(tier: dict[str, Any]) -> str:
+    if tier["name"] == SHARED:  # what others store there is not known here
+        return f"{SHARED} {count_entries(tier['entries'])} known here"
+    return f"{tier['name']} {decimal(tier['bytes'])} of {decimal(tier['budget_bytes'])}"
 
 
 def _line(prefix: Prefix, now: float) -> list[str]:

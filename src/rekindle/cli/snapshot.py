@@ -4,10 +4,11 @@ Pure: replies in, values out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-SOURCES = ("live", "memory", "disk")
+SHARED = "shared"
+SOURCES = ("live", "memory", "disk", SHARED, "upstream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +48,14 @@ class Tokens:
     live: int
     memory: int
     disk: int
+    shared: int
+    upstream: int
     prefilled: int
     generated: int
 
     @property
     def n_reused(self) -> int:
-        return self.live + self.memory + self.disk
+        return self.live + self.memory + self.disk + self.shared + self.upstream
 
     @property
     def hit_share(self) -> float | None:
@@ -74,6 +77,7 @@ class Snapshot:
     n_cells_used: int
     tokens: Tokens
     tiers: tuple[Tier, ...]
+    is_shared_store_up: bool | None  # None: there is none
     slots: tuple[Slot, ...]
     sessions: tuple[Session, ...]  # the last used first
 
@@ -85,6 +89,8 @@ class Rates:
     live: float
     memory: float
     disk: float
+    shared: float
+    upstream: float
     prefilled: float
     generated: float
     hit_share: float | None
@@ -128,7 +134,12 @@ def snapshot_of(
                 n_bytes=numbers.get("rekindle_cache_bytes", name),
                 budget_bytes=numbers.get("rekindle_cache_budget_bytes", name),
             )
-            for name in numbers.labels("rekindle_cache_bytes")
+            for name in numbers.labels("rekindle_cache_entries")
+        ),
+        is_shared_store_up=(
+            numbers.get("rekindle_shared_store_up") == 1
+            if numbers.labels("rekindle_shared_store_up")
+            else None
         ),
         slots=tuple(map(_slot, slots)),
         sessions=sessions_of(sessions),
@@ -142,25 +153,12 @@ def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[Session, ...]:
 def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
     """None: no time passed, or the server began anew."""
     seconds = after.taken_at - before.taken_at
-    one, two = before.tokens, after.tokens
-    grown = Tokens(
-        live=two.live - one.live,
-        memory=two.memory - one.memory,
-        disk=two.disk - one.disk,
-        prefilled=two.prefilled - one.prefilled,
-        generated=two.generated - one.generated,
-    )
-    counts = (grown.live, grown.memory, grown.disk, grown.prefilled, grown.generated)
-    if seconds <= 0 or min(counts) < 0:
+    one, two = asdict(before.tokens), asdict(after.tokens)
+    grown = {name: two[name] - one[name] for name in two}
+    if seconds <= 0 or min(grown.values()) < 0:
         return None
-    return Rates(
-        live=grown.live / seconds,
-        memory=grown.memory / seconds,
-        disk=grown.disk / seconds,
-        prefilled=grown.prefilled / seconds,
-        generated=grown.generated / seconds,
-        hit_share=grown.hit_share,
-    )
+    per_second = {name: amount / seconds for name, amount in grown.items()}
+    return Rates(**per_second, hit_share=Tokens(**grown).hit_share)
 
 
 class _Metrics:

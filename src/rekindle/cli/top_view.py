@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cli.plain import plain_table, span
-from rekindle.cli.snapshot import Rates, Session, Slot, Snapshot, Tier
+from rekindle.cli.snapshot import SHARED, Rates, Session, Slot, Snapshot
 
 WIDE_COLUMNS = 120  # picked: from here on, tables stand side by side
 # Both are picked: what is left fits a terminal of 24 lines.
@@ -19,7 +19,7 @@ _NAME_CELLS = 20  # picked: with it, every table fits 80 columns
 
 
 def frame(url: str, snapshot: Snapshot, rates: Rates | None, *, width: int) -> RenderableType:
-    counts, tiers = _tokens(snapshot, rates), _tiers(snapshot.tiers)
+    counts, tiers = _tokens(snapshot, rates), _tiers(snapshot)
     slots, sessions = _slots(snapshot.slots), _sessions(snapshot)
     if width < WIDE_COLUMNS:
         rows: list[RenderableType] = [counts, tiers, slots, sessions]
@@ -57,6 +57,7 @@ def _tokens(snapshot: Snapshot, rates: Rates | None) -> Table:
         ("from the context", tokens.live, rates.live if rates else None, "green"),
         ("from memory", tokens.memory, rates.memory if rates else None, "green"),
         ("from disk", tokens.disk, rates.disk if rates else None, "green"),
+        *_from_elsewhere(snapshot, rates),
         ("prefilled", tokens.prefilled, rates.prefilled if rates else None, "yellow"),
         ("generated", tokens.generated, rates.generated if rates else None, ""),
     ):
@@ -67,17 +68,28 @@ def _tokens(snapshot: Snapshot, rates: Rates | None) -> Table:
     return table
 
 
-def _tiers(tiers: Sequence[Tier]) -> Table:
+def _from_elsewhere(
+    snapshot: Snapshot, rates: Rates | None
+) -> Iterator[tuple[str, int, float | None, str]]:
+    """Rows that a server on its own has no use for."""
+    tokens = snapshot.tokens
+    if snapshot.is_shared_store_up is not None or tokens.shared:
+        yield "from shared store", tokens.shared, rates.shared if rates else None, "green"
+    if tokens.upstream:
+        yield "from upstream", tokens.upstream, rates.upstream if rates else None, "green"
+
+
+def _tiers(snapshot: Snapshot) -> Table:
     table = _table("tier", "used", "budget", "entries")
     table.add_column("")
-    for tier in tiers:
-        table.add_row(
-            tier.name,
-            decimal(tier.n_bytes),
-            decimal(tier.budget_bytes),
-            f"{tier.n_entries:,}",
-            _bar(tier.n_bytes, tier.budget_bytes),
-        )
+    for tier in snapshot.tiers:
+        used, budget = decimal(tier.n_bytes), decimal(tier.budget_bytes)
+        state = _bar(tier.n_bytes, tier.budget_bytes)
+        if tier.name == SHARED:  # what others store there is not known here
+            used = budget = "-"
+            is_up = snapshot.is_shared_store_up
+            state = Text("ok" if is_up else "not answering", style="green" if is_up else "red")
+        table.add_row(tier.name, used, budget, f"{tier.n_entries:,}", state)
     return table
 
 

@@ -1,6 +1,6 @@
 // One branch of the forest in detail: its text, who uses it, and what can be done with it.
 
-import { byId, bytes, count, el, since } from "./dom.js";
+import { byId, bytes, count, el, listed, since } from "./dom.js";
 import { ask } from "./server.js";
 
 const MAX_CHARS = 20_000; // that are shown; picked
@@ -83,7 +83,10 @@ export class BranchPanel {
   }
 
   async #remove(branch) {
-    const text = `${count(branch.stop)} tokens, and all that goes on from them, leave memory and disk. ` +
+    const places = branch.tiers.includes("shared")
+      ? "memory, disk and the store that other servers share"
+      : "memory and disk";
+    const text = `${count(branch.stop)} tokens, and all that goes on from them, leave ${places}. ` +
       "What other branches share stays.";
     if (!(await confirmed(text))) return;
     await this.#act(() => ask("DELETE", this.#path(branch, `?${this.query()}`)));
@@ -107,7 +110,7 @@ function facts(branch) {
     ["Class", branch.class],
     ["Tokens", `${count(branch.start)} to ${count(branch.stop)}`],
     ["Size", bytes(branch.bytes)],
-    ["Held in", branch.tiers.join(" and ") || "parts"],
+    ["Held in", listed(branch.tiers) || "parts"],
     ["Hits", count(branch.hits)],
     ["Used", since(branch.last_used)],
     ["Pinned", pinned],

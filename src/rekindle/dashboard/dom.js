@@ -71,6 +71,10 @@ export function legendItem(kind, name) {
   return el("span", { class: "legend-item" }, el("i", { class: `swatch ${kind}` }), name);
 }
 
+export function listed(words) {
+  return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join("");
+}
+
 export function emptyState(sentence, command) {
   return el(
     "div",

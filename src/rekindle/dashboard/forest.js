@@ -1,7 +1,7 @@
 // The forest of stored prefixes on a canvas: from left to right the positions of tokens, from top
 // to bottom the branches. Only rows in view are drawn.
 
-import { byId, bytes, count, emptyState, legendItem, longCurlLine, since } from "./dom.js";
+import { byId, bytes, count, emptyState, legendItem, listed, longCurlLine, since } from "./dom.js";
 
 const MIN_ROW = 24;
 const MAX_ROW = 36;
@@ -27,8 +27,7 @@ export class ForestView {
 
   constructor(onSelect) {
     this.onSelect = onSelect;
-    byId("forest-legend").append(
-      ...[["memory", "memory"], ["disk", "disk"], ["pin", "pinned"]].map((kind) => legendItem(...kind)));
+    showLegend([]);
     this.#canvas.addEventListener("click", (event) => this.select(this.#at(event)));
     this.#canvas.addEventListener("mousemove", (event) => this.#hover(this.#at(event)));
     this.#canvas.addEventListener("mouseleave", () => this.#hover(null));
@@ -41,6 +40,7 @@ export class ForestView {
     const key = this.selected?.key;
     this.#branches = entries.map((entry) => ({ ...entry, children: [], top: 0, bottom: 0 }));
     this.#arrange();
+    showLegend(entries);
     this.#canvas.dataset.branches = entries.length;
     this.#hovered = null;
     byId("forest-note").textContent = entries.length ? this.#summary() : "";
@@ -133,12 +133,14 @@ export class ForestView {
     pen.globalAlpha = branch === this.#hovered ? 0.8 : 1;
     pen.fillRect(x, top + 1, width, bottom - top - 2);
     pen.globalAlpha = 1;
-    if (branch.tiers.length > 1) {
+    const copies = branch.tiers.slice(1);
+    copies.forEach((tier, i) => {
+      const y = bottom - 5 * (copies.length - i);
       pen.fillStyle = look.card;
-      pen.fillRect(x, bottom - 6, width, 1);
-      pen.fillStyle = look.disk;
-      pen.fillRect(x, bottom - 5, width, 4);
-    }
+      pen.fillRect(x, y - 1, width, 1);
+      pen.fillStyle = look[tier];
+      pen.fillRect(x, y, width, 4);
+    });
     if (branch === this.selected) {
       pen.strokeStyle = look.ink;
       pen.lineWidth = 2;
@@ -148,7 +150,7 @@ export class ForestView {
     if (width < MIN_LABEL_WIDTH) return;
     const middle = (Math.max(top, 0) + Math.min(bottom, height)) / 2;
     const room = width - (branch.pinned_until === null ? 12 : 26);
-    paintLabel(pen, look, branch, x + 7, branch.tiers.length > 1 ? middle - 2 : middle, room);
+    paintLabel(pen, look, branch, x + 7, middle - 2 * copies.length, room);
   }
 
   #paintScale(pen, look, { width, height, scale }) {
@@ -204,6 +206,14 @@ export class ForestView {
   }
 }
 
+// A server on its own has no shared store, nor speaks of one.
+function showLegend(entries) {
+  const isShared = entries.some((entry) => entry.tiers.includes("shared"));
+  const kinds = [["memory", "memory"], ["disk", "disk"], ["pin", "pinned"]];
+  if (isShared) kinds.splice(2, 0, ["shared", "shared"]);
+  byId("forest-legend").replaceChildren(...kinds.map((kind) => legendItem(...kind)));
+}
+
 function nothingStored() {
   return emptyState(
     "Nothing is stored yet. Prompts of some hundred tokens are, once they are answered:",
@@ -225,7 +235,7 @@ function tierOf(branch) {
 
 function describe(branch) {
   const name = branch.names.length ? branch.names.join(", ") : branch.session;
-  const tiers = branch.tiers.join(" and ") || "in parts";
+  const tiers = listed(branch.tiers) || "in parts";
   return `${name}: ${count(branch.stop - branch.start)} tokens, ${bytes(branch.bytes)}, ${tiers}, ` +
     `used ${since(branch.last_used)}`;
 }
@@ -269,7 +279,7 @@ function themeColours() {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const names = ["memory", "disk", "live", "partial", "ink", "card", "muted", "pin", "on-tier"];
+  const names = ["memory", "disk", "shared", "partial", "ink", "card", "muted", "pin", "on-tier"];
   const colours = Object.fromEntries(names.map((name) => [name, of(name)]));
   probe.style.color = "";
   return { ...colours, font: "12px system-ui, sans-serif", boldFont: "600 12px system-ui, sans-serif" };

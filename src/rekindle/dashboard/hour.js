@@ -3,20 +3,18 @@
 import { byId, count, curlLine, duration, emptyState, legendItem, share, short, svg } from "./dom.js";
 
 const SECONDS = 3600;
-const KINDS = [
-  ["live", "live"],
-  ["memory", "memory"],
-  ["disk", "disk"],
-  ["prefilled", "prefilled"],
-];
+const SOURCES = ["live", "memory", "disk", "shared", "upstream"];
+const ELSEWHERE = ["shared", "upstream"]; // a server on its own has neither, nor speaks of them
+const KINDS = [...SOURCES, "prefilled"];
 
 export class Hour {
   #buckets = new Map();
   #firstToken = { p50: null, p95: null };
   #seen = "";
+  #legend = "";
 
   constructor() {
-    byId("legend").append(...KINDS.map(([kind, name]) => legendItem(kind, name)));
+    this.#showLegend([]);
     byId("latency-legend").append(legendItem("p50", "p50"), legendItem("p95", "p95"));
   }
 
@@ -31,6 +29,7 @@ export class Hour {
       if (start <= snapshot.time - SECONDS) this.#buckets.delete(start);
     }
     this.#firstToken = snapshot.first_token_ms;
+    this.#showLegend(snapshot.models);
     this.show(snapshot.time);
   }
 
@@ -51,9 +50,17 @@ export class Hour {
     drawLatency(byId("latency-chart"), made);
   }
 
+  #showLegend(models) {
+    const buckets = [...this.#buckets.values()];
+    const kinds = KINDS.filter((kind) => !ELSEWHERE.includes(kind) || isUsed(kind, models, buckets));
+    if (kinds.join() === this.#legend) return;
+    this.#legend = kinds.join();
+    byId("legend").replaceChildren(...kinds.map((kind) => legendItem(kind, kind)));
+  }
+
   #showFigures(buckets) {
     const sum = (name) => buckets.reduce((total, bucket) => total + bucket[name], 0);
-    const reused = sum("live") + sum("memory") + sum("disk");
+    const reused = SOURCES.reduce((total, source) => total + sum(source), 0);
     const prompt = reused + sum("prefilled");
     byId("hit-share").textContent = share(reused, prompt);
     byId("hit-note").textContent = `${short(reused)} of ${short(prompt)} prompt tokens`;
@@ -66,6 +73,12 @@ export class Hour {
   }
 }
 
+function isUsed(kind, models, buckets) {
+  const caches = models.map((model) => model.cache).filter((cache) => cache);
+  return buckets.some((bucket) => bucket[kind] > 0) || caches.some((cache) =>
+    cache.tokens[kind] > 0 || cache.tiers.some((tier) => tier.name === kind));
+}
+
 // A server that started a while ago shows a part of the hour. Several buckets share a column
 // where the page is narrow.
 function columns(buckets, now) {
@@ -75,12 +88,12 @@ function columns(buckets, now) {
   const seconds = Math.max(10, span / n);
   const first = (Math.floor(now / seconds) + 1) * seconds - span;
   const made = Array.from({ length: span / seconds }, (_, i) => ({
-    start: first + i * seconds, live: 0, memory: 0, disk: 0, prefilled: 0, p50: null, p95: null,
+    ...Object.fromEntries(KINDS.map((kind) => [kind, 0])), start: first + i * seconds, p50: null, p95: null,
   }));
   for (const bucket of buckets) {
     const column = made[Math.floor((bucket.start - first) / seconds)];
     if (!column) continue;
-    for (const [kind] of KINDS) column[kind] += bucket[kind];
+    for (const kind of KINDS) column[kind] += bucket[kind];
     column.p50 = Math.max(column.p50 ?? 0, bucket.first_token_ms.p50 ?? 0) || null;
     column.p95 = Math.max(column.p95 ?? 0, bucket.first_token_ms.p95 ?? 0) || null;
   }
@@ -123,13 +136,13 @@ function niceTop(value) {
 }
 
 function drawTokens(holder, made) {
-  const total = (column) => KINDS.reduce((sum, [kind]) => sum + column[kind], 0);
+  const total = (column) => KINDS.reduce((sum, kind) => sum + column[kind], 0);
   const top = { value: niceTop(Math.max(...made.map(total), 10)), text: short };
   const { chart, plot } = frame(holder, made, TOKENS_HEIGHT, top, "Prompt tokens by source");
   const step = plot.width / made.length;
   made.forEach((column, i) => {
     let y = plot.top + plot.height;
-    for (const [kind] of KINDS) {
+    for (const kind of KINDS) {
       const height = (plot.height * column[kind]) / top.value;
       if (height <= 0) continue;
       y -= height;

@@ -93,12 +93,14 @@ export function showBudgets(model) {
   const parts = [];
   if (cache.off_because) parts.push(el("p", { class: "problem" }, `Nothing is stored: ${cache.off_because}`));
   parts.push(budget("Context", "live", model.cells_used, model.cells, `${count(model.cells)} positions`, count));
-  for (const tier of cache.tiers) {
+  for (const tier of cache.tiers.filter((each) => each.name !== "shared")) {
     const entries = `${count(tier.entries)} entries`;
     parts.push(budget(tier.name === "disk" ? "Disk" : "Memory", tier.name, tier.bytes, tier.budget_bytes, entries, bytes));
-    if (tier.trouble) parts.push(el("p", { class: "problem", role: "alert" }, tier.trouble));
+    if (tier.trouble) parts.push(problem(tier.trouble));
   }
-  parts.push(health(cache.disk));
+  parts.push(diskHealth(cache.disk));
+  const shared = cache.tiers.find((tier) => tier.name === "shared");
+  if (shared) parts.push(sharedStore(shared, cache.shared));
   byId("budgets").replaceChildren(...parts);
 }
 
@@ -112,15 +114,49 @@ function budget(name, kind, used, limit, note, format) {
   );
 }
 
-function health(disk) {
-  const rows = [
+// What others store there is not known here: there is no bar to fill.
+function sharedStore(tier, done) {
+  const state = tier.trouble ? ["not answering", "bad"] : ["ok", ""];
+  return el(
+    "div",
+    { class: "budget", id: "shared-store" },
+    el(
+      "div",
+      { class: "budget-head" },
+      el("b", {}, "Shared store"),
+      el("span", { class: "muted place" }, tier.directory ?? ""),
+      el("span", { class: `numbers ${state[1]}` }, state[0]),
+    ),
+    tier.trouble ? problem(tier.trouble) : null,
+    figures([
+      ["Known here", tier.entries, false],
+      ["Looked up", done.probes, false],
+      ["Without an answer", done.probes_failed, true],
+      ["Written", done.writes, false],
+      ["Not admitted", done.writes_refused, false],
+      ["Failed to write", done.writes_failed, true],
+      ["Quarantined", done.quarantined, true],
+      ["Vanished", done.vanished, false],
+    ]),
+  );
+}
+
+function problem(text) {
+  return el("p", { class: "problem", role: "alert" }, text);
+}
+
+function diskHealth(disk) {
+  return figures([
     ["Written", disk.writes, false],
     ["Refused by settings", disk.writes_refused, false],
     ["Evicted", disk.evictions, false],
     ["Failed to write", disk.writes_failed, true],
     ["Quarantined", disk.quarantined, true],
     ["Vanished", disk.vanished, true],
-  ];
+  ]);
+}
+
+function figures(rows) {
   const facts = rows.map(([name, value, isBad]) =>
     el("div", {}, el("dt", {}, name), el("dd", { class: isBad && value ? "bad" : "" }, count(value))));
   return el("dl", { class: "facts" }, ...facts);

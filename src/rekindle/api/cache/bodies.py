@@ -6,12 +6,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rekindle.api.body import Wire
-from rekindle.api.openai.bodies import MissBody
+from rekindle.api.openai.bodies import MissBody, Tier
 from rekindle.generation import Rank
 
 MAX_PIN_SECONDS = 366 * 86_400  # picked
 
-Tier = Literal["live", "memory", "disk"]
 Class = Literal["main", "background", "ephemeral"]
 CLASSES: dict[Rank, Class] = {
     Rank.MAIN: "main",

@@ -4,8 +4,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from rekindle.api.cache.bodies import CachedTokens, Class, Tier
-from rekindle.api.openai.bodies import MissBody
+from rekindle.api.cache.bodies import CachedTokens, Class
+from rekindle.api.openai.bodies import MissBody, Tier
 
 # In this form because `class` is a word of Python's.
 SlotSeen = TypedDict(
@@ -30,12 +30,15 @@ class TierSeen(TypedDict):
     bytes: int
     budget_bytes: int
     trouble: str | None  # why it takes nothing in at the moment
+    directory: str | None  # of the disk tier; where the shared store is
 
 
 class TokensBySource(TypedDict):
     live: int
     memory: int
     disk: int
+    shared: int
+    upstream: int
     prefilled: int
 
 
@@ -50,12 +53,25 @@ class DiskHealth(TypedDict):
     writes_failed: int
 
 
+class SharedHealth(TypedDict):
+    """Since the start."""
+
+    probes: int  # prompts that were looked up there
+    probes_failed: int  # of these, without an answer in time
+    quarantined: int
+    vanished: int
+    writes: int
+    writes_refused: int
+    writes_failed: int
+
+
 class CacheSeen(TypedDict):
     model_class: str
     off_because: str | None  # why nothing can be stored for this model
     tiers: list[TierSeen]
     tokens: TokensBySource  # of all prompts since the start
     disk: DiskHealth
+    shared: SharedHealth | None  # null: there is no shared store
 
 
 class ModelSeen(TypedDict):
@@ -86,6 +102,8 @@ class Bucket(TypedDict):
     live: int
     memory: int
     disk: int
+    shared: int
+    upstream: int
     prefilled: int
     twice: int  # of these, computed earlier by this process
     first_token_ms: FirstToken

@@ -85,6 +85,8 @@ def _body(bucket: _Bucket) -> Bucket:
         live=bucket.tokens.get(CacheSource.LIVE, 0),
         memory=bucket.tokens.get(CacheSource.MEMORY, 0),
         disk=bucket.tokens.get(CacheSource.DISK, 0),
+        shared=bucket.tokens.get(CacheSource.SHARED, 0),
+        upstream=bucket.tokens.get(CacheSource.UPSTREAM, 0),
         prefilled=bucket.prefilled,
         twice=bucket.twice,
         first_token_ms=_first_token(bucket.first_token_ms),

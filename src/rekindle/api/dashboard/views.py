@@ -8,6 +8,7 @@ from rekindle.api.dashboard.bodies import (
     DiskHealth,
     ModelSeen,
     RequestSeen,
+    SharedHealth,
     SlotSeen,
     Snapshot,
     TierSeen,
@@ -16,7 +17,13 @@ from rekindle.api.dashboard.bodies import (
 from rekindle.api.dashboard.history import History
 from rekindle.api.models import ListedModel, Models, ModelState
 from rekindle.api.openai.response import miss_body
-from rekindle.generation import CacheSource, CacheStatus, EngineStatus, SlotStatus
+from rekindle.generation import (
+    CacheCounters,
+    CacheSource,
+    CacheStatus,
+    EngineStatus,
+    SlotStatus,
+)
 from rekindle.request_record import RequestRecord
 
 
@@ -102,6 +109,7 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
                 bytes=tier.n_bytes,
                 budget_bytes=tier.budget_bytes,
                 trouble=tier.trouble,
+                directory=tier.directory,
             )
             for tier in cache.tiers
         ],
@@ -109,6 +117,8 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
             live=counted.live_tokens,
             memory=counted.memory_tokens,
             disk=counted.disk_tokens,
+            shared=counted.shared_tokens,
+            upstream=counted.upstream_tokens,
             prefilled=counted.prefilled_tokens,
         ),
         disk=DiskHealth(
@@ -119,6 +129,23 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
             writes_refused=counted.writes_refused,
             writes_failed=counted.writes_failed,
         ),
+        shared=_shared_health(counted) if _has_shared(cache) else None,
+    )
+
+
+def _has_shared(cache: CacheStatus) -> bool:
+    return any(tier.name is CacheSource.SHARED for tier in cache.tiers)
+
+
+def _shared_health(counted: CacheCounters) -> SharedHealth:
+    return SharedHealth(
+        probes=counted.shared_probes,
+        probes_failed=counted.shared_probes_failed,
+        quarantined=counted.shared_quarantined,
+        vanished=counted.shared_vanished,
+        writes=counted.shared_writes,
+        writes_refused=counted.shared_writes_refused,
+        writes_failed=counted.shared_writes_failed,
     )
 
 

@@ -6,6 +6,7 @@ from typing_extensions import TypedDict
 
 Finish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
+Tier = Literal["live", "memory", "disk", "shared", "upstream"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -37,14 +38,14 @@ class Timings(TypedDict):
 class Span(TypedDict):
     """Positions [start, stop) of the prompt."""
 
-    source: Literal["live", "memory", "disk"]
+    source: Tier
     match: Literal["tokens", "remembered_turn"]
     start: int
     stop: int
 
 
 class TierTokens(TypedDict):
-    tier: Literal["live", "memory", "disk"]
+    tier: Tier
     tokens: int
 
 
