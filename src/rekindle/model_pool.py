@@ -193,6 +193,15 @@ class ModelPool:
             if entry.loaded is not None:
                 entry.loaded.cut()
 
+    async def flush(self) -> None:
+        """After `shut_down`: all store what they hold and are closed, side by side."""
+        closing: list[PooledModel] = []
+        for entry in self._loaded():
+            if entry.loaded is not None and not entry.is_leaving:  # or it is being closed
+                closing.append(entry.loaded)
+                entry.loaded = None
+        await asyncio.gather(*(asyncio.to_thread(each.close) for each in closing))
+
     def close(self) -> None:
         """After the event loop. Blocking."""
         self._is_closing = True

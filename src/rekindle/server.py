@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,9 +19,11 @@ from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
+from rekindle.api.drain import Drain
+from rekindle.cache.shared_store import SharedStore, open_shared_store
 from rekindle.cache.tiers.memory import machine_memory_bytes
 from rekindle.chat.accounts import Accounts
-from rekindle.config import ServerSettings, Settings
+from rekindle.config import CacheSettings, EngineKind, ServerSettings, Settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import ShuttingDown, StartupError
 from rekindle.generation import CacheCounters, CacheStatus
@@ -39,6 +43,9 @@ from rekindle.telemetry import Telemetry, sum_of, total
 from rekindle.trace import SentRequests, Trace
 from rekindle.warm_list import WarmList, asgi_sender
 
+if TYPE_CHECKING:  # it imports an HTTP client, which few servers need
+    from rekindle.upstream_model import UpstreamModel, UpstreamSource
+
 if sys.platform == "win32":
     uvloop = None
 else:
@@ -47,6 +54,7 @@ else:
 _log = logging.getLogger("rekindle")
 
 CUT_SECONDS = 5.0  # for streams to say goodbye after the grace time; picked
+FLUSH_SECONDS = 15.0  # until models have stored what they hold: the engine's 10, the turns' 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +63,21 @@ class Assembly:
     pool: ModelPool
     responses: ResponseStore
     feed: Feed
+    drain: Drain
     onlookers: "_Onlookers"
+    shared: SharedStore | None
 
     def close(self) -> None:
         self.pool.close()
         self.responses.close()
         self.onlookers.close()
+        if self.shared is not None:
+            self.shared.close()
 
 
 def assemble(
     settings: Settings,
-    first: ModelFile | None,
+    first: "ModelFile | UpstreamSource | None",
     on_load_progress: Callable[[float], bool] | None = None,
     on_digest_progress: Callable[[int, int], None] | None = None,
     opened: OpenedModel | None = None,
@@ -76,7 +88,9 @@ def assemble(
     """
     history, telemetry = History(), Telemetry()
     onlookers = _Onlookers(settings.server, telemetry)
-    loader = _Loader(settings, (history.observe, telemetry.observe, *onlookers.observers))
+    shared = _open_shared(settings.cache)
+    observers = (history.observe, telemetry.observe, *onlookers.observers)
+    loader = _Loader(settings, observers, shared)
     default = None
     if first is not None:
         default = settings.model.alias or first.name
@@ -101,30 +115,50 @@ def assemble(
         namespace_by=settings.cache.namespace_by,
         explains=settings.server.explain,
     )
-    telemetry.watch(lambda: total(pool.statuses(), loader.cache_statuses(), loader.past()))
+    caches = loader.cache_statuses
+    if settings.engine.engine is EngineKind.VLLM:
+        caches = partial(_upstream_caches, pool)
+    telemetry.watch(lambda: total(pool.statuses(), caches(), loader.past()))
     responses = response_store(settings.cache)
     feed = Feed(pool, history)
-    app = create_app(pool, api, telemetry, responses, feed)
+    drain = Drain()
+    app = create_app(pool, api, telemetry, responses, feed, drain)
     onlookers.attach(app)
-    assembly = Assembly(app, pool, responses, feed, onlookers)
+    assembly = Assembly(app, pool, responses, feed, drain, onlookers, shared)
     if first is not None and default is not None:
         try:
-            loaded = load(
-                settings,
-                first,
-                default,
-                loader.stores_of(default),
-                loader.accounts,
-                on_load_progress,
-                on_digest_progress,
-                opened=opened,
-                observers=loader.observers,
-            )
+            loaded: LoadedModel | UpstreamModel
+            if isinstance(first, ModelFile):
+                loaded = load(
+                    settings,
+                    first,
+                    default,
+                    loader.stores_of(default),
+                    loader.accounts,
+                    on_load_progress,
+                    on_digest_progress,
+                    opened=opened,
+                    observers=loader.observers,
+                )
+            else:
+                loaded = loader.load_upstream(default, first)
         except BaseException:
             assembly.close()
             raise
         pool.adopt(default, loaded)
     return assembly
+
+
+def _upstream_caches(pool: ModelPool) -> list[CacheStatus]:
+    return [status.cache for status in pool.statuses() if status.cache is not None]
+
+
+def _open_shared(settings: CacheSettings) -> SharedStore | None:
+    if settings.cache_shared is None:
+        if settings.cache_shared_key is not None:
+            raise StartupError("--cache-shared-key is of no use without --cache-shared.")
+        return None
+    return open_shared_store(settings.cache_shared, settings.cache_shared_key)
 
 
 class _Onlookers:
@@ -162,10 +196,13 @@ class _Onlookers:
 class _Loader:
     """Loads the pool's models. What is stored of each outlives its loads."""
 
-    def __init__(self, settings: Settings, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, settings: Settings, observers: Sequence[Observer], shared: SharedStore | None
+    ) -> None:
         self.sources: dict[str, str] = {}
         self.observers = observers
         self._settings = settings
+        self._shared = shared
         self._shares = MemoryShares(cache_memory_bytes(settings.cache))
         self._stores: dict[str, ModelStores] = {}
         self.accounts = Accounts()  # one ledger for all models
@@ -176,15 +213,40 @@ class _Loader:
                 f"Two models have the name {name}: {self.sources[name]} and {source}."
             )
         self.sources[name] = source
-        self._stores[name] = ModelStores(self._settings.cache, self._shares)
+        self._stores[name] = ModelStores(self._settings.cache, self._shares, self._shared)
 
     def stores_of(self, name: str) -> ModelStores:
         return self._stores[name]
 
+    @property
+    def _has_upstreams(self) -> bool:
+        return self._settings.engine.engine is EngineKind.VLLM
+
     def n_bytes(self, name: str) -> int:
+        if self._has_upstreams:
+            return 0
         return resolve_model(self.sources[name]).n_bytes
 
-    def load(self, name: str, on_progress: Callable[[float], bool]) -> LoadedModel:
+    def load_upstream(self, name: str, source: "UpstreamSource") -> "UpstreamModel":
+        from rekindle.upstream_model import load_upstream
+
+        return load_upstream(
+            self._settings,
+            source,
+            name,
+            self._stores[name],
+            self.accounts,
+            observers=self.observers,
+        )
+
+    def load(
+        self, name: str, on_progress: Callable[[float], bool]
+    ) -> "LoadedModel | UpstreamModel":
+        if self._has_upstreams:
+            from rekindle.upstream_model import find_upstreams
+
+            return self.load_upstream(name, find_upstreams(self._settings))
+
         def on_digest(n_done: int, n_total: int) -> None:
             if not on_progress(0.0):
                 raise ShuttingDown("The server is shutting down.")
@@ -229,6 +291,7 @@ def background(assembly: Assembly, settings: Settings) -> Iterator[str]:
     async def serve() -> None:
         assembly.pool.start()
         await server.serve(sockets=[sock])
+        await assembly.pool.shut_down(0)
 
     thread = threading.Thread(target=lambda: run_event_loop(serve()), name="server", daemon=True)
     thread.start()
@@ -265,21 +328,17 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
     def stop() -> None:
         nonlocal n_signals
         n_signals += 1
-        if n_signals == 2:
+        if n_signals == 1:
+            _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
+            draining.append(loop.create_task(drain(assembly, server, warm, grace_seconds)))
+        elif n_signals == 2:
             _log.info("stopping now: streams are cut")
             assembly.pool.cut()
-        if n_signals > 2:
-            server.force_exit = True
-        if n_signals > 1:
-            return
-        _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
-        server.should_exit = True
-        assembly.feed.close()
-        draining.append(loop.create_task(warm.close()))
-        draining.append(loop.create_task(assembly.pool.shut_down(grace_seconds)))
+        else:
+            server.should_exit = server.force_exit = True
 
     def on_signal(*_: object) -> None:
-        # Once the loop is closed what idle slots hold is being stored, which takes seconds.
+        # Once the loop is closed the last records are being written, which takes a moment.
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop)
 
@@ -287,7 +346,7 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         signal.signal(number, on_signal)
     assembly.pool.start()
     key = next(iter(api_keys(settings.server)), None)
-    persist = settings.cache.cache_disk > 0
+    persist = settings.cache.cache_disk > 0 and settings.engine.engine is EngineKind.LLAMA
     warm = WarmList(settings.chat.warm, asgi_sender(assembly.app, key, persist=persist))
     warm.start()
     host, port = sock.getsockname()[:2]
@@ -301,6 +360,26 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
     )
     await server.serve(sockets=[sock])
     _log.info("stopped")
+
+
+async def drain(
+    assembly: Assembly, server: uvicorn.Server, warm: WarmList, grace_seconds: float
+) -> None:
+    """What runs may end, and what the models hold is stored; only then the port closes.
+
+    Whoever comes meanwhile is sent elsewhere: a balancer finds out, instead of a closed port.
+    """
+    assembly.drain.expect_end(grace_seconds + CUT_SECONDS + FLUSH_SECONDS)
+    assembly.feed.close()
+    running = set(server.server_state.tasks)
+    try:
+        await asyncio.gather(warm.close(), assembly.pool.shut_down(grace_seconds))
+        if running:
+            await asyncio.wait(running, timeout=CUT_SECONDS)
+        assembly.drain.expect_end(FLUSH_SECONDS)
+        await assembly.pool.flush()
+    finally:
+        server.should_exit = True
 
 
 def _room_of(pool: ModelPool) -> str:
@@ -322,5 +401,5 @@ def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         lifespan="off",
-        timeout_graceful_shutdown=int(settings.server.shutdown_grace + CUT_SECONDS),
+        timeout_graceful_shutdown=int(CUT_SECONDS),  # of clients that do not read
     )

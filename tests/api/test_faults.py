@@ -221,7 +221,7 @@ def test_refusal_by_the_engine_has_its_status_even_for_a_stream(
     assert reply.status_code == status
     assert reply.json()["error"]["message"] == error.message
     assert detail.items() <= reply.json()["error"].items()
-    assert reply.headers.get("retry-after") == ("7" if status == 429 else None)
+    assert reply.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
 
 
 def test_refusal_of_one_reply_closes_those_already_started() -> None:

@@ -17,6 +17,7 @@ from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
 from rekindle.api.desk import Desk
+from rekindle.api.drain import Drain, DrainGate
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.head import HeadAsGet
 from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
@@ -30,6 +31,7 @@ from rekindle.api.models import (
 from rekindle.api.openai import routes as openai
 from rekindle.api.openapi import describe
 from rekindle.api.responses import routes as responses
+from rekindle.api.session_header import SESSION_HEADER
 from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.stored_responses import ResponseStore
@@ -52,13 +54,14 @@ def create_app(
     telemetry: Telemetry,
     stored_responses: ResponseStore,
     feed: Feed | None = None,  # None: its own, which hears of no request
+    drain: Drain | None = None,  # None: it lets everyone in until its end
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
         version=__version__,
         openapi_url=None,  # served below; FastAPI's own would lack the request bodies
         redirect_slashes=False,
-        middleware=_middleware(settings, telemetry),
+        middleware=_middleware(settings, telemetry, drain or Drain()),
         exception_handlers={
             RekindleError: answer_rekindle_error,
             UnknownModel: answer_model_error,
@@ -112,7 +115,7 @@ def create_app(
     return app
 
 
-def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]:
+def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> list[Middleware]:
     """From the outside in: a refusal must carry CORS headers, or a browser hides it."""
     stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
     if settings.cors_origins:
@@ -122,10 +125,17 @@ def _middleware(settings: ApiSettings, telemetry: Telemetry) -> list[Middleware]
                 allow_origins=settings.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "retry-after", "x-rekindle-cache"],
+                expose_headers=[
+                    "x-request-id",
+                    "request-id",
+                    "retry-after",
+                    "x-rekindle-cache",
+                    SESSION_HEADER,
+                ],
             )
         )
     if settings.api_keys:
         stack.append(Middleware(ApiKeys, keys=settings.api_keys))
     stack.append(Middleware(BodyLimit, limit_bytes=settings.body_limit_bytes))
+    stack.append(Middleware(DrainGate, drain=drain))
     return stack

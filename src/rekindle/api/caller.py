@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 from pydantic_core import from_json
 
+from rekindle.api.session_header import SESSION_HEADER, session_in
 from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
 from rekindle.generation import DEFAULT_SESSION, Rank
@@ -26,7 +27,7 @@ CODEX_SESSION, CODEX_THREAD = "session-id", "thread-id"
 CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
 # Ours, Claude Code, opencode (twice), Codex, pi, Codex without a session.
 SESSION_HEADERS = (
-    "x-rekindle-session",
+    SESSION_HEADER,
     "x-claude-code-session-id",
     "x-session-id",
     "x-session-affinity",
@@ -94,10 +95,13 @@ def session_in_user_id(user_id: str | None) -> str | None:
 
 
 def _session(headers: Mapping[str, str], hints: Hints) -> str:
-    named = (*hints.sessions, *(headers.get(name) for name in SESSION_HEADERS))
+    ours, *others = (headers.get(name, "") for name in SESSION_HEADERS)
+    named = (*hints.sessions, session_in(ours), *others)
     session = next((id for each in named if (id := _cleaned(each))), DEFAULT_SESSION)
     agent = _agent(headers, session)
-    return _bounded(f"{session}/{agent}" if agent else session)
+    if not agent or session.endswith(f"/{agent}"):  # a name of ours that was sent back
+        return _bounded(session)
+    return _bounded(f"{session}/{agent}")
 
 
 def _agent(headers: Mapping[str, str], session: str) -> str:

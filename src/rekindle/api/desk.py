@@ -9,11 +9,13 @@ from fastapi import Request
 from rekindle.api.cache_controls import CacheFields, Mark, terms_of
 from rekindle.api.caller import Caller, Hints, caller_of
 from rekindle.api.models import Models
+from rekindle.api.session_header import SCOPE_KEY, conversation_name, show_session
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.reply import ReplyOptions
 from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
+from rekindle.generation import DEFAULT_SESSION
 from rekindle.telemetry import Telemetry
 
 EXPLAIN_HEADER = "x-rekindle-explain"
@@ -28,7 +30,15 @@ class Desk:
     explains: bool = False  # also where a request does not ask for it
 
     def caller(self, request: Request, hints: Hints) -> Caller:
-        return caller_of(request.headers, hints, self.namespace_by)
+        caller = caller_of(request.headers, hints, self.namespace_by)
+        if caller.session != DEFAULT_SESSION:
+            show_session(request.scope, caller.session)
+        return caller
+
+    def name_conversation(self, request: Request, begins: Conversation | str) -> None:
+        """For the reply to a client that names no session."""
+        if SCOPE_KEY not in request.scope:
+            show_session(request.scope, conversation_name(begins))
 
     async def with_terms(
         self,

@@ -18,6 +18,8 @@ from rekindle.errors import (
     PromptTooLong,
     RekindleError,
     ShuttingDown,
+    UpstreamFailed,
+    UpstreamTimedOut,
 )
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,9 @@ ANTHROPIC_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     500: "api_error",
+    502: "api_error",
     503: "api_error",
+    504: "timeout_error",
     529: "overloaded_error",
 }
 
@@ -107,7 +111,17 @@ def failure_of(error: BaseException) -> Failure:
                 {"retry-after": str(error.retry_after_seconds)},
             )
         case ShuttingDown():
-            return Failure(503, _detail(error.message, type="server_error", code="shutting_down"))
+            return Failure(
+                503,
+                _detail(error.message, type="server_error", code="shutting_down"),
+                {"retry-after": "1"},  # elsewhere, or of whoever takes our place
+            )
+        case UpstreamTimedOut():
+            detail = _detail(error.message, type="server_error", code="upstream_timed_out")
+            return Failure(504, detail)
+        case UpstreamFailed():
+            detail = _detail(error.message, type="server_error", code="upstream_failed")
+            return Failure(502, detail)
         case EngineError():
             return Failure(500, _detail(error.message, type="server_error", code="engine_error"))
         case _:
@@ -122,7 +136,7 @@ def invalid(
 
 async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError | UpstreamFailed):
         logger.error("the engine failed: %s", error.message)
     return failure_of(error).response(request.scope)
 

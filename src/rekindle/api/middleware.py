@@ -1,7 +1,7 @@
 """What happens to every request before a route sees it, as plain ASGI.
 
 From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (Starlette's),
-`ApiKeys`, `BodyLimit`. None of them touches the bytes of a reply.
+`ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). None of them touches the bytes of a reply.
 """
 
 import hmac
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.errors import INTERNAL, Failure, invalid, is_anthropic
+from rekindle.api.session_header import SCOPE_KEY, SESSION_HEADER
 from rekindle.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class RequestScope:
                 headers["x-request-id"] = request_id
                 if is_anthropic(scope):
                     headers["request-id"] = request_id
+                if SCOPE_KEY in scope:
+                    headers[SESSION_HEADER] = scope[SCOPE_KEY]
             await send(message)
 
         self._telemetry.request_began()

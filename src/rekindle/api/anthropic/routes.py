@@ -72,6 +72,7 @@ class AnthropicApi:
         )
         marks = marks_of(body, conversation)
         caller = self._desk.caller(request, hints_of(body))
+        self._desk.name_conversation(request, conversation)
         prompt = await served.responder.prepare_chat(
             conversation,
             cache_prompt=options.cache_prompt,

@@ -104,6 +104,7 @@ class OpenAiApi:
             default_cache_prompt=served.responder.default_cache_prompt,
         )
         caller = self._desk.caller(request, openai_hints(body))
+        self._desk.name_conversation(request, conversation)
         prompt = await served.responder.prepare_chat(
             conversation,
             cache_prompt=options.cache_prompt,
@@ -161,6 +162,7 @@ class OpenAiApi:
             cache_prompt=options.cache_prompt,
             namespace=caller.namespace,
         )
+        self._desk.name_conversation(request, prompts[0].text)
         envelope = self._envelope(body, served)
         marks = openai_marks(body, ())
         wanted = [

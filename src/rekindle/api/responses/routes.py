@@ -116,6 +116,7 @@ class ResponsesApi:
             self._telemetry.count_ignored_field(f"input.{kind}")
         toolbox = toolbox_of(body.tools or ())
         conversation = conversation_of(body, read.messages, toolbox)
+        self._desk.name_conversation(request, conversation)
         options = reply_options(
             body,
             toolbox,

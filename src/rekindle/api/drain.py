@@ -1,0 +1,70 @@
+"""A server on its way out: it still listens, and sends whoever comes elsewhere."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from fastapi import Response
+from pydantic_core import to_json
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rekindle.api.errors import failure_of
+from rekindle.errors import ShuttingDown
+
+HEALTH_PATH = "/health"
+LIVE_QUERY = b"live"  # `/health?live`: does the process answer, whether or not it lets anyone in
+METRICS_PATH = "/metrics"
+MAX_RETRY_SECONDS = 60  # clients that are told to wait longer do as they like; picked
+
+
+class Drain:
+    """Off until the end is in sight."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._ends_at is not None
+
+    def expect_end(self, seconds: float) -> None:
+        """Nobody is let in from now on. `seconds`: until the process is gone, at most."""
+        self._ends_at = self._clock() + seconds
+
+    @property
+    def retry_after_seconds(self) -> int:
+        assert self._ends_at is not None
+        return min(MAX_RETRY_SECONDS, max(1, math.ceil(self._ends_at - self._clock())))
+
+
+class DrainGate:
+    """Once the drain is on: 503, but for metrics and for whoever asks whether we live."""
+
+    def __init__(self, app: ASGIApp, *, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._drain.is_on or _is_let_in(scope):
+            await self._app(scope, receive, send)
+            return
+        # A connection that is closed with its body unread may take the answer with it.
+        while (await receive()).get("more_body"):
+            pass
+        await self._refusal(scope)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response:
+        headers = {"retry-after": str(self._drain.retry_after_seconds), "connection": "close"}
+        if scope["path"] == HEALTH_PATH:
+            body = to_json({"status": "draining"})
+            return Response(body, 503, headers=headers, media_type="application/json")
+        failure = failure_of(ShuttingDown("The server is shutting down."))
+        return replace(failure, headers=headers).response(scope)
+
+
+def _is_let_in(scope: Scope) -> bool:
+    if scope["path"] == HEALTH_PATH:
+        return LIVE_QUERY in scope["query_string"].split(b"&")
+    return bool(scope["path"] == METRICS_PATH)
