@@ -31,11 +31,14 @@ MAY_IMPORT = {
     "chat": LEAVES,
     "cache": LEAVES,
     "engine": LEAVES | {"cache"},
+    "vllm": {"errors", "config", "generation", "model_state"},
     "api": LEAVES | {"chat"},
     "model_source": LEAVES | {"llama"},
     "model_stores": LEAVES | {"cache", "model_source"},
+    "chat_setup": LEAVES | {"chat"},
     "loaded_model": LEAVES
-    | {"llama", "cache", "chat", "engine", "api", "model_source", "model_stores"},
+    | {"llama", "cache", "chat", "chat_setup", "engine", "api", "model_source", "model_stores"},
+    "upstream_model": LEAVES | {"chat", "chat_setup", "api", "vllm", "model_stores"},
     "model_pool": LEAVES | {"api"},
     "prime_files": LEAVES,
     "prime_stream": LEAVES | {"prime_files"},
@@ -53,6 +56,7 @@ MAY_IMPORT = {
         "model_source",
         "model_stores",
         "loaded_model",
+        "upstream_model",
         "model_pool",
         "warm_list",
     },
@@ -60,6 +64,7 @@ MAY_IMPORT = {
     | {
         "cache",
         "loaded_model",
+        "upstream_model",
         "model_source",
         "server",
         "prime_files",
@@ -117,6 +122,17 @@ def test_only_llama_touches_ctypes_and_llama_cpp() -> None:
         if unit_of(file) != "llama"
         and {module.split(".")[0] for module in imported_modules(file)}
         & {"llama_cpp", "llguidance", "ctypes"}
+    ]
+    assert not outsiders
+
+
+def test_no_layer_of_the_server_but_vllm_speaks_to_other_servers() -> None:
+    layers = {"api", "chat", "engine", "cache", "llama"}
+    outsiders = [
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if unit_of(file) in layers
+        and "httpx" in {module.split(".")[0] for module in imported_modules(file)}
     ]
     assert not outsiders
 

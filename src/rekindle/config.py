@@ -95,7 +95,10 @@ def _about(help: str, **limits: Any) -> dict[str, About]:
 class ModelSettings:
     model: str | None = field(
         default=None,
-        metadata=_about("GGUF file, or hf:owner/repo/file.gguf. Without it: the embedded SmolLM2."),
+        metadata=_about(
+            "GGUF file, hf:owner/repo/file.gguf, or with --engine vllm the model's folder. Without"
+            " it: the embedded SmolLM2."
+        ),
     )
     alias: str | None = field(
         default=None,

@@ -148,7 +148,9 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvaluated:
-    """The prompt is in the context; the first token follows at once."""
+    """The prompt is in the context. The first token follows at once; of an upstream that tells
+    late what it had cached, it came before.
+    """
 
     n_prompt: int
     n_cached: int  # of these, taken from the cache

@@ -8,22 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rekindle.api.model_card import ModelCard
 from rekindle.cache.fingerprint import Identity
 from rekindle.chat.accounts import Accounts
-from rekindle.chat.dialects import choose
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import PromptBuilder
 from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
-from rekindle.chat.template import CHATML, ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
-from rekindle.chat.volatile import VolatileRules
+from rekindle.chat_setup import set_up_chat
 from rekindle.config import EngineSettings, Settings
 from rekindle.engine.handle import EngineHandle
-from rekindle.errors import ShuttingDown, StartupError
+from rekindle.errors import ShuttingDown
 from rekindle.generation import EngineStatus, Tokenizer
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
@@ -172,19 +166,6 @@ def _assemble(
 ) -> LoadedModel:
     vocabulary = model.vocabulary
     tokenizer = ClosableTokenizer(vocabulary)
-    template_source = _template_source(settings.model.chat_template, model)
-    template = ChatTemplate(
-        template_source,
-        bos_text=tokenizer.bos_text,
-        eos_text=tokenizer.eos_text,
-        guard=Guard(tokenizer.special_strings),
-    )
-    traits = template.traits
-    dialect = choose(
-        template_source,
-        supports_tools=traits.tools and traits.calls,
-        override=settings.chat.tool_dialect,
-    )
     params = _context_params(settings.engine, model)
     backend = LlamaBackend(model, params)
     engine = EngineHandle(
@@ -198,23 +179,16 @@ def _assemble(
             flash_attn=params.flash_attn,
         ),
     )
-    prompts = PromptBuilder(
-        template,
-        tokenizer,
-        dialect,
-        TurnMemory(stores.open_turns(weights)),
-        settings.chat.reasoning_history,
-        volatile=VolatileRules(settings.chat.volatile),
-    )
+    chat = set_up_chat(settings, tokenizer, model.facts.chat_template, stores.open_turns(weights))
     responder = Responder(
         engine,
         tokenizer,
-        prompts,
-        dialect,
+        chat.prompts,
+        chat.dialect,
         model.facts.default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
-        rewarmer=Rewarmer(engine, prompts) if settings.chat.rewarm else None,
+        rewarmer=Rewarmer(engine, chat.prompts) if settings.chat.rewarm else None,
         embedding_end_token=vocabulary.added_eos_token,
         model=name,
         accounts=accounts,
@@ -231,7 +205,7 @@ def _assemble(
         size_bytes=model.facts.size_bytes,
         architecture=model.facts.architecture,
         quantization=model.facts.quantization,
-        chat_template=template_source,
+        chat_template=chat.template_source,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
@@ -266,17 +240,3 @@ def _identity(
         attn_rot_disable=os.environ.get("LLAMA_ATTN_ROT_DISABLE"),
         state_version=STATE_VERSION,
     )
-
-
-def _template_source(setting: str | None, model: Model) -> str:
-    """A path, Jinja text, or a built-in name; else the model's own; else ChatML."""
-    if setting is None:
-        return model.facts.chat_template or CHATML
-    if setting == "chatml":
-        return CHATML
-    if "{%" in setting or "{{" in setting:
-        return setting
-    try:
-        return Path(setting).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"The chat template {setting} cannot be read: {error}.") from error

@@ -29,6 +29,7 @@ from rekindle.chat.request_log import log_request
 from rekindle.errors import RekindleError
 from rekindle.generation import (
     DEFAULT_SESSION,
+    CachedSpan,
     Finished,
     PrefillProgress,
     PromptEvaluated,
@@ -99,6 +100,7 @@ class ReplyStream:
         self._evaluated: PromptEvaluated | None = None
         self._first_token_at = self._last_token_at = 0.0
         self._n_evaluated = 0  # of the prompt's tokens
+        self._spans: tuple[CachedSpan, ...] = ()  # of these, found in a cache
         self._sampled: list[int] = []
         self._is_last_computed = False  # of those: it is fed only when another one follows
         self._reasoning: list[str] = []
@@ -131,6 +133,7 @@ class ReplyStream:
                         yield self._on_evaluated(event)
                     case PrefillProgress():
                         self._n_evaluated = event.n_done
+                        self._spans = event.spans
                         yield ReplyProgress(
                             event.n_done,
                             event.n_total,
@@ -162,6 +165,7 @@ class ReplyStream:
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event
         self._n_evaluated = event.n_prompt
+        self._spans = event.spans
         return ReplyProgress(
             event.n_prompt,
             event.n_prompt,
@@ -305,9 +309,9 @@ class ReplyStream:
         evaluated, account = self._evaluated, self._account
         return ReplyStats(
             n_prompt=len(self._prompt.tokens),
-            n_cached=evaluated.n_cached if evaluated else 0,
+            n_cached=self._spans[-1].stop if self._spans else 0,
             n_generated=len(self._sampled),
-            spans=evaluated.spans if evaluated else (),
+            spans=self._spans,
             remembered=self._prompt.remembered,
             n_dropped_messages=self._prompt.n_dropped,
             neutralised=self._prompt.neutralised,

@@ -24,6 +24,7 @@ from rich.table import Table
 from rekindle.config import (
     CONFIG_VARIABLE,
     Bytes,
+    EngineKind,
     LogLevel,
     ServerSettings,
     Setting,
@@ -93,6 +94,14 @@ def load_model(settings: Settings) -> "Assembly":
 
 
 def _load_model(settings: Settings) -> "Assembly":
+    if settings.engine.engine is EngineKind.VLLM:
+        with _noted_interrupt():
+            from rekindle.server import assemble
+            from rekindle.upstream_model import find_upstreams
+
+        return assemble(settings, find_upstreams(settings))
+    if settings.engine.upstream:
+        raise StartupError("--upstream is of no use without --engine vllm.")
     with _noted_interrupt():  # these load llama.cpp
         from rekindle.loaded_model import open_ahead
         from rekindle.model_source import first_model
@@ -185,8 +194,7 @@ def _shown(setting: Setting, value: object) -> str:
     if value is None or value == ():
         return "-"
     if setting.about.secret:
-        assert isinstance(value, tuple)
-        return ", ".join("****" for _ in value)
+        return ", ".join("****" for _ in value) if isinstance(value, tuple) else "****"
     if isinstance(value, tuple):
         return ", ".join(value)
     if isinstance(value, bool):

@@ -93,7 +93,9 @@ export function showBudgets(model) {
   const parts = [];
   if (cache.off_because) parts.push(el("p", { class: "problem" }, `Nothing is stored: ${cache.off_because}`));
   parts.push(budget("Context", "live", model.cells_used, model.cells, `${count(model.cells)} positions`, count));
-  for (const tier of cache.tiers.filter((each) => each.name !== "shared")) {
+  const upstream = cache.tiers.find((tier) => tier.name === "upstream");
+  if (upstream?.trouble) parts.push(problem(upstream.trouble));
+  for (const tier of cache.tiers.filter((each) => each.name === "memory" || each.name === "disk")) {
     const entries = `${count(tier.entries)} entries`;
     parts.push(budget(tier.name === "disk" ? "Disk" : "Memory", tier.name, tier.bytes, tier.budget_bytes, entries, bytes));
     if (tier.trouble) parts.push(problem(tier.trouble));

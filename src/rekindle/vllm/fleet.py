@@ -1,0 +1,169 @@
+"""The upstreams of one model: who takes a request, who waits, who rests after a failure."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import httpx
+
+from rekindle.errors import RekindleError, UpstreamFailed, UpstreamTimedOut
+from rekindle.vllm.upstream import ProbeTerms, Served, Upstream, UpstreamGone
+
+_log = logging.getLogger("rekindle.upstream")
+
+FIRST_REST_SECONDS, MAX_REST_SECONDS = 1.0, 60.0  # between two probes; picked
+
+
+class Claim:
+    """A request that needs an upstream."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys  # of its prompt's chunks
+        self.tried: set[Upstream] = set()
+
+
+class Fleet:
+    """On the event loop. `n_each`: the most requests that run on one upstream."""
+
+    def __init__(
+        self,
+        upstreams: Sequence[Upstream],
+        served: Served,
+        terms: ProbeTerms,
+        *,
+        n_each: int,
+        first_rest_seconds: float = FIRST_REST_SECONDS,
+    ) -> None:
+        self.upstreams = tuple(upstreams)
+        self.served = served
+        self._terms = terms
+        self._n_each = n_each
+        self._first_rest_seconds = first_rest_seconds
+        self._waiting: OrderedDict[Claim, asyncio.Future[Upstream]] = OrderedDict()
+        self._probing: dict[Upstream, asyncio.Task[None]] = {}
+
+    @property
+    def n_slots(self) -> int:
+        return self._n_each * len(self._usable())
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def trouble(self) -> str | None:
+        return "; ".join(each.trouble for each in self.upstreams if each.trouble) or None
+
+    def start(self, client: httpx.AsyncClient) -> None:
+        """Whoever did not answer at the start is tried again."""
+        self._client = client
+        for upstream in self.upstreams:
+            if upstream.trouble is not None:
+                self._watch(upstream)
+
+    async def close(self) -> None:
+        tasks = list(self._probing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def n_tokens_known(self, keys: Sequence[bytes]) -> int:
+        """Of a prompt, by the upstream that would get it."""
+        return max((each.prefixes.n_tokens_known(keys) for each in self._usable()), default=0)
+
+    def check_usable(self) -> None:
+        if not self._usable():
+            raise self._nobody()
+
+    async def take(self, claim: Claim) -> Upstream:
+        """Waits for room, in the order of arrival. Raises UpstreamFailed if nobody is left."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[claim] = turn
+        self._advance()
+        try:
+            upstream: Upstream = await turn
+            return upstream
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give_back(turn.result())
+            raise
+        finally:
+            if self._waiting.pop(claim, None) is not None:
+                self._advance()
+
+    def give_back(self, upstream: Upstream) -> None:
+        upstream.n_running -= 1
+        self._advance()
+
+    def rest(self, upstream: Upstream, error: UpstreamFailed) -> None:
+        """It is used again when it has generated two tokens.
+
+        One that answers, with an error, is used meanwhile: the request may have been the cause.
+        """
+        if isinstance(error, UpstreamGone | UpstreamTimedOut):
+            upstream.trouble = error.message
+        if isinstance(error, UpstreamGone):
+            upstream.prefixes.clear()  # it may have started anew
+        if upstream not in self._probing:
+            _log.warning("upstream=%s is tried again: %s", upstream.name, error.message)
+            self._watch(upstream)
+        self._advance()
+
+    def _watch(self, upstream: Upstream) -> None:
+        task = asyncio.create_task(self._revive(upstream))
+        self._probing[upstream] = task
+        task.add_done_callback(lambda _: self._probing.pop(upstream, None))
+
+    async def _revive(self, upstream: Upstream) -> None:
+        seconds = self._first_rest_seconds
+        while True:
+            try:
+                served = await upstream.find_model(self._client)
+                check_same(upstream, served, self.served)
+                await upstream.probe(self._client, self._terms)
+                break
+            except RekindleError as error:
+                upstream.trouble = error.message
+                self._advance()
+                _log.debug("upstream=%s rests for %g s: %s", upstream.name, seconds, error.message)
+            await asyncio.sleep(seconds)
+            seconds = min(2 * seconds, MAX_REST_SECONDS)
+        _log.info("upstream=%s is used", upstream.name)
+        self._advance()
+
+    def _usable(self) -> list[Upstream]:
+        return [each for each in self.upstreams if each.trouble is None]
+
+    def _advance(self) -> None:
+        """Whoever waits and can run, or cannot any more, is told."""
+        for claim, turn in list(self._waiting.items()):
+            if turn.done():  # cancelled, and about to leave
+                continue
+            usable = [each for each in self._usable() if each not in claim.tried]
+            free = [each for each in usable if each.n_running < self._n_each]
+            if not usable:
+                turn.set_exception(self._nobody())
+            elif free:
+                upstream = _best(claim, free)
+                upstream.n_running += 1
+                turn.set_result(upstream)
+            else:
+                return  # nobody overtakes
+            del self._waiting[claim]
+
+    def _nobody(self) -> UpstreamFailed:
+        return UpstreamFailed(f"No upstream can answer. {self.trouble or ''}".rstrip())
+
+
+def _best(claim: Claim, free: Sequence[Upstream]) -> Upstream:
+    """Who knows most of the prompt; of equals, who is least busy."""
+    return max(free, key=lambda each: (each.prefixes.n_tokens_known(claim.keys), -each.n_running))
+
+
+def check_same(upstream: Upstream, served: Served, expected: Served) -> None:
+    if served.model != expected.model or served.n_ctx < expected.n_ctx:
+        raise UpstreamFailed(
+            f"The upstream {upstream.name} serves {served.model} with {served.n_ctx} tokens of"
+            f" context; the others serve {expected.model} with {expected.n_ctx}."
+        )

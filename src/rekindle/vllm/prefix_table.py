@@ -1,0 +1,54 @@
+"""What an upstream has probably computed: chained hashes of what was sent to it, bounded.
+
+It is our own book-keeping, for choosing among upstreams; what an upstream forgets in between is
+not known here.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+CHUNK_TOKENS = 64  # picked: short next to a turn, long next to vLLM's blocks of 16
+MAX_CHUNKS = 65_536  # of one upstream, 4 million tokens; picked
+_KEY_BYTES = 16
+
+
+def chunk_keys(namespace: str, tokens: Sequence[int]) -> list[bytes]:
+    """One for each whole chunk; each names all tokens up to its end."""
+    key = blake2b(namespace.encode("utf-8", "surrogateescape"), digest_size=_KEY_BYTES).digest()
+    rows = memoryview(array("q", tokens)).cast("B")
+    keys = []
+    for stop in range(CHUNK_TOKENS, len(tokens) + 1, CHUNK_TOKENS):
+        chunk = rows[(stop - CHUNK_TOKENS) * 8 : stop * 8]
+        key = blake2b(chunk, key=key, digest_size=_KEY_BYTES).digest()
+        keys.append(key)
+    return keys
+
+
+class PrefixTable:
+    def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
+        self._max_chunks = max_chunks
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # the last used is last
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def n_tokens_known(self, keys: Sequence[bytes]) -> int:
+        n_chunks = 0
+        for key in keys:
+            if key not in self._known:
+                break
+            n_chunks += 1
+        return n_chunks * CHUNK_TOKENS
+
+    def learn(self, keys: Sequence[bytes]) -> None:
+        # From the end, so that of one prompt the beginning is forgotten last.
+        for key in reversed(keys[: self._max_chunks]):
+            self._known[key] = None
+            self._known.move_to_end(key)
+        while len(self._known) > self._max_chunks:
+            self._known.popitem(last=False)
+
+    def clear(self) -> None:
+        self._known.clear()
