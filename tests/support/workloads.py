@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from rekindle.generation import CacheSource
+
 REQUEST_SECONDS = 600  # a machine under load; nothing is measured here
 DISK_SECONDS = 60
 REPLY_TOKENS = 8
@@ -323,10 +325,7 @@ class Traffic:
         reused = "rekindle_prompt_tokens_reused_total"
         return {
             "prefilled": self.client.metric("rekindle_prompt_tokens_prefilled_total"),
-            **{
-                source: self.client.metric(reused, source=source)
-                for source in ("live", "memory", "disk")
-            },
+            **{source: self.client.metric(reused, source=source) for source in CacheSource},
         }
 
 

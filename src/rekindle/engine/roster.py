@@ -14,6 +14,8 @@ from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
 from rekindle.generation import Finished, StopCause
 
+MIN_WAIT_SECONDS = 0.001  # picked
+
 
 class Roster:
     """What runs and waits is all in the background, or none of it is."""
@@ -42,9 +44,10 @@ class Roster:
         return any(not sequence.request.background for sequence in self._everyone())
 
     def seconds_to_wait(self, most: float) -> float:
-        """Until somebody gives up on an answer."""
-        deadlines = [each.probe.deadline for each in self.waiting if each.probe is not None]
-        return min(most, max(0.0, min(deadlines) - time.monotonic())) if deadlines else most
+        """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
+        now = time.monotonic()
+        patience = [each.probe.deadline - now for each in self.waiting if each.probe is not None]
+        return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
     def enlist(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

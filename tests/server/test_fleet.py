@@ -1,0 +1,133 @@
+"""Servers that share a store, behind a balancer: a conversation may go on at any of them."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from tests.campaigns.fleet import run
+from tests.support.fleet import BY_SESSION, IN_TURN, Fleet, eventually, running_fleet
+from tests.support.redis_server import redis_server
+from tests.support.s3_server import s3_server
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.workloads import Message, assistant, prose, system, user
+
+MAX_AMPLIFICATION = 1.05
+N_TURNS = 8
+
+
+class Store(Protocol):
+    def kill(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+class Shared(NamedTuple):
+    url: str
+    environment: dict[str, str]
+    store: Store
+
+
+@pytest.fixture(scope="module", params=["redis", "s3"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared]:
+    folder = tmp_path_factory.mktemp("store")
+    if request.param == "redis":
+        with redis_server(folder) as redis:
+            yield Shared(redis.url, {}, redis)
+    else:
+        with s3_server(folder) as s3:
+            yield Shared(s3.url, s3.environment, s3)
+
+
+@contextmanager
+def fleet_of(shared: Shared, folder: Path, *, balance: str) -> Iterator[Fleet]:
+    with running_fleet(
+        folder, "--cache-shared", shared.url, balance=balance, environment=shared.environment
+    ) as fleet:
+        yield fleet
+
+
+def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
+    shared: Shared, embedded_model: Path, tmp_path: Path
+) -> None:
+    """D1, D15: eight turns, each at another server; then the store is killed and comes back."""
+    with fleet_of(shared, tmp_path, balance=IN_TURN) as fleet:
+        history: list[Message] = [system("a traveller", 200), user(prose("hop", 30))]
+        visited = []
+        for turn in range(N_TURNS):
+            reply = fleet.chat(history, max_tokens=12)
+            visited.append(reply.server)
+            history += [assistant(reply.answer.text), user(prose(f"turn {turn}", 20))]
+            fleet.wait_until_told(reply.server)
+        assert all(one != other for one, other in itertools.pairwise(visited))
+        assert fleet.amplification <= MAX_AMPLIFICATION
+
+        shared.store.kill()
+        for _ in range(2 * len(fleet.servers)):  # nobody is refused, and each has its own tiers
+            assert fleet.chat(history, max_tokens=4).answer.text
+        repeated = fleet.chat(history, max_tokens=4)
+        assert repeated.answer.n_prefilled <= 64
+        eventually(lambda: health_of(fleet) == {"not answering"}, "nobody notices")
+
+        shared.store.start()
+        eventually(lambda: health_of(fleet) == {"ok"}, "nobody notices that it is back")
+        other = [system("a newcomer", 150), user(prose("again", 30))]
+        first = fleet.chat(other, max_tokens=4)
+        fleet.wait_until_told(first.server)
+        other += [assistant(first.answer.text), user(prose("and again", 20))]
+        second = fleet.chat(other, max_tokens=4)
+        assert second.server != first.server
+        assert "shared" in second.answer.sources
+        assert second.answer.n_cached >= len(first.answer.prompt)
+
+
+def test_the_owner_of_a_session_is_killed_and_the_next_turn_hits_elsewhere(
+    shared: Shared, embedded_model: Path, tmp_path: Path
+) -> None:
+    """D15, X7"""
+    with fleet_of(shared, tmp_path, balance=BY_SESSION) as fleet:
+        history: list[Message] = [system("an orphan", 200), user(prose("owner", 30))]
+        owners = set()
+        for turn in range(2):
+            reply = fleet.chat(history, session="mine", max_tokens=12)
+            owners.add(reply.server)
+            history += [assistant(reply.answer.text), user(prose(f"turn {turn}", 20))]
+        [owner] = owners
+        fleet.wait_until_told(owner)
+        fleet.kill(owner)
+        reply = fleet.chat(history, session="mine", max_tokens=4)
+        assert reply.server != owner
+        assert "shared" in reply.answer.sources
+        assert fleet.amplification <= MAX_AMPLIFICATION
+
+
+def health_of(fleet: Fleet) -> set[str]:
+    return {client.get("/health")["shared_store"] for client in fleet.clients.values()}
+
+
+def test_a_frozen_store_holds_nobody_up(embedded_model: Path, tmp_path: Path) -> None:
+    """It stays connected and answers nobody; requests are answered from what is local."""
+    with (
+        redis_server(tmp_path) as redis,
+        running_fleet(tmp_path, "--cache-shared", redis.url, balance=IN_TURN) as fleet,
+    ):
+        redis.freeze()
+        try:
+            for n in range(4):
+                assert fleet.chat([user(prose(f"frozen {n}", 100))], max_tokens=2).answer.text
+        finally:
+            redis.thaw()
+        eventually(lambda: health_of(fleet) == {"ok"}, "it is not used again")
+
+
+def test_d12_no_answer_of_a_fleet_is_another_than_the_cold_one(tmp_path: Path) -> None:
+    """D12: a few of what `python -m tests.campaigns.fleet` does with 500 conversations."""
+    ledger = run(
+        TinyArchitecture.QWEN35, n_conversations=12, seed=7, trouble_seconds=3.0, folder=tmp_path
+    )
+    assert ledger.wrong == []
