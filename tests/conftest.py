@@ -34,6 +34,10 @@ def embedded_model() -> Path:
     return resolve_model(None).path
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: counts seconds, and needs the machine for itself")
+
+
 def pytest_unconfigure() -> None:
     """The binding leaves these open to the very end, where a strict run complains of them."""
     from llama_cpp import _utils

@@ -180,7 +180,7 @@ def test_flags_and_variables_in_the_files_are_settings(path: Path) -> None:
 def environment_of(container: dict[str, Any]) -> dict[str, str]:
     given = container["environment" if "environment" in container else "env"]
     pairs = given.items() if isinstance(given, dict) else ((e["name"], e["value"]) for e in given)
-    return {name: value for name, value in pairs if name.startswith("REKINDLE_")}
+    return {name: value for name, value in pairs if name.startswith("REKINDLE_") and value}
 
 
 def test_the_servers_of_compose_start_and_are_those_that_haproxy_knows() -> None:

@@ -18,6 +18,7 @@ RekindleError
       TierFull               it works, but has no room for this entry
       StoreUnreachable       nobody listens there: the next call would fail as well
   StartupError           the operator can fix it: one sentence on stderr, exit code 2
+    UpstreamsAway          nobody answers yet, and trying again may help: exit code 1
 """
 
 
@@ -108,4 +109,8 @@ class StoreUnreachable(TierFailed):
 
 
 class StartupError(RekindleError):
+    pass
+
+
+class UpstreamsAway(StartupError):
     pass

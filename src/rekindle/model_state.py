@@ -21,3 +21,8 @@ class StateTraits:
     has_checkpoints: bool
     off_because: str | None = None  # why nothing may be stored; None: it may
     row_bytes: int = 0  # of one position, about; 0: not known, or there are none
+
+    @property
+    def resumes_at_checkpoints(self) -> bool:
+        """Not everywhere, as rows alone would allow."""
+        return self.has_checkpoints or not self.has_rows

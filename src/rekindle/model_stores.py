@@ -207,7 +207,7 @@ class ModelStores:
                     SharedTier(self._shared, fingerprint=root),
                     notify,
                     has_rows=traits.has_rows,
-                    has_checkpoints=traits.has_checkpoints or not traits.has_rows,
+                    has_checkpoints=traits.resumes_at_checkpoints,
                 ),
             )
         cache = PrefixCache(root, traits, policy, transfers, shared)

@@ -105,7 +105,10 @@ def assemble(
         memory_bytes=settings.model.models_memory
         if settings.model.models_memory is not None
         else machine_memory_bytes() // 2,
-        keep_alive_seconds=settings.model.keep_alive,
+        # What is upstream takes no memory here, and its books would be lost.
+        keep_alive_seconds=0.0
+        if settings.engine.engine is EngineKind.VLLM
+        else settings.model.keep_alive,
     )
     api = ApiSettings(
         api_keys=api_keys(settings.server),

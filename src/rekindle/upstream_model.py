@@ -14,7 +14,7 @@ from rekindle.chat.accounts import Accounts
 from rekindle.chat.responder import Responder
 from rekindle.chat_setup import set_up_chat
 from rekindle.config import Settings
-from rekindle.errors import RekindleError, StartupError, UpstreamFailed
+from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
 from rekindle.generation import EngineStatus
 from rekindle.model_stores import ModelStores
 from rekindle.request_record import Observer
@@ -81,7 +81,7 @@ def find_upstreams(settings: Settings) -> UpstreamSource:
     if settings.model.models or settings.model.models_dir:
         raise StartupError("--models and --models-dir are not for --engine vllm.")
     for url in urls:
-        if not url.startswith(("http://", "https://")):
+        if not _is_http(url):
             raise StartupError(f"--upstream {url} is not an http:// or https:// URL.")
     upstreams = tuple(Upstream(url, api_key=os.environ.get(KEY_VARIABLE)) for url in urls)
     served = asyncio.run(_find_model(upstreams))
@@ -152,6 +152,13 @@ def load_upstream(
     return UpstreamModel(card, responder, engine, stores)
 
 
+def _is_http(url: str) -> bool:
+    try:
+        return httpx.URL(url).scheme in ("http", "https")
+    except httpx.InvalidURL:
+        return False
+
+
 async def _find_model(upstreams: Sequence[Upstream]) -> Served:
     """One that all who answer have; their shortest context."""
     async with httpx.AsyncClient() as client:
@@ -167,7 +174,7 @@ async def _find_model(upstreams: Sequence[Upstream]) -> Served:
         else:
             raise outcome
     if not answers:
-        raise StartupError(_nobody(upstreams))
+        raise UpstreamsAway(_nobody(upstreams))
     served = min((served for _, served in answers), key=lambda each: each.n_ctx)
     try:
         for upstream, answer in answers:
@@ -189,7 +196,7 @@ async def _probe(source: UpstreamSource, terms: ProbeTerms) -> None:
         elif outcome is not None:
             raise outcome
     if all(each.trouble for each in source.upstreams):
-        raise StartupError(_nobody(source.upstreams))
+        raise UpstreamsAway(_nobody(source.upstreams))
 
 
 def _nobody(upstreams: Sequence[Upstream]) -> str:

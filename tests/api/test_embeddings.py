@@ -98,7 +98,7 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
 def test_failures_have_their_status(error: RekindleError, status: int) -> None:
     reply = embed(FakeResponder((error,)))
     assert reply.status_code == status
-    assert reply.headers.get("retry-after") == ("7" if status == 429 else None)
+    assert reply.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
 
 
 def test_a_client_that_leaves_cancels_its_request() -> None:

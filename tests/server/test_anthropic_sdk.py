@@ -9,6 +9,7 @@ import httpx
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock
 
+from tests.support.clear_replies import say
 from tests.support.server_process import ServerProcess
 
 GREEDY = {"temperature": 0}  # newer versions of the SDK have no argument for it
@@ -53,16 +54,17 @@ def n_prompt(reply: Message) -> int:
 
 
 def test_a_stream_says_what_the_whole_reply_says(sdk: anthropic.Anthropic) -> None:
-    whole = ask(sdk)
+    asked: Any = say("the ship sails to the north")
+    whole = ask(sdk, asked)
     with sdk.messages.stream(
-        model="any", max_tokens=24, extra_body=GREEDY, messages=QUESTION
+        model="any", max_tokens=24, extra_body=GREEDY, messages=asked
     ) as stream:
         streamed = stream.get_final_message()
     assert text_of(streamed) == text_of(whole) != ""
     assert streamed.stop_reason == whole.stop_reason
     assert streamed.usage.output_tokens == whole.usage.output_tokens
     assert n_prompt(streamed) == n_prompt(whole)
-    counted = sdk.messages.count_tokens(model="any", messages=QUESTION)
+    counted = sdk.messages.count_tokens(model="any", messages=asked)
     assert counted.input_tokens == n_prompt(whole)
 
 
@@ -76,9 +78,10 @@ def test_message_start_has_the_counts_of_a_short_prompt(sdk: anthropic.Anthropic
 
 
 def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:
-    free = text_of(ask(sdk))
+    asked = say("the ship sails to the north")
+    free = text_of(ask(sdk, asked))
     stop = free[5:9]
-    reply = ask(sdk, stop_sequences=["nothing like this", stop])
+    reply = ask(sdk, asked, stop_sequences=["nothing like this", stop])
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", stop)
     assert text_of(reply) == free[: free.index(stop)]
 

@@ -29,7 +29,7 @@ class Reply:
 
 
 def body(index: int) -> dict[str, Any]:
-    words = " ".join(f"item {index} number {word * (index + 3)}" for word in range(5 * index % 61))
+    words = " ".join(f"item {index} number {word * (index + 3)}" for word in range(5 * index % 41))
     return {
         "prompt": f"Request {index}. {words} The next word is",
         "max_tokens": 8 + index % 17,
@@ -79,7 +79,8 @@ def test_32_streams_on_4_slots_get_the_replies_they_get_alone(
     server: ServerProcess, embedded_model: Path
 ) -> None:
     # Opens the catalogue, and is long enough to be a turn that is remembered.
-    httpx.post(f"{server.url}/v1/completions", json=body(12), timeout=300)
+    longest = {**body(8), "max_tokens": 24}
+    httpx.post(f"{server.url}/v1/completions", json=longest, timeout=300)
     server.wait_until_idle()
     before = server.n_file_descriptors
     alone, together = asyncio.run(alone_and_together(server.url))

@@ -71,6 +71,7 @@ def assert_found(caller: Caller, cold: ColdAnswers, wanted: Prompt, *, n_least: 
     assert answer.n_cached >= n_least
 
 
+@pytest.mark.alone
 def test_12_kills_lose_nothing_that_was_answered_a_second_before(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
@@ -89,6 +90,7 @@ def test_12_kills_lose_nothing_that_was_answered_a_second_before(
     assert found.n_incomplete == 0
 
 
+@pytest.mark.alone
 def test_kills_while_entries_are_evicted_leave_the_budget_and_right_answers(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_turn_survives_a_kill_while_its_replacement_is_written(
             assert caller.ask(second).n_cached >= len(first)
 
 
+@pytest.mark.alone
 @every_class
 def test_sigterm_saves_a_reply_in_the_middle(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tests.conftest import TinyModels
+from tests.support.clear_replies import COUNTING
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Client, assistant, prose, system, user
@@ -100,11 +101,11 @@ def test_streams_go_on_while_texts_are_embedded(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:
     settings: dict[str, Any] = {"model": "any", "max_tokens": 8, "temperature": 0}
-    wanted = client.completions.create(prompt="Once upon a time", **settings).choices[0].text
+    wanted = client.completions.create(prompt=COUNTING, **settings).choices[0].text
     texts = [prose(seed, 300) for seed in "ab"]
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(vectors, client, texts)
-        stream = client.completions.create(prompt="Once upon a time", **settings, stream=True)
+        stream = client.completions.create(prompt=COUNTING, **settings, stream=True)
         said = "".join(chunk.choices[0].text for chunk in stream)
         was_embedding = not made.done()
         together = made.result()
@@ -121,5 +122,6 @@ def test_a_client_that_leaves_ends_its_request_and_the_server_goes_on(
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/embeddings", json=body, headers=headers, timeout=1)
     assert vectors(client, "next")
+    server.wait_for_log("request=impatient.")
     [line] = [line for line in server.log.splitlines() if "request=impatient." in line]
     assert line.endswith("finish=cancelled")

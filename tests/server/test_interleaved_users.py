@@ -24,14 +24,12 @@ from tests.support.cache_traffic import (
     disagreement,
     random_tokens,
 )
+from tests.support.clear_replies import MIN_LEAD, lead, shown
 from tests.support.server_process import serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.tiny_vocabulary import CONTROL_TOKENS
 from tests.support.workloads import REPLY_TOKENS, REQUEST_SECONDS, Client, assistant, system, user
 
-# To say a line again is what the embedded model does without a doubt, once it was shown how: at
-# every token the best candidate is far ahead. Rows whose neighbours in the context are others
-# differ in their last bits, which must not decide.
 LINES = {
     "alice": (
         "one two three four five six",
@@ -46,9 +44,7 @@ LINES = {
         "water is made of hydrogen and oxygen",
     ),
 }
-SHOWN = ("red green blue yellow", "the dog runs in the park")
 N_TURNS = 3
-MIN_LEAD = 1.0  # of the best candidate's logprob; asserted of the replies that each gets alone
 
 
 @dataclass(frozen=True)
@@ -60,17 +56,15 @@ class Turn:
 
     @property
     def leads(self) -> list[float]:
-        best = [sorted(scores.values(), reverse=True) for scores in self.scores]
-        return [first - second for first, second, *_ in best]
+        return [lead(scores.values()) for scores in self.scores]
 
 
 class Talk:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lines = iter(LINES[name])
-        self._messages = [system(f"{name}, who says what the user says", 40)]
-        for line in SHOWN:
-            self._messages += [user(f"Say: {line} {name}"), assistant(f"{line} {name}")]
+        about = system(f"{name}, who says what the user says", 40)
+        self._messages = [about, *shown(f" {name}")]
 
     def take_turn(self, client: Client) -> Turn:
         self._messages.append(user(f"Say: {next(self._lines)} {self._name}"))

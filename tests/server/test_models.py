@@ -2,7 +2,6 @@
 of it is found again when it returns.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.server_process import WAIT_SECONDS, ServerProcess, serve
+from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 from tests.support.workloads import Client, prose
 
@@ -35,6 +34,21 @@ def several(folder: Path, *more: str) -> Iterator[tuple[ServerProcess, Client]]:
         yield server, client
 
 
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[tuple[ServerProcess, Client]]:
+    with several(folder) as server_and_client:
+        yield server_and_client
+
+
+@pytest.fixture
+def unloaded(running: tuple[ServerProcess, Client]) -> tuple[ServerProcess, Client]:
+    """A server that has loaded nothing, or nothing any more."""
+    _, client = running
+    for name in states(client):
+        client.post(f"/v1/models/{name}/unload", {})
+    return running
+
+
 def states(client: Client) -> dict[str, str]:
     return {model["id"]: model["status"] for model in client.get("/v1/models")["data"]}
 
@@ -43,13 +57,6 @@ def prompt_of(client: Client, seed: str, model: str) -> list[int]:
     body = {"content": prose(seed, 300), "model": model}
     tokens: list[int] = client.post("/tokenize", body)["tokens"]
     return tokens
-
-
-def wait_for_log(server: ServerProcess, line: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while line not in server.log:
-        assert time.monotonic() < deadline, f"the log lacks {line!r}:\n{server.log}"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -77,62 +84,66 @@ def test_a6_stored_rows_hit_when_the_model_returns(
         assert states(client) == {"alpha": "loaded", "beta": "loaded"}
 
 
-def test_an_unknown_model_is_a_404_that_lists_what_there_is(folder: Path) -> None:
-    with several(folder) as (server, client):
-        assert states(client) == {"alpha": "unloaded", "beta": "unloaded"}
-        chat = {"model": "gamma", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        for route, body in (
-            ("/v1/chat/completions", chat),
-            ("/v1/completions", {"model": "gamma", "prompt": "hi"}),
-            ("/v1/embeddings", {"model": "gamma", "input": "hi"}),
-            ("/v1/responses", {"model": "gamma", "input": "hi"}),
-            ("/tokenize", {"model": "gamma", "content": "hi"}),
-            ("/v1/models/gamma/load", {}),
-        ):
-            reply = client.try_post(route, body)
-            error = reply.json()["error"]
-            assert (reply.status_code, error["code"], error["param"]) == (
-                404,
-                "model_not_found",
-                "model",
-            ), route
-            assert "`alpha`, `beta`" in error["message"]
-        for route in ("/v1/messages", "/v1/messages/count_tokens"):
-            reply = client.try_post(route, chat)
-            error = reply.json()["error"]
-            assert (reply.status_code, error["type"]) == (404, "not_found_error")
-            assert "`alpha`, `beta`" in error["message"]
-        for path in ("/v1/models/gamma", "/props?model=gamma", "/slots?model=gamma"):
-            assert httpx.get(server.url + path).status_code == 404
-        assert states(client) == {"alpha": "unloaded", "beta": "unloaded"}, "something was loaded"
+def test_an_unknown_model_is_a_404_that_lists_what_there_is(
+    unloaded: tuple[ServerProcess, Client],
+) -> None:
+    server, client = unloaded
+    assert states(client) == {"alpha": "unloaded", "beta": "unloaded"}
+    chat = {"model": "gamma", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for route, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"model": "gamma", "prompt": "hi"}),
+        ("/v1/embeddings", {"model": "gamma", "input": "hi"}),
+        ("/v1/responses", {"model": "gamma", "input": "hi"}),
+        ("/tokenize", {"model": "gamma", "content": "hi"}),
+        ("/v1/models/gamma/load", {}),
+    ):
+        reply = client.try_post(route, body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (
+            404,
+            "model_not_found",
+            "model",
+        ), route
+        assert "`alpha`, `beta`" in error["message"]
+    for route in ("/v1/messages", "/v1/messages/count_tokens"):
+        reply = client.try_post(route, chat)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"]) == (404, "not_found_error")
+        assert "`alpha`, `beta`" in error["message"]
+    for path in ("/v1/models/gamma", "/props?model=gamma", "/slots?model=gamma"):
+        assert httpx.get(server.url + path).status_code == 404
+    assert states(client) == {"alpha": "unloaded", "beta": "unloaded"}, "something was loaded"
 
 
-def test_models_are_loaded_and_unloaded_on_request_and_both_may_be_repeated(folder: Path) -> None:
-    with several(folder) as (_, client):
-        for _ in range(2):
-            loaded = client.post("/v1/models/beta/load", {})
-            assert (loaded["status"], loaded["meta"]["n_ctx"]) == ("loaded", 2048)
-            assert client.get("/v1/models/beta") == loaded
-        assert client.get("/props")["model_alias"] == "beta", "the one that is loaded answers"
-        assert client.get("/props?model=alpha")["model_alias"] == "alpha"
-        for _ in range(2):
-            unloaded = client.post("/v1/models/beta/unload", {})
-            assert unloaded["status"] == "unloaded"
-            assert "meta" not in unloaded
-        assert states(client) == {"alpha": "loaded", "beta": "unloaded"}
+def test_models_are_loaded_and_unloaded_on_request_and_both_may_be_repeated(
+    unloaded: tuple[ServerProcess, Client],
+) -> None:
+    _, client = unloaded
+    for _ in range(2):
+        loaded = client.post("/v1/models/beta/load", {})
+        assert (loaded["status"], loaded["meta"]["n_ctx"]) == ("loaded", 2048)
+        assert client.get("/v1/models/beta") == loaded
+    assert client.get("/props")["model_alias"] == "beta", "the one that is loaded answers"
+    assert client.get("/props?model=alpha")["model_alias"] == "alpha"
+    for _ in range(2):
+        told = client.post("/v1/models/beta/unload", {})
+        assert told["status"] == "unloaded"
+        assert "meta" not in told
+    assert states(client) == {"alpha": "loaded", "beta": "unloaded"}
 
 
-def test_a_model_that_answers_is_not_unloaded(folder: Path) -> None:
-    with several(folder) as (server, client):
-        body = {"model": "alpha", "prompt": "Once", "max_tokens": 1500, "stream": True}
-        body |= {"ignore_eos": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            refused = client.try_post("/v1/models/alpha/unload", {})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_in_use")
-            assert "data: [DONE]" in list(lines)
-        assert client.post("/v1/models/alpha/unload", {})["status"] == "unloaded"
+def test_a_model_that_answers_is_not_unloaded(unloaded: tuple[ServerProcess, Client]) -> None:
+    server, client = unloaded
+    body = {"model": "alpha", "prompt": "Once", "max_tokens": 1500, "stream": True}
+    body |= {"ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        refused = client.try_post("/v1/models/alpha/unload", {})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_in_use")
+        assert "data: [DONE]" in list(lines)
+    assert client.post("/v1/models/alpha/unload", {})["status"] == "unloaded"
 
 
 def test_the_memory_budget_keeps_one_model_and_counters_never_go_back(folder: Path) -> None:
@@ -154,7 +165,7 @@ def test_an_idle_model_is_unloaded_after_keep_alive_and_returns(folder: Path) ->
     with several(folder, "--keep-alive", "0.3") as (server, client):
         prompt = prompt_of(client, "idle", "alpha")
         client.complete(prompt, model="alpha")
-        wait_for_log(server, "model=alpha unloaded, idle for 0.3 s")
+        server.wait_for_log("model=alpha unloaded, idle for 0.3 s")
         assert states(client)["alpha"] == "unloaded"
         assert client.complete(prompt, model="alpha").sources == {"disk"}
 

@@ -7,6 +7,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from tests.support.clear_replies import COUNTING, say
+
 
 def user(text: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": text}]
@@ -30,10 +32,11 @@ def test_a_chat_is_answered_and_counted(client: openai.OpenAI) -> None:
 def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "any",
-        "messages": QUESTION,
+        "messages": say("the ship sails to the north"),
         "max_tokens": 24,
         "temperature": 0,
     }
+    client.chat.completions.create(**settings)  # what is cached is counted as well
     whole = client.chat.completions.create(**settings)
     chunks = list(
         client.chat.completions.create(
@@ -62,7 +65,7 @@ def test_the_end_of_the_turn_is_a_stop(client: openai.OpenAI) -> None:
 def test_a_stop_string_never_leaks(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "any",
-        "prompt": "1, 2, 3, 4,",
+        "prompt": COUNTING,
         "max_tokens": 40,
         "temperature": 0,
     }
@@ -76,17 +79,15 @@ def test_a_stop_string_never_leaks(client: openai.OpenAI) -> None:
 
 
 def test_completions_take_texts_and_token_ids(client: openai.OpenAI) -> None:
-    # What comes next is beyond doubt: where two tokens are nearly equal, either may win.
-    counting = "1, 2, 3, 4, 5, 6, 7, 8,"
     settings: dict[str, Any] = {"model": "any", "max_tokens": 4, "temperature": 0}
-    one = client.completions.create(prompt=counting, **settings).choices[0].text
-    tokens = client.post("../tokenize", body={"content": counting}, cast_to=object)
+    one = client.completions.create(prompt=COUNTING, **settings).choices[0].text
+    tokens = client.post("../tokenize", body={"content": COUNTING}, cast_to=object)
     assert isinstance(tokens, dict)
     assert client.completions.create(prompt=tokens["tokens"], **settings).choices[0].text == one
-    many = client.completions.create(prompt=[counting, "Water is"], **settings)
+    many = client.completions.create(prompt=[COUNTING, "Water is"], **settings)
     assert [choice.index for choice in many.choices] == [0, 1]
-    echoed = client.completions.create(prompt=counting, echo=True, **settings)
-    assert echoed.choices[0].text == counting + one
+    echoed = client.completions.create(prompt=COUNTING, echo=True, **settings)
+    assert echoed.choices[0].text == COUNTING + one
 
 
 def test_logprobs_add_up_to_the_text(client: openai.OpenAI) -> None:

@@ -7,6 +7,8 @@ import openai
 import pytest
 from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall
 
+from tests.support.clear_replies import say
+
 QUESTION = "Name three colours."
 SETTINGS: dict[str, Any] = {"model": "any", "max_output_tokens": 24, "temperature": 0}
 WEATHER: FunctionToolParam = {
@@ -29,8 +31,9 @@ def n_remembered(reply: Response) -> int:
 
 
 def test_a_stream_says_what_the_whole_response_says(client: openai.OpenAI) -> None:
-    whole = client.responses.create(input=QUESTION, **SETTINGS)
-    events = list(client.responses.create(input=QUESTION, stream=True, **SETTINGS))
+    asked: list[Any] = say("the ship sails to the north")
+    whole = client.responses.create(input=asked, **SETTINGS)
+    events = list(client.responses.create(input=asked, stream=True, **SETTINGS))
     assert whole.output_text
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == whole.output_text

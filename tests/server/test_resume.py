@@ -89,7 +89,7 @@ def test_x7_the_retry_after_a_lost_connection_computes_the_rest_only(
     server: ServerProcess, client: Client
 ) -> None:
     """X7"""
-    prompt = prompt_of(client, "a client that leaves", 4000)
+    prompt = prompt_of(client, "a client that leaves", 2500)
     before = client.metric(PREFILLED)
     with prefilling(server, prompt) as progress:
         n_seen = in_the_middle(progress, len(prompt))

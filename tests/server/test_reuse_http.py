@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyModels
+from tests.support.clear_replies import COUNTING, say
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import (
@@ -46,6 +47,7 @@ HEADER_TOKENS = 12  # that prompts of a chat template share whatever they say, a
 def serving(*arguments: str) -> Iterator[tuple[ServerProcess, Client]]:
     """One slot: whoever is not asked for has to leave it."""
     with serve(*arguments, "--parallel", "1") as server, closing(Client(server.url)) as client:
+        server.wait_for_log(" cache: ")  # what is on disk is known
         yield server, client
 
 
@@ -56,8 +58,9 @@ def solo(embedded_model: Path) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def uncached_by_default(embedded_model: Path) -> Iterator[Client]:
-    with serving("--no-cache-prompt") as (_, client):
+def uncached_by_default(tiny_models: TinyModels) -> Iterator[Client]:
+    model = str(tiny_models(TinyArchitecture.LLAMA))
+    with serving(model, "--no-cache-prompt", "--no-cache-recompute") as (_, client):
         yield client
 
 
@@ -70,12 +73,19 @@ def four(server: ServerProcess) -> Iterator[Client]:
 def ask(client: Client, route: str, seed: str, **fields: Any) -> Answer:
     """A prompt that shares the words of a chat template with others, and nothing else."""
     if route in CHAT_ROUTES:
-        return client.chat([system(seed, 50), user(prose(seed, 50))], route=route, **fields)
-    return client.complete(tokens_of(client, seed, 100), route=route, **fields)
+        messages = [system(seed, 50), *say("the ship sails to the north")]
+        return client.chat(messages, route=route, **fields)
+    return client.complete(clear_prompt(client, seed, 60), route=route, **fields)
 
 
 def tokens_of(client: Client, seed: str, n_words: int) -> list[int]:
     return client.tokenize(prose(seed, n_words))
+
+
+def clear_prompt(client: Client, seed: str, n_tokens: int) -> list[int]:
+    """For replies that are compared."""
+    ending = client.tokenize(f"\n{COUNTING}")
+    return [*tokens_of(client, seed, n_tokens)[: n_tokens - len(ending)], *ending]
 
 
 def take_the_slot(client: Client, seed: str) -> None:
@@ -154,7 +164,7 @@ def test_a7_no_cache_prompt_is_a_default_that_requests_override(
 
     again()
     assert again().n_cached == 0
-    assert again(cache_prompt=True).n_cached <= HEADER_TOKENS
+    assert again(cache_prompt=True).n_cached <= 2 * HEADER_TOKENS  # a tiny model's are short
     warm = again(cache_prompt=True)
     assert warm.n_cached == len(warm.prompt) - 1
     assert again().n_cached == 0
@@ -168,12 +178,12 @@ def test_d1_d12_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_
     """D1, D12"""
     directory = ("--cache-dir", str(tmp_path))
     with serving(*directory) as (server, client):
-        prompt = tokens_of(client, "d12", 1100)
+        prompt = clear_prompt(client, "d12", 1100)
         n_reused = len(prompt) - 1
         beginning = [*prompt[:600], *tokens_of(client, "another end", 40)]
 
         def again(**fields: Any) -> Answer:
-            return client.complete(prompt, max_tokens=32, **fields)
+            return client.complete(prompt, max_tokens=16, **fields)
 
         cold = again(cache_prompt=False)
         assert cold.spans == ()
@@ -214,8 +224,8 @@ def test_d2_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Cl
 def test_d4_d6_a_long_conversation_comes_back_from_memory_and_from_disk(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D4, D6: As long as the context holds: 180 MB of rows."""
-    assert_comes_back_whole(("--cache-dir", str(tmp_path)), n_tokens=8000)
+    """D4, D6: 46 MB of rows."""
+    assert_comes_back_whole(("--cache-dir", str(tmp_path)), n_tokens=2000)
 
 
 def test_d4_a_prefix_of_12288_tokens_comes_back_from_disk(
@@ -333,7 +343,7 @@ def test_x8_what_the_write_budget_refuses_is_answered_all_the_same(
     """X8: two blocks of 5.9 MB fit, then the end of the prompt would, without what leads to it."""
     settings = ("--cache-dir", str(tmp_path), "--cache-write-budget", "13500000")
     with serving(*settings) as (server, client):
-        prompt = tokens_of(client, "x8 budget", 820)[: 3 * BLOCK + 50]
+        prompt = clear_prompt(client, "x8 budget", 3 * BLOCK + 50)
         cold = client.complete(prompt, cache_prompt=False)
         assert client.complete(prompt).text == cold.text
         take_the_slot(client, "x8 stranger")

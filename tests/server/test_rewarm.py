@@ -1,7 +1,6 @@
 """While nobody asks, the next turn's prompt is computed, where the template will change it."""
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,6 @@ TEMPLATE = (
     "{%- endif %}"
 )
 REPLY_TOKENS = 40
-WAIT_SECONDS = 60
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
@@ -37,13 +35,6 @@ def server(embedded_model: Path, rewarms: bool) -> Iterator[ServerProcess]:  # n
         yield server
 
 
-def wait_until_rewarmed(server: ServerProcess) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while "computed ahead" not in server.log:
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.05)
-
-
 def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
     server: ServerProcess,
     rewarms: bool,  # noqa: FBT001
@@ -52,7 +43,7 @@ def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
         history: list[Message] = [system("a poet"), user(prose("the sea", 20))]
         first = client.chat(history, max_tokens=REPLY_TOKENS, ignore_eos=True)
         if rewarms:
-            wait_until_rewarmed(server)
+            server.wait_for_log("computed ahead")
         history += [{"role": "assistant", "content": first.text}, user("And then?")]
         second = client.chat(history)
         if rewarms:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
+from tests.support.clear_replies import say
 from tests.support.server_process import ServerProcess, serve
 
 WEATHER = {
@@ -41,6 +42,24 @@ CLOCK = {
     },
 }
 TOOLS = [WEATHER, CLOCK]
+# One that leaves a model no choice: replies that are compared must not depend on near ties.
+BONN = {
+    "type": "function",
+    "function": {
+        "name": "weather_in_bonn",
+        "description": "Tells the weather in Bonn.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Bonn"]},
+                "unit": {"type": "string", "enum": ["celsius"]},
+                "days": {"type": "integer", "enum": [3]},
+            },
+            "required": ["city", "unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
 ASKED = [{"role": "user", "content": "What is the weather in Bonn for the next 3 days?"}]
 
 
@@ -105,17 +124,19 @@ def test_a_named_tool_is_the_one_that_is_called(create: Any) -> None:
 
 
 def test_a_stream_of_a_call_is_the_whole_one_in_pieces(create: Any) -> None:
-    wanted = {"type": "function", "function": {"name": "weather"}}
-    [whole] = create(tool_choice=wanted).choices[0].message.tool_calls
+    fields = {"tools": [BONN], "tool_choice": "required", "parallel_tool_calls": False}
+    [whole] = create(**fields).choices[0].message.tool_calls
     names, arguments, finish = [], "", None
-    for chunk in create(tool_choice=wanted, stream=True):
+    for chunk in create(**fields, stream=True):
         [choice] = chunk.choices
         for call in choice.delta.tool_calls or ():
             if call.function.name:
                 names.append(call.function.name)
             arguments += call.function.arguments or ""
         finish = choice.finish_reason or finish
-    assert (names, arguments, finish) == (["weather"], whole.function.arguments, "tool_calls")
+    told = (whole.function.name, whole.function.arguments, "tool_calls")
+    assert ("".join(names), arguments, finish) == told
+    assert json.loads(arguments) == {"city": "Bonn", "unit": "celsius", "days": 3}
 
 
 def test_d16_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) -> None:
@@ -186,7 +207,11 @@ def test_reasoning_that_the_prompt_opens_comes_apart_from_the_answer(embedded_mo
         OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600) as sdk,
     ):
         create: Any = sdk.chat.completions.create
-        fields = {"model": "any", "messages": ASKED, "temperature": 0, "max_tokens": 16}
+        asked = say("the ship sails to the north")
+        for each in asked:
+            if each["role"] == "assistant":
+                each["content"] = f"<think>\n{each['content']}"
+        fields = {"model": "any", "messages": asked, "temperature": 0, "max_tokens": 6}
         [choice] = create(**fields).choices
         assert choice.message.reasoning_content
         assert not choice.message.content
@@ -195,6 +220,7 @@ def test_reasoning_that_the_prompt_opens_comes_apart_from_the_answer(embedded_mo
         assert streamed == choice.message.reasoning_content
         # Under a schema the answer begins behind the reasoning; without it, at once.
         switched_off = {"enable_thinking": False}
+        fields["messages"] = ASKED
         [plain] = create(**fields, extra_body={"chat_template_kwargs": switched_off}).choices
         assert plain.message.content
         assert not hasattr(plain.message, "reasoning_content")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clear_replies import COUNTING
 from tests.support.server_process import ServerProcess, serve
 from tests.support.workloads import (
     SEARCH_TOOL,
@@ -68,8 +69,8 @@ def assert_near_the_floor(account: Account, table: list[Account]) -> None:
 
 def test_an_agent_loop_computes_each_round_once(traffic: Traffic, table: list[Account]) -> None:
     history = [system("a tool user"), user(prose("find the bug", 40))]
-    with traffic.counted("agent loop, 12 tool rounds") as account:
-        for number in range(12):
+    with traffic.counted("agent loop, 8 tool rounds") as account:
+        for number in range(8):
             answer = traffic.chat(history, tools=[SEARCH_TOOL])
             result = listing(f"result {number}", 1 + number % 4)
             history += tool_round(answer.text, f"call_{number}", f"turn {number}", result)
@@ -78,7 +79,7 @@ def test_an_agent_loop_computes_each_round_once(traffic: Traffic, table: list[Ac
     assert set(account.sources) == {"live"}
 
 
-@pytest.mark.parametrize(("n_windows", "n_rounds"), [(3, 4), (8, 3)])
+@pytest.mark.parametrize(("n_windows", "n_rounds"), [(3, 3), (8, 2)])
 def test_alternating_windows_are_not_computed_again(
     traffic: Traffic, table: list[Account], n_windows: int, n_rounds: int
 ) -> None:
@@ -202,7 +203,8 @@ def test_strangers_beyond_the_memory_budget_come_back_from_disk(
 def test_without_a_disk_what_memory_lost_is_computed_again_and_right(embedded_model: Path) -> None:
     """One slot: with several, where rows lie in the context may decide between near equals."""
     with serving(1, "--cache-ram", SMALL_RAM, "--no-cache-disk") as (_, traffic):
-        strangers = [traffic.client.tokenize(prose(f"stranger {n}", 450)) for n in range(5)]
+        texts = [f"{prose(f'stranger {n}', 430)}\n{COUNTING}" for n in range(5)]
+        strangers = [traffic.client.tokenize(text) for text in texts]
         with traffic.counted("5 strangers beyond RAM, no disk") as account:
             first = [traffic.complete(stranger).text for stranger in strangers]
             again = [traffic.complete(stranger).text for stranger in reversed(strangers)]

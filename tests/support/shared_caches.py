@@ -71,7 +71,7 @@ class SharedHouse:
             SharedTier(self.store, fingerprint=ROOT),
             notify,
             has_rows=traits.has_rows,
-            has_checkpoints=traits.has_checkpoints or not traits.has_rows,
+            has_checkpoints=traits.resumes_at_checkpoints,
         )
         self.transfers.append(transfers)
         return SharedAccess(self.store, transfers)

@@ -6,7 +6,6 @@ import logging
 import pytest
 
 from rekindle.errors import (
-    EngineError,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
@@ -221,7 +220,7 @@ def test_what_vllm_cannot_do_is_refused_by_name() -> None:
             assert refused.value.param == "typical_p"
             with pytest.raises(PromptTooLong):
                 engine.submit(request("b", range(fake.n_ctx)))
-            with pytest.raises(EngineError, match="disk"):
+            with pytest.raises(InvalidRequest, match="disk"):
                 engine.submit(
                     GenerationRequest(
                         id="c",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
@@ -51,7 +52,9 @@ class NativeApi:
         self._telemetry = telemetry
 
     def add_routes(self, app: FastAPI) -> None:
-        app.add_api_route("/health", self.health, methods=["GET"], responses=ERRORS)
+        app.add_api_route(
+            "/health", self.health, methods=["GET"], response_model=Health, responses=ERRORS
+        )
         app.add_api_route("/props", self.props, methods=["GET"], responses=ERRORS)
         app.add_api_route("/slots", self.slots, methods=["GET"], responses=ERRORS)
         app.add_api_route(
@@ -83,9 +86,12 @@ class NativeApi:
             responses=ERRORS,
         )
 
-    async def health(self) -> Health:
+    async def health(self) -> Health | Response:
         """Open to everyone: whether the shared store answers, not where it is or what it said."""
-        tiers = self._shared_tiers()
+        statuses = self._loaded()
+        if statuses and not any(status.n_slots for status in statuses):  # a balancer should know
+            return JSONResponse({"status": "no upstream"}, 503)
+        tiers = _shared_tiers(statuses)
         if not tiers:
             return Health(status="ok")
         is_well = all(tier.trouble is None for tier in tiers)
@@ -122,13 +128,16 @@ class NativeApi:
             prompt = await served.responder.prepare_chat(conversation)
         return TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
 
-    def _shared_tiers(self) -> list[TierStatus]:
-        """Of the models that are loaded: the store as each of them sees it."""
-        loaded = [each.id for each in self._models.listed() if each.state is ModelState.LOADED]
-        statuses = [self._models.status(name) for name in loaded]
-        caches = [status.cache for status in statuses if status and status.cache]
-        tiers = [tier for cache in caches for tier in cache.tiers]
-        return [tier for tier in tiers if tier.name is CacheSource.SHARED]
+    def _loaded(self) -> list[EngineStatus]:
+        names = [each.id for each in self._models.listed() if each.state is ModelState.LOADED]
+        statuses = [self._models.status(name) for name in names]
+        return [status for status in statuses if status is not None]
+
+
+def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
+    """The store as each model sees it."""
+    tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
+    return [tier for tier in tiers if tier.name is CacheSource.SHARED]
 
 
 def _model_wanted(request: Request) -> str | None:

@@ -99,7 +99,7 @@ async def start_replies(
     """All of them, or none: a refusal closes those that were started before it."""
     responder = served.responder
     status = responder.status()
-    if len(wanted) > status.n_slots + status.max_waiting:
+    if len(wanted) > max(status.n_slots, 1) + status.max_waiting:
         raise InvalidRequest(
             f"This request wants {len(wanted)} replies, but only {status.n_slots} can run"
             f" and {status.max_waiting} can wait."

@@ -19,7 +19,7 @@ from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_cl
 from rekindle.api.errors import failure_of
 from rekindle.api.replies import Replies
 from rekindle.chat.reply import ReplyEvent
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, UpstreamFailed
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_client_leaves(receive, self._write_all(scope, send))
+            await unless_client_leaves(receive, self._write_all(scope, receive, send))
         except ClientGone:
             logger.info("request %s: the client left", scope["request_id"])
             if self._beginning is None:
@@ -72,7 +72,7 @@ class EventStream(Response):
         finally:
             self._replies.close()
 
-    async def _write_all(self, scope: Scope, send: Send) -> None:
+    async def _write_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         encode = self._encoder.encode
 
@@ -89,6 +89,10 @@ class EventStream(Response):
             await self._replies.pour(write)
             last = self._encoder.end()
         except Exception as error:
+            if isinstance(error, UpstreamFailed) and self._beginning is None:
+                # Proxies and clients send it elsewhere by its status, while nothing was said.
+                await failure_of(error).response(scope)(scope, receive, send)
+                return
             # Clients of a stream look for errors in it, however early they come.
             if not isinstance(error, RekindleError):
                 logger.exception("a stream failed")

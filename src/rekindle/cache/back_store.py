@@ -4,8 +4,10 @@
 holdings. Owned by the engine thread.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,6 +16,8 @@ from rekindle.cache.holdings import Holdings
 from rekindle.cache.policy import Speed
 from rekindle.cache.prefix_index import Node, Where
 from rekindle.config import WritePolicy
+
+_log = logging.getLogger("rekindle.cache")
 
 HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
 
@@ -33,7 +37,7 @@ class Carrier(Protocol):
     def read(self, key: Key) -> None: ...
 
 
-class BackStore:
+class BackStore(ABC):
     """`where` is its mark on nodes; `count` takes names of counters and adds to them."""
 
     def __init__(
@@ -64,6 +68,13 @@ class BackStore:
 
     def is_writing_it(self, node: Node) -> bool:
         return node.key in self._writing
+
+    @abstractmethod
+    def offer(self, node: Node, *, was_reused: bool) -> None:
+        """Writes the entry, and what leads to it, if it is worth that."""
+
+    @abstractmethod
+    def drop(self, keys: Sequence[Key]) -> None: ...
 
     def fetch(self, node: Node, *, must: bool) -> None:
         """Starts reading a leased node. Unless it `must`, only where there is room."""
@@ -101,11 +112,36 @@ class BackStore:
         entry = self._holdings.memory.get(node.key)
         self._carrier.write(replace(entry, standing=node.standing))
 
-    def _count_write(self, node: Node) -> None:
+    def _on_written(self, key: Key) -> None:
+        node = self._writing[key]
         self._count("writes", 1)
         self._count("written_bytes", node.payload_bytes)
         # One after another: since the one before it ended, or the first of them began.
         self._count("write_microseconds", int((time.monotonic() - self._write_ended_at) * 1e6))
+        if self._holdings.index.get(key) is node:
+            self._holdings.note_stored(node, self._where)
+        else:
+            self.drop([key])  # it was dropped while it was being written
+        self._end_write(key)
+        again = self._holdings.index.get(key)
+        if again is not None and again is not node:
+            self._offer_again([again])  # and then computed once more
+
+    def _on_vanished(self, keys: Sequence[Key]) -> None:
+        # What is being read right now has a word of its own to come.
+        nodes = [self._holdings.index.get(key) for key in keys if key not in self._reading]
+        gone = [node for node in nodes if node is not None and self._where in node.where]
+        if gone:
+            _log.info("cache: %d entries are gone (%s)", len(gone), str(self._where.name).lower())
+        self._count("vanished", len(gone))
+        for node in gone:
+            self._holdings.remove(node, self._where)
+        self._offer_again(gone)
+
+    def _offer_again(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if Where.MEMORY in node.where:
+                self.offer(node, was_reused=True)
 
     def _end_write(self, key: Key) -> None:
         self._write_ended_at = time.monotonic()

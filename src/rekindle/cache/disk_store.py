@@ -172,9 +172,9 @@ class DiskStore(BackStore):
                 self._note_trouble(trouble)
                 # A full collection over a million nodes would stop the engine for half a second.
                 gc.freeze()
-            case Written(key, evicted, n_bytes):
-                self._n_bytes = n_bytes
-                self._on_written(key, evicted)
+            case Written():
+                self._n_bytes = event.n_bytes
+                self._take_in(event)
             case WriteFailed(key, trouble):
                 self._count("writes_failed", 1)
                 self._note_trouble(trouble)
@@ -194,41 +194,16 @@ class DiskStore(BackStore):
                 self._count("vanished", isinstance(error, EntryMissing))
                 self._on_read_failed(key)
 
-    def _on_written(self, key: Key, evicted: list[Key]) -> None:
+    def _take_in(self, written: Written) -> None:
         self._note_trouble(None)
-        node = self._writing[key]
-        self._count_write(node)
-        if self._holdings.index.get(key) is node:
-            self._holdings.note_stored(node, Where.DISK)
-        else:
-            self.drop([key])  # it was dropped while it was being written
-        self._end_write(key)
-        again = self._holdings.index.get(key)
-        if again is not None and again is not node:
-            self._offer_again([again])  # and then computed once more
-        self._count("disk_evictions", len(evicted))
-        for evicted_key in evicted:
-            if (gone := self._holdings.index.get(evicted_key)) is not None:
+        self._on_written(written.key)
+        self._count("disk_evictions", len(written.evicted))
+        for key in written.evicted:
+            if (gone := self._holdings.index.get(key)) is not None:
                 self._holdings.remove(gone, Where.DISK)
         failed = list(self._failed)
         self._failed.clear()
         self._offer_again(failed)
-
-    def _on_vanished(self, keys: list[Key]) -> None:
-        # What is being read right now has a word of its own to come.
-        nodes = [self._holdings.index.get(key) for key in keys if key not in self._reading]
-        gone = [node for node in nodes if node is not None and Where.DISK in node.where]
-        if gone:
-            _log.info("cache: %d entries are no longer on disk", len(gone))
-        self._count("vanished", len(gone))
-        for node in gone:
-            self._holdings.remove(node, Where.DISK)
-        self._offer_again(gone)
-
-    def _offer_again(self, nodes: list[Node]) -> None:
-        for node in nodes:
-            if Where.MEMORY in node.where:
-                self.offer(node, was_reused=True)
 
     def _note_failure(self, key: Key, why: str) -> None:
         self._budget.give_back(self._writing[key].payload_bytes)

@@ -74,7 +74,7 @@ class PrefixCache:
         self._policy = policy
         self._index = PrefixIndex(
             has_rows=traits.has_rows,
-            has_checkpoints=traits.has_checkpoints or not traits.has_rows,
+            has_checkpoints=traits.resumes_at_checkpoints,
         )
         self._memory = MemoryTier(policy.memory_bytes)
         self.gate = LoadGate(may_recompute=policy.may_recompute)
@@ -210,6 +210,11 @@ class PrefixCache:
             self._shared.give_up(probe)
         return not probe.is_over
 
+    def note_slow_store(self) -> None:
+        """A restore from the shared store was given up."""
+        if self._shared is not None:
+            self._shared.note_slow()
+
     def use(self, match: Match, terms: CacheTerms = USUAL_TERMS) -> None:
         """Notes that a request shares this prefix, wherever it takes the rows from."""
         nodes = nodes_of(match)
@@ -260,6 +265,9 @@ class PrefixCache:
         for node in missing:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
+            if Where.MEMORY not in node.where and not self._disk.is_writing_it(node):
+                self.fetch(node, must=False)  # from the shared store; what follows comes after it
+                break
             self._disk.offer(node, was_reused=True, must=True)
             if not self._disk.is_writing_it(node):
                 raise TierFailed(self._disk.trouble or "the hour's write budget is used up")

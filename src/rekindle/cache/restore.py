@@ -72,6 +72,11 @@ class Restore:
         """An entry turned out to be bad or gone: the prefix has to be looked up again."""
         return any(not node.where for node in self._nodes[self._n_done :])
 
+    @property
+    def awaited_source(self) -> CacheSource:
+        """Where the next piece comes from, while there is one."""
+        return self._sources[self._n_done]
+
     def next_piece(self) -> Piece | None:
         """None: it is still being read."""
         node = self._nodes[self._n_done]

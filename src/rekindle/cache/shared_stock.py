@@ -6,7 +6,7 @@ few milliseconds, once; then it is left alone until it is well again. Owned by t
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +17,13 @@ from rekindle.cache.policy import Speed, admits_to_shared
 from rekindle.cache.prefix_index import Match, Node, Where
 from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.shared_store import SharedStore
-from rekindle.cache.shared_transfers import Inquiry, Probed, SharedEvent, SharedTransfers
+from rekindle.cache.shared_transfers import (
+    N_PROBERS,
+    Inquiry,
+    Probed,
+    SharedEvent,
+    SharedTransfers,
+)
 from rekindle.cache.transfers import Arrived, ReadFailed, Vanished, WriteFailed, Written
 from rekindle.config import MIB
 from rekindle.errors import EntryCorrupt, EntryMissing
@@ -67,7 +73,7 @@ class SharedStock(BackStore):
         self._known: OrderedDict[Key, float] = OrderedDict()  # when its use was last told
         self._behind_bytes = 0
         self._stop_listening: Callable[[], None] = lambda: None
-        self._owed: deque[Node] = deque(maxlen=MAX_OWED)  # offered again when there is room
+        self._owed: OrderedDict[Key, Node] = OrderedDict()  # offered again when there is room
 
     @property
     def is_well(self) -> bool:
@@ -78,8 +84,14 @@ class SharedStock(BackStore):
         self._stop_listening = self._store.health.on_change(self._transfers.wake)
 
     def close(self, grace_seconds: float) -> None:
+        deadline = time.monotonic() + grace_seconds
+        self.poll()
+        while self._owed and self.is_well and (left := deadline - time.monotonic()) > 0:
+            if not self.wait(left):
+                break
+            self.poll()
         self._stop_listening()
-        self._transfers.close(grace_seconds)
+        self._transfers.close(max(deadline - time.monotonic(), 0.0))
         while (event := self._transfers.poll()) is not None:
             self._on(event)
 
@@ -87,9 +99,8 @@ class SharedStock(BackStore):
         while (event := self._transfers.poll()) is not None:
             self._on(event)
         while self._owed and self._behind_bytes < MAX_BEHIND_BYTES // 2 and self.is_well:
-            node = self._owed.popleft()
-            if Where.MEMORY in node.where:
-                self.offer(node, was_reused=True)
+            _, node = self._owed.popitem(last=False)
+            self._offer_again([node])
 
     def wait(self, timeout_seconds: float) -> bool:
         event = self._transfers.wait(timeout_seconds)
@@ -123,9 +134,16 @@ class SharedStock(BackStore):
 
     def give_up(self, probe: Probe) -> None:
         """It took too long. What it finds in the end is welcome all the same."""
+        self.poll()  # it may have come while others were let in
+        if probe.is_over:
+            return
         probe.is_over = True
         self._count("probes_failed", 1)
-        self._store.health.note_slow("it takes too long to say what it has")
+        if len(self._probes) <= N_PROBERS:  # else it stood behind others
+            self.note_slow()
+
+    def note_slow(self) -> None:
+        self._store.health.note_slow("an answer took too long")
 
     def offer(self, node: Node, *, was_reused: bool) -> None:
         """Writes the entry, and what leads to it, if it is worth the network and there is room."""
@@ -142,9 +160,15 @@ class SharedStock(BackStore):
         if not is_admitted:
             self._count("writes_refused", 1)
             return
-        for each in self._unwritten_path(node):
-            if self._behind_bytes >= MAX_BEHIND_BYTES or not self.is_well:
-                self._owed.append(node)
+        if not self._has_way:
+            self._owe(node)
+            return
+        path = self._unwritten_path(node)
+        if not path:  # a part of it is on disk only
+            self._count("writes_refused", 1)
+        for each in path:
+            if not self._has_way:
+                self._owe(node)
                 return
             self._behind_bytes += each.payload_bytes
             self._begin_write(each)
@@ -195,14 +219,19 @@ class SharedStock(BackStore):
             case Probed(id, headers, trouble):
                 self._on_probed(self._probes.pop(id), headers, trouble)
             case Written(key, _, _):
+                self._behind_bytes -= self._writing[key].payload_bytes
+                self._note_known(key, time.monotonic())
                 self._on_written(key)
+                self._forget_some()
             case WriteFailed(key, trouble):
                 self._count("writes_failed", 1)
-                if trouble is not None:
-                    self._owed.append(self._writing[key])
+                if trouble is not None and not self.is_well:  # else it is this entry's fault
+                    self._owe(self._writing[key])
                 self._behind_bytes -= self._writing[key].payload_bytes
                 self._end_write(key)
             case Vanished(keys):
+                for key in keys:
+                    self._known.pop(key, None)
                 self._on_vanished(keys)
             case Arrived(entry, seconds):
                 self._on_arrived(entry, seconds)
@@ -222,25 +251,14 @@ class SharedStock(BackStore):
             self._note_known(header.key, now)
         self._forget_some()
 
-    def _on_written(self, key: Key) -> None:
-        node = self._writing[key]
-        self._count_write(node)
-        self._behind_bytes -= node.payload_bytes
-        if self._holdings.index.get(key) is node:
-            self._holdings.note_stored(node, Where.SHARED)
-            self._note_known(key, time.monotonic())
-        self._end_write(key)
-        self._forget_some()
+    @property
+    def _has_way(self) -> bool:
+        return self._behind_bytes < MAX_BEHIND_BYTES and self.is_well
 
-    def _on_vanished(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            self._known.pop(key, None)
-            node = self._holdings.index.get(key)
-            if node is not None and Where.SHARED in node.where and key not in self._reading:
-                self._count("vanished", 1)
-                self._holdings.remove(node, Where.SHARED)
-                if Where.MEMORY in node.where:
-                    self.offer(node, was_reused=True)
+    def _owe(self, node: Node) -> None:
+        self._owed[node.key] = node
+        while len(self._owed) > MAX_OWED:
+            self._owed.popitem(last=False)
 
     def _note_known(self, key: Key, now: float) -> None:
         self._known[key] = now
@@ -251,5 +269,8 @@ class SharedStock(BackStore):
         while len(self._known) > MAX_KNOWN:
             key, _ = self._known.popitem(last=False)
             node = self._holdings.index.get(key)
-            if node is not None and not node.leases:
+            if node is not None and node.leases:
+                self._note_known(key, time.monotonic())
+                return  # the next one that comes makes up for it
+            if node is not None:
                 self._holdings.remove(node, Where.SHARED)

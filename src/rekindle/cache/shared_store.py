@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rekindle.cache.store_health import StoreHealth
+from rekindle.cache.store_health import DEAR_PING_SECONDS, PING_SECONDS, StoreHealth
 from rekindle.cache.tiers.objects import ObjectStore
 from rekindle.cache.tiers.sealing import NoSeal, Seal, new_seal
 from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
@@ -106,7 +106,8 @@ def open_shared_store(url: str, key: str | None = None) -> SharedStore:
 
 
 def guarded_store(objects: ObjectStore, seal: Seal | NoSeal) -> SharedStore:
-    health = StoreHealth(objects.place, objects.ping)
+    ping_seconds = DEAR_PING_SECONDS if objects.reads_are_dear else PING_SECONDS
+    health = StoreHealth(objects.place, objects.ping, ping_seconds=ping_seconds)
     return SharedStore(GuardedObjects(objects, health), health, seal)
 
 

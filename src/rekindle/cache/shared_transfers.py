@@ -71,6 +71,7 @@ class SharedTransfers:
         self._reads: SimpleQueue[Job | None] = SimpleQueue()
         self._probes: SimpleQueue[Job | None] = SimpleQueue()
         self._is_abandoned = False
+        self._undropped: list[Sequence[Key]] = []  # the writer's own
         self._read_ended_at = 0.0
         self._lock = threading.Lock()
         self._threads = [
@@ -103,7 +104,7 @@ class SharedTransfers:
         self._writes.put(lambda: self._quietly(lambda: self._touch(keys)))
 
     def drop(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._quietly(lambda: self._tier.drop(keys)))
+        self._writes.put(lambda: self._drop(keys))
 
     def quarantine(self, key: Key, why: str) -> None:
         self._writes.put(lambda: self._quietly(lambda: self._tier.quarantine(key, why)))
@@ -119,6 +120,7 @@ class SharedTransfers:
 
     def close(self, grace_seconds: float) -> None:
         """Finishes what is queued, for a while, then gives up on the rest."""
+        self._writes.put(self._settle_debts)
         for jobs, n_threads in (
             (self._writes, 1),
             (self._reads, N_READERS),
@@ -155,7 +157,21 @@ class SharedTransfers:
             _log.exception("an entry could not be written to the shared store")
             self._emit(WriteFailed(key, f"it failed: {error}"))
         else:
+            self._settle_debts()
             self._emit(Written(key, [], 0))
+
+    def _drop(self, keys: Sequence[Key]) -> None:
+        """What somebody deleted must not be found again: a store that is ill is told later."""
+        try:
+            self._tier.drop(keys)
+        except CacheError as error:
+            _log.warning("cache: %d entries are still to be deleted: %s", len(keys), error.message)
+            self._undropped.append(keys)
+
+    def _settle_debts(self) -> None:
+        owed, self._undropped = self._undropped, []
+        for keys in owed:
+            self._drop(keys)
 
     def _read(self, key: Key) -> None:
         began = time.perf_counter()

@@ -122,10 +122,12 @@ class SharedTurns:
             try:
                 found += question.answer.result(max(question.until - time.monotonic(), 0.0))
             except TimeoutError:
-                if question is mine:
+                if question is mine and question.answer.running():  # else others were before it
                     self._health.note_slow(f"turns took more than {self._wait_seconds} s")
             except (TierFailed, CancelledError):
                 pass
+            except Exception:
+                _log.exception("turns could not be read from the shared store")
         wanted = set(keys)
         return [turn for turn in found if not wanted.isdisjoint(turn.keys)]
 

@@ -12,4 +12,6 @@ CHEAPEST_FIRST = (
 
 
 def nearest(where: Where) -> CacheSource:
-    return next(source for source, place in CHEAPEST_FIRST if place in where)
+    """Of an entry that has just left: memory, where it was; whoever wants it finds out."""
+    holders = (source for source, place in CHEAPEST_FIRST if place in where)
+    return next(holders, CacheSource.MEMORY)

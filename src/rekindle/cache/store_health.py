@@ -13,7 +13,7 @@ from rekindle.errors import TierFailed
 _log = logging.getLogger(__name__)
 
 # All four are picked.
-PING_SECONDS = 0.25  # a ping that takes longer has failed
+PING_SECONDS, DEAR_PING_SECONDS = 0.25, 1.0  # a ping that takes longer has failed
 MIN_WAIT_SECONDS = 0.5
 MAX_WAIT_SECONDS = 15.0
 MAX_FAILURES = 2  # in a row; a refused connection is enough alone
@@ -29,11 +29,13 @@ class StoreHealth:
         place: str,
         ping: Callable[[], None],
         *,
+        ping_seconds: float = PING_SECONDS,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
         self._place = place
         self._ping = ping
+        self._ping_seconds = ping_seconds
         self.now = now  # the clock of `began_at`
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
@@ -140,8 +142,10 @@ class StoreHealth:
             self._ping()
         except TierFailed as error:
             return error.message
+        except Exception as error:  # without its watcher the store would never be back
+            return f"it failed: {error!r}"
         seconds = self.now() - began_at
-        return f"a ping took {seconds:.2f} s" if seconds > PING_SECONDS else None
+        return f"a ping took {seconds:.2f} s" if seconds > self._ping_seconds else None
 
     def _tell(self) -> None:
         with self._lock:

@@ -100,7 +100,8 @@ class ReplyStream:
         self._evaluated: PromptEvaluated | None = None
         self._first_token_at = self._last_token_at = 0.0
         self._n_evaluated = 0  # of the prompt's tokens
-        self._spans: tuple[CachedSpan, ...] = ()  # of these, found in a cache
+        self._n_cached = 0  # of these, found in a cache
+        self._spans: tuple[CachedSpan, ...] = ()
         self._sampled: list[int] = []
         self._is_last_computed = False  # of those: it is fed only when another one follows
         self._reasoning: list[str] = []
@@ -133,7 +134,7 @@ class ReplyStream:
                         yield self._on_evaluated(event)
                     case PrefillProgress():
                         self._n_evaluated = event.n_done
-                        self._spans = event.spans
+                        self._n_cached, self._spans = event.n_cached, event.spans
                         yield ReplyProgress(
                             event.n_done,
                             event.n_total,
@@ -165,7 +166,7 @@ class ReplyStream:
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event
         self._n_evaluated = event.n_prompt
-        self._spans = event.spans
+        self._n_cached, self._spans = event.n_cached, event.spans
         return ReplyProgress(
             event.n_prompt,
             event.n_prompt,
@@ -309,7 +310,7 @@ class ReplyStream:
         evaluated, account = self._evaluated, self._account
         return ReplyStats(
             n_prompt=len(self._prompt.tokens),
-            n_cached=self._spans[-1].stop if self._spans else 0,
+            n_cached=self._n_cached,
             n_generated=len(self._sampled),
             spans=self._spans,
             remembered=self._prompt.remembered,
@@ -329,8 +330,20 @@ class ReplyStream:
 
     def _end(self, outcome: str) -> None:
         self._ended = True
+        if self._evaluated is None and self._sampled:
+            self._on_evaluated(self._presumed())
         self._close_account()
         self._observe(self._record(outcome))
+
+    def _presumed(self) -> PromptEvaluated:
+        """Of a reply that ended before an upstream told at its end what it had cached."""
+        return PromptEvaluated(
+            n_prompt=len(self._prompt.tokens),
+            n_cached=self._n_cached,
+            queue_seconds=0.0,
+            prefill_seconds=self._first_token_at - self._submitted_at,
+            spans=self._spans,
+        )
 
     def _record(self, outcome: str) -> RequestRecord:
         stats = self._stats()

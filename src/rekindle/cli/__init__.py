@@ -14,7 +14,7 @@ from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
 from rekindle.cli.top import top
-from rekindle.errors import StartupError
+from rekindle.errors import StartupError, UpstreamsAway
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,7 @@ def main() -> None:
         app(prog_name="rekindle")
     except StartupError as error:
         sys.stderr.write(f"rekindle: {error.message}\n")
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, UpstreamsAway) else 2)
 
 
 def _print_version(*, asked: bool) -> None:

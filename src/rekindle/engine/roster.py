@@ -46,7 +46,8 @@ class Roster:
     def seconds_to_wait(self, most: float) -> float:
         """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
         now = time.monotonic()
-        patience = [each.probe.deadline - now for each in self.waiting if each.probe is not None]
+        probes = [each.probe for each in self.waiting if each.probe is not None]
+        patience = [probe.deadline - now for probe in probes if not probe.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
     def enlist(self, sequence: Sequence) -> None:

@@ -12,7 +12,7 @@ from rekindle.cache.block import BLOCK_TOKENS, Reason
 from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_index import Match
-from rekindle.cache.restore import Piece
+from rekindle.cache.restore import Piece, Restore
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 MIN_SHARED_TOKENS = 64
 
 PATIENCE_SECONDS = 10.0  # with a disk that was asked for an entry; picked
+MIN_PATIENCE_SECONDS = 1.0  # with the shared store, even where computing takes no time; picked
 
 
 class Start(NamedTuple):
@@ -173,8 +174,13 @@ class WarmStart:
                 self._look_again(sequence)
                 continue
             piece = sequence.restore.next_piece()
-            if piece is None and time.monotonic() > sequence.restore_moved_at + PATIENCE_SECONDS:
-                _log.warning("request=%s computes the rest: the disk hangs", sequence.request.id)
+            if piece is None and self._is_too_slow(sequence, sequence.restore):
+                source = sequence.restore.awaited_source
+                _log.warning(
+                    "request=%s computes the rest: %s is too slow", sequence.request.id, source
+                )
+                if source is CacheSource.SHARED:
+                    self._cache.note_slow_store()
                 self._give_up(sequence)
                 break
             if piece is None or (did_put and others_decode):
@@ -184,6 +190,16 @@ class WarmStart:
             did_put = True
         self._begin_prefill_if_ready(sequence)
         return did_put
+
+    def _is_too_slow(self, sequence: Sequence, restore: Restore) -> bool:
+        now = time.monotonic()
+        if now > sequence.restore_moved_at + PATIENCE_SECONDS:
+            return True
+        per_token, began_at = self._saver.prefill_seconds_per_token, sequence.restore_began_at
+        if restore.awaited_source is not CacheSource.SHARED or per_token is None or not began_at:
+            return False
+        # Nobody knows how fast a network is before the first read from it.
+        return now - began_at > max(MIN_PATIENCE_SECONDS, 2 * per_token * restore.n_tokens)
 
     def _n_usable(self, slot: Slot, sequence: Sequence, n_limit: int) -> int:
         if slot.keys is None or (slot.sequence and not _is_source(slot.sequence)):

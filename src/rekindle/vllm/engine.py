@@ -136,7 +136,9 @@ class VllmEngine:
             job.events.put_nowait(Finished(StopCause.YIELDED))
             return job
         if request.terms.persist:
-            raise EngineError("vLLM keeps prompts by itself: none is stored on this server's disk.")
+            raise InvalidRequest(
+                "vLLM keeps prompts by itself: none is stored on this server's disk.", "persist"
+            )
         self._fleet.check_usable()
         n_slots = self._fleet.n_slots
         n_ahead = len(self._jobs) - n_slots
@@ -155,6 +157,8 @@ class VllmEngine:
         if self._jobs.pop(job.request.id, None) is not None:
             assert job.task is not None
             job.task.cancel()
+            if job.first_chunk_at is not None and job.evaluated is None:
+                self._evaluated(job, job.n_known)  # it will not say any more
             self._notice_drained()
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
@@ -246,7 +250,7 @@ class VllmEngine:
             try:
                 upstream = await self._fleet.take(job.claim)
             except UpstreamFailed as nobody:
-                raise failure or nobody from nobody
+                raise (failure or nobody) from None
             try:
                 await self._generate(job, upstream, ask)
                 return
@@ -265,6 +269,7 @@ class VllmEngine:
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
         n_known = upstream.prefixes.n_tokens_known(job.claim.keys)
+        job.forecast = ()
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
         ask = replace(ask, model=upstream.served.model)
@@ -283,7 +288,7 @@ class VllmEngine:
             self._learn(job, upstream)
         if job.evaluated is None:
             self._evaluated(job, 0)
-        if n_cached is None and n_known >= UNREPORTED_TOKENS:
+        if n_cached is None and n_known >= UNREPORTED_TOKENS and not upstream.reports_cached:
             self._say_once(
                 f"upstream={upstream.name} does not tell how much of a prompt it had: start it"
                 " with --enable-prompt-tokens-details"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from rekindle.errors import RekindleError, UpstreamFailed, UpstreamTimedOut
+from rekindle.errors import RekindleError, UpstreamFailed
 from rekindle.vllm.upstream import ProbeTerms, Served, Upstream, UpstreamGone
 
 _log = logging.getLogger("rekindle.upstream")
@@ -46,10 +46,6 @@ class Fleet:
     @property
     def n_slots(self) -> int:
         return self._n_each * len(self._usable())
-
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
 
     @property
     def trouble(self) -> str | None:
@@ -97,13 +93,13 @@ class Fleet:
         self._advance()
 
     def rest(self, upstream: Upstream, error: UpstreamFailed) -> None:
-        """It is used again when it has generated two tokens.
+        """One that is gone is used again when it has generated two tokens.
 
-        One that answers, with an error, is used meanwhile: the request may have been the cause.
+        One that answers with an error, or not in time, is used meanwhile: the request may have been
+        the cause. The probe decides.
         """
-        if isinstance(error, UpstreamGone | UpstreamTimedOut):
-            upstream.trouble = error.message
         if isinstance(error, UpstreamGone):
+            upstream.trouble = error.message
             upstream.prefixes.clear()  # it may have started anew
         if upstream not in self._probing:
             _log.warning("upstream=%s is tried again: %s", upstream.name, error.message)
@@ -111,9 +107,7 @@ class Fleet:
         self._advance()
 
     def _watch(self, upstream: Upstream) -> None:
-        task = asyncio.create_task(self._revive(upstream))
-        self._probing[upstream] = task
-        task.add_done_callback(lambda _: self._probing.pop(upstream, None))
+        self._probing[upstream] = asyncio.create_task(self._revive(upstream))
 
     async def _revive(self, upstream: Upstream) -> None:
         seconds = self._first_rest_seconds
@@ -130,6 +124,7 @@ class Fleet:
             await asyncio.sleep(seconds)
             seconds = min(2 * seconds, MAX_REST_SECONDS)
         _log.info("upstream=%s is used", upstream.name)
+        del self._probing[upstream]  # at once: whoever fails from now on starts a new one
         self._advance()
 
     def _usable(self) -> list[Upstream]:
@@ -149,7 +144,7 @@ class Fleet:
                 upstream.n_running += 1
                 turn.set_result(upstream)
             else:
-                return  # nobody overtakes
+                continue  # those behind it take only what it has tried
             del self._waiting[claim]
 
     def _nobody(self) -> UpstreamFailed:

@@ -141,10 +141,10 @@ class Upstream:
                 if response.status_code != 200:
                     text = (await response.aread()).decode("utf-8", "replace")
                     raise refusal(response.status_code, text)
-                async for line in response.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if not line.startswith("data:"):
+                async for line in _lines(response):
+                    if not line.startswith(b"data:"):
                         continue
+                    data = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
                     if data == DONE:
                         break
                     chunk = parse(wire, data, n_top=ask.n_top_logprobs)
@@ -169,3 +169,14 @@ class Upstream:
         except UpstreamFailed as error:
             why = error.message.rstrip(".")
             raise type(error)(f"The upstream {self.name} failed: {why}.") from error
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
+    """By line feeds alone: httpx also cuts at U+2028, which vLLM's JSON has unescaped."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 1.0
 BODY_SECONDS = 5.0
 BACKOFF_SECONDS = 0.05
 MAX_RETRIES = 1
-MAX_PARALLEL = 16
+MAX_PARALLEL, MAX_UPKEEP = 16, 4
 MAX_COMPLAINT_LETTERS = 300
 
 _FAILURES = (BaseError, OSError, ValueError)
@@ -48,6 +48,8 @@ class S3Objects:
         self._quick = _new_store(url, seconds=ANSWER_SECONDS)
         self._bodies = _new_store(url, seconds=BODY_SECONDS)
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="s3")
+        # Hundreds of names at a time, which nobody waits for and which stand in no one's way.
+        self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
 
     @property
     def place(self) -> str:
@@ -70,7 +72,7 @@ class S3Objects:
         return self._all(lambda group: self._members(group, limit), groups)
 
     def touch(self, names: Sequence[str]) -> list[bool]:
-        return self._all(self._is_there, names)
+        return list(self._upkeep.map(self._is_there, names))
 
     def remove(self, names: Sequence[str]) -> None:
         if names:
@@ -80,7 +82,8 @@ class S3Objects:
         self._found(lambda: self._quick.get("ping"))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._upkeep):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_whole(self, name: str) -> bytes | None:
         return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
