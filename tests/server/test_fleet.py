@@ -15,6 +15,8 @@ from tests.support.s3_server import s3_server
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Message, assistant, prose, system, user
 
+pytestmark = pytest.mark.alone  # servers wait for the store so many milliseconds, not longer
+
 MAX_AMPLIFICATION = 1.05
 N_TURNS = 8
 

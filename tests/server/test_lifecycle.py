@@ -38,7 +38,7 @@ def test_a_client_that_leaves_gives_its_slot_back(
     tiny: ServerProcess, *, is_streaming: bool
 ) -> None:
     # The catalogue of stored prefixes is opened by the first that is written.
-    first = {"prompt": [5] * 300, "max_tokens": 1}
+    first = {"prompt": [5] * 8_000, "max_tokens": 1}
     httpx.post(f"{tiny.url}/v1/completions", json=first, timeout=60).raise_for_status()
     tiny.wait_for_metric("rekindle_cache_writes_total")
     before = tiny.n_file_descriptors
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_gives_its_slot_back(
 
 
 def test_a_client_that_leaves_during_prefill_gives_its_slot_back(tiny: ServerProcess) -> None:
-    body = {"prompt": [5] * 30_000, "max_tokens": 4, "stream": True, "return_progress": True}
+    body = {"prompt": [5] * 8_000, "max_tokens": 4, "stream": True, "return_progress": True}
     with (
         httpx.Client(base_url=tiny.url, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=body) as response,
@@ -183,7 +183,7 @@ def test_a_bad_model_is_one_sentence_and_exit_code_2(
 
 
 def test_the_port_answers_while_a_long_prefill_runs(tiny: ServerProcess) -> None:
-    body = {"prompt": [5] * 30_000, "max_tokens": 1}
+    body = {"prompt": [5] * 8_000, "max_tokens": 1}
     thread = threading.Thread(
         target=lambda: httpx.post(f"{tiny.url}/v1/completions", json=body, timeout=900)
     )

@@ -16,6 +16,7 @@ from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.workloads import Answer, Client, Floor, Message
 
 N_SERVERS = 3
+THINK_SECONDS = 0.5  # of a client between two turns; nobody tells when a turn is in the store
 WAIT_SECONDS = 60  # a machine under load; nothing is measured here
 
 CONFIG = """
@@ -125,6 +126,7 @@ class Fleet:
         return client.metric("rekindle_cache_entries", tier="shared") >= in_memory
 
     def wait_until_told(self, server: str) -> None:
+        time.sleep(THINK_SECONDS)
         eventually(lambda: self.is_told(server), "the store does not get what was computed")
 
     def kill(self, server: str) -> None:
