@@ -4,6 +4,7 @@ What a server cannot do becomes a note, and never ends the run.
 """
 
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rekindle.errors import StartupError
 from rekindle.replay.client import Outcome
 from rekindle.replay.prompts import Counted, FloorCounter
 
+MAX_ERROR_CHARS = 160  # of a note; picked
 BELOW_FLOOR = 0.99  # picked: the few tokens of replies that we do not know are no news
 
 
@@ -158,7 +160,7 @@ def _has_to_call(stage: Stage, outcome: Outcome) -> bool:
 def _remarks(stage: Stage, counted: dict[int, Counted], n_prefilled: int | None) -> Iterator[str]:
     errors = [each.error for each in stage.traffic.outcomes if each.error is not None]
     if errors:
-        yield f"{len(errors)} failed, first: {errors[0]}"
+        yield f"{len(errors)} failed, first: {textwrap.shorten(errors[0], MAX_ERROR_CHARS)}"
     asked = [each for each in stage.traffic.outcomes if _has_to_call(stage, each)]
     if n := sum(not (each.message or {}).get("tool_calls") for each in asked):
         yield f"{n} of {len(asked)} replies that had to call a tool did not"

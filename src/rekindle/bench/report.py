@@ -125,7 +125,8 @@ def amplification_grid(run: Run) -> Grid:
         # The peers' own counts differ a little: their replies, which are sent back, do.
         counted = next((s for s in servers if (workload, s) in n_floor), servers[0])
         fair = {
-            server: round(values[workload, server], 3)
+            # Less than 1 is a floor that was counted too high, by a few tokens.
+            server: max(round(values[workload, server], 3), 1.0)
             for server in servers
             if (workload, server) in values and (workload, server) not in failed
         }
