@@ -134,4 +134,5 @@ def _shown(row: Row | None) -> str:
     number = f"{row.value:,.0f}" if abs(row.value) >= 100 else f"{row.value:.3g}"
     if row.target is None:
         return number
-    return f"[green]{number}[/]" if row.target.is_met(row.value) else f"[red]{number} missed[/]"
+    is_met = row.target.is_met(row.value)
+    return f"[green]{number} ok[/]" if is_met else f"[red]{number} missed[/]"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import lookup, tiers
-from bench.report import Row, Target, at_least, at_most, missed, write_csv
+from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_csv
 from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
 from rekindle.cache.prefix_index import PrefixIndex, Where
 from rekindle.model_source import ModelFile
@@ -57,6 +57,22 @@ def test_a_target_is_missed_on_its_wrong_side_only(
 ) -> None:
     rows = [Row("b", "c", "m", value, target), Row("b", "c", "without", value)]
     assert missed(rows) == ([] if is_met else rows[:1])
+
+
+def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> None:
+    rows = [
+        Row("b", "first", "p50_ms", 1.5, at_most(2)),
+        Row("b", "second", "p50_ms", 2.5, at_most(2)),
+        Row("b", "third", "p50_ms", 3.5),
+    ]
+    with CONSOLE.capture() as shown:
+        show(rows)
+    text = shown.get()
+    assert "<= 2" in text
+    assert "1.5 ok" in text
+    assert "2.5 missed" in text
+    assert "3.5 " in text
+    assert text.count("ok") == text.count("missed") == 1
 
 
 def test_the_csv_has_a_line_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
