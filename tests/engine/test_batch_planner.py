@@ -51,22 +51,22 @@ def test_the_batch_has_prefills_first_and_decodes_behind() -> None:
     assert planned([prefilling("old", 100), decoding("young")]) == [("old", 100), ("young", 1)]
 
 
-def test_a_long_prompt_is_cut_at_a_blocks_end_beside_a_stream() -> None:
-    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 256), ("d", 1)]
+def test_a_long_prompt_is_cut_into_whole_grains_beside_a_stream() -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 448), ("d", 1)]
 
 
 @pytest.mark.parametrize(
     ("n_done", "room", "n_tokens"),
     [
         (0, 512, 512),
-        (300, 512, 468),  # to 768
-        (500, 512, 268),  # to 768
-        (500, 64, 64),  # 12 tokens to 512 would be less than a grain
+        (300, 512, 512),
+        (500, 64, 64),
         (720, 100, 64),
-        (700, 128, 68),  # to 768
+        (700, 130, 128),
+        (5600, 512, 400),  # the rest
     ],
 )
-def test_a_chunk_ends_with_a_block_unless_it_would_be_less_than_a_grain(
+def test_a_chunk_is_the_rest_or_as_many_whole_grains_as_there_is_room_for(
     n_done: int, room: int, n_tokens: int
 ) -> None:
     sequence = prefilling("p", 6000)

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rekindle.cache.block import BLOCK_TOKENS
 from rekindle.engine.sequence import Phase, Sequence
 
 # Looking up a member of an Enum is slow.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
-# Chunks of whole grains give bit-equal rows on a CPU. Smaller ones do not, nor do the last few
-# rows of one whose length is no multiple of 4.
+# Chunks of whole grains give bit-equal rows on a CPU, and attention works in tiles of as many:
+# what is left over costs a tile of its own. Smaller chunks do not, nor do the last few rows of one
+# whose length is no multiple of 4.
 PREFILL_GRAIN = 64
 
 # How long a prefill chunk may hold up the streams it shares a batch with; picked.
@@ -67,15 +67,12 @@ def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
 
 
 def _chunk(sequence: Sequence, room: int) -> int:
-    """All that is pending up to the next stop, else up to a block's end, else whole grains.
+    """All that is pending up to the next stop, else whole grains.
 
     A batch smaller than a grain takes what fits.
     """
-    n_done = sequence.n_computed
     stop = sequence.stops[-1] if sequence.stops else len(sequence.tokens)
-    if stop - n_done <= room:
-        return stop - n_done
-    to_block_end = (n_done + room) // BLOCK_TOKENS * BLOCK_TOKENS - n_done
-    if to_block_end >= PREFILL_GRAIN:
-        return to_block_end
+    n_pending = stop - sequence.n_computed
+    if n_pending <= room:
+        return n_pending
     return room // PREFILL_GRAIN * PREFILL_GRAIN or (room if room < PREFILL_GRAIN else 0)
