@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rekindle.llama.library  # noqa: F401  sets malloc up, as in a server
-from rekindle.cache.block import BLOCK_TOKENS, Reason
+from rekindle.cache.block import BLOCK_TOKENS, Kind, Reason
 from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_index import Node
@@ -23,6 +23,7 @@ from tests.support.caches import cache_opener
 from tests.support.tables import anonymous_bytes
 
 DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)
+RECURRENT = StateTraits(ModelClass.RECURRENT, has_rows=False, has_checkpoints=True)
 MIB = 2**20
 
 
@@ -34,21 +35,20 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
-def open_cache(memory_bytes: int) -> PrefixCache:
-    cache = cache_opener(None, memory_bytes=memory_bytes)(DENSE, lambda: None)
+def open_cache(memory_bytes: int, traits: StateTraits = DENSE) -> PrefixCache:
+    cache = cache_opener(None, memory_bytes=memory_bytes)(traits, lambda: None)
     cache.start()
     return cache
 
 
 def store(cache: PrefixCache, seed: int, *, n_tokens: int, payload_bytes: int) -> None:
     """One entry that shares nothing with others."""
-    noise = random.Random(seed)
 
     def export() -> Payload:
         return np.ones(payload_bytes, np.uint8).data.toreadonly()
 
     cache.keeper.save_rows(
-        cache.keys([noise.randrange(50_000) for _ in range(n_tokens)], ""),
+        cache.keys(tokens_of(seed, n_tokens), ""),
         0,
         n_tokens,
         reason=Reason.PREFILL,
@@ -57,6 +57,24 @@ def store(cache: PrefixCache, seed: int, *, n_tokens: int, payload_bytes: int) -
         export=export,
         terms=CacheTerms(session=f"session-{seed}"),
     )
+
+
+def store_state(cache: PrefixCache, seed: int, *, payload_bytes: int) -> None:
+    """A block without rows and the checkpoint behind it, as of a recurrent model."""
+    store(cache, seed, n_tokens=BLOCK_TOKENS, payload_bytes=0)
+    cache.keeper.save_checkpoint(
+        cache.keys(tokens_of(seed, BLOCK_TOKENS), ""),
+        BLOCK_TOKENS,
+        reason=Reason.TURN_END,
+        was_reused=False,
+        compute_seconds=1.0,
+        export=lambda: bytes(payload_bytes),
+    )
+
+
+def tokens_of(seed: int, n_tokens: int) -> list[int]:
+    noise = random.Random(seed)
+    return [noise.randrange(50_000) for _ in range(n_tokens)]
 
 
 def accounted(cache: PrefixCache) -> int:
@@ -104,6 +122,20 @@ def test_what_is_replaced_and_what_is_deleted_is_given_back() -> None:
     cache.forget("", None)
     assert accounted(cache) == 0
     assert taken() - before < 0.05 * budget_bytes
+
+
+def test_blocks_without_rows_do_not_outlive_their_checkpoints_for_long() -> None:
+    """By bytes alone they would be the last to go, and fill memory with what leads nowhere."""
+    n_fit = 20
+    cache = open_cache(n_fit * 100_000, RECURRENT)
+    for seed in range(50 * n_fit):
+        store_state(cache, seed, payload_bytes=90_000)
+    nodes = list(cache._index.nodes())
+    n_checkpoints = sum(node.kind is Kind.CHECKPOINT for node in nodes)
+    assert n_checkpoints > 0.9 * n_fit
+    assert len(nodes) - n_checkpoints < 3 * n_checkpoints
+    newest = cache.keys(tokens_of(50 * n_fit - 1, BLOCK_TOKENS), "")
+    assert cache.match(newest, BLOCK_TOKENS).n_tokens == BLOCK_TOKENS
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is a setting of glibc's malloc")

@@ -99,6 +99,31 @@ def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_t
     assert source is CacheSource.MEMORY
 
 
+def test_idle_rows_that_share_a_beginning_make_way_together() -> None:
+    bench = Bench(FakeBackend())
+    shared = text(600)
+    first, second = shared + text(100), shared + text(100)
+    bench.ask("first", first, 1)
+    bench.ask("second", second, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("long", text(300), 1)
+    for name, prompt in (("first back", first), ("second back", second)):
+        sources = {span.source for span in bench.ask(name, prompt, 1).evaluated.spans}
+        assert CacheSource.MEMORY in sources
+
+
+def test_rows_that_whoever_comes_shares_do_not_make_way() -> None:
+    """They would free next to nothing."""
+    bench = Bench(FakeBackend())
+    shared = text(600)
+    first = shared + text(10)
+    bench.ask("first", first, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("second", shared + text(300), 1)
+    [source] = {span.source for span in bench.ask("back", first, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
 def test_x9_a_conversation_makes_no_way_for_a_side_request() -> None:
     """X9"""
     bench = Bench(FakeBackend())

@@ -8,7 +8,7 @@ nowhere else. Entries of sub-agents and side requests leave before those of conv
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rekindle.cache.block import ORDINARY, Entry, Header, Key, Standing
+from rekindle.cache.block import ORDINARY, Entry, Header, Key, Kind, Standing
 from rekindle.cache.eviction_queue import EvictionQueue
 from rekindle.cache.pins import Pins
 from rekindle.cache.policy import priority
@@ -50,12 +50,15 @@ class Holdings:
         self._mark_on_disk = mark_on_disk
         self._reload_seconds = reload_seconds
         self._pins = pins
+        self._last_checkpoint: Header | None = None
         self._queues = {rank: EvictionQueue() for rank in sorted(Rank, reverse=True)}
 
     def add(self, header: Header, where: Where, standing: Standing = ORDINARY) -> Node:
         known = self.index.get(header.key)
         before = known.where if known is not None else NOWHERE
         node = self.index.add(header, where)
+        if header.kind is Kind.CHECKPOINT:
+            self._last_checkpoint = header
         self.n_on_disk += (Where.DISK in node.where) - (Where.DISK in before)
         if known is None:
             node.standing = standing
@@ -213,8 +216,12 @@ class Holdings:
             queue.discard(node.key)
 
     def _worth(self, clock: float, node: Node) -> float:
-        seconds = node.compute_seconds
+        priced: Node | Header = node
+        if self._last_checkpoint is not None and node.is_leaf and not node.payload_bytes:
+            # A block without rows leads to checkpoints, and here to none. By its own few bytes it
+            # would stay longest, and memory would fill with such: it stays as long as they do.
+            priced = self._last_checkpoint
+        seconds = priced.compute_seconds
         if node.where & ELSEWHERE:
             seconds = min(seconds, self._reload_seconds(node) or seconds)
-        size = size_in_memory(node.payload_bytes)
-        return priority(clock, seconds, size, 1 + node.hits)
+        return priority(clock, seconds, size_in_memory(priced.payload_bytes), 1 + node.hits)

@@ -27,6 +27,7 @@ UNKNOWN_SECONDS_PER_TOKEN = 1e-3
 SHORT_REPLY_TOKENS = 32  # until then nothing of a stream is exported: it may end soon; picked
 WAY_SHARE = 0.1  # of a prefill: it may go into storing and bringing back who makes way; picked
 MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
+MIN_FREED_CELLS = 64  # picked: fewer slow nobody down
 
 
 class SlotSaver:
@@ -92,8 +93,16 @@ class SlotSaver:
             slot.terms = replace(slot.terms, pins=())
 
     def _look_after_evicted(self, slot: Slot) -> None:
-        """What was stored once may have left memory since; this is the last chance to keep it."""
-        if slot.is_looked_after or slot.keys is None or self._backend.traits.has_checkpoints:
+        """What was stored once may have left memory since; this is the last chance to keep it.
+
+        With rows and checkpoints, rows may be gone that would have to be exported again.
+        """
+        traits = self._backend.traits
+        if (
+            slot.is_looked_after
+            or slot.keys is None
+            or (traits.has_checkpoints and traits.has_rows)
+        ):
             return
         slot.is_looked_after = True
         n_stored = self._cache.match(slot.keys, slot.n_rows).n_tokens
@@ -155,19 +164,31 @@ class SlotSaver:
         if seconds < MIN_PREFILL_SECONDS:
             return
         left = WAY_SHARE * seconds
-        for slot in self._slots.idle():
-            if slot.rank < rank or self._slots.own_cells(slot) < slot.n_rows // 2:
+        may_go = [slot for slot in self._slots.idle() if slot.rank >= rank]
+        staying = [slot for slot in self._slots.all if slot not in may_go]
+        for slot in may_go:
+            # Those that share a beginning free it only together, and not while one stays.
+            price = None
+            if self._slots.own_cells(slot, beside=staying) >= MIN_FREED_CELLS:
+                price = self._price_of_leaving(slot, left, others_decode=others_decode)
+            if price is None:
+                staying.append(slot)
                 continue
-            if not self._is_saved(slot):
-                about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
-                if about is None or about >= left or others_decode:
-                    continue
-            is_saved = self.save_all(slot, Reason.RECLAIM, others_decode=False)
-            slot.seconds_to_bring_back = None  # what it was based on may be gone
-            if is_saved and (price := self._seconds_to_bring_back(slot)) < left:
-                left -= price
-                self._cache.count("parked", 1)
-                self.clear(slot)
+            left -= price
+            self._cache.count("parked", 1)
+            self.clear(slot)
+
+    def _price_of_leaving(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
+        """Seconds to bring it back, once it is stored; None: more than `limit`."""
+        if not self._is_saved(slot):
+            about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+            if about is None or about >= limit or others_decode:
+                return None
+        if not self.save_all(slot, Reason.RECLAIM, others_decode=False):
+            return None
+        slot.seconds_to_bring_back = None  # what it was based on may be gone
+        price = self._seconds_to_bring_back(slot)
+        return price if price < limit else None
 
     def _is_saved(self, slot: Slot) -> bool:
         return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)

@@ -82,9 +82,10 @@ class Slots:
         shared = self._cells.shared_among([slot.id for slot in slots])
         return sum(slot.n_rows for slot in slots) - shared
 
-    def own_cells(self, slot: Slot) -> int:
-        """How many cells would be free without it."""
-        return slot.n_rows - self._cells.shared_with_one(slot.id)
+    def own_cells(self, slot: Slot, *, beside: Iterable[Slot] | None = None) -> int:
+        """How many cells no other slot holds, or none of those `beside` it."""
+        others = self.all if beside is None else beside
+        return slot.n_rows - self._cells.shared_with_one(slot.id, [other.id for other in others])
 
     def idle(self) -> list[Slot]:
         """Those of side requests before those of conversations, least recently used first."""
@@ -145,8 +146,8 @@ class _SharedCells:
             return 0
         return int(np.tril(self._common[np.ix_(slots, slots)], -1).max(axis=1).sum())
 
-    def shared_with_one(self, slot: int) -> int:
-        return int(self._common[slot].max())
+    def shared_with_one(self, slot: int, others: list[int]) -> int:
+        return int(self._common[slot, others].max(initial=0))
 
     def _count(self) -> None:
         self.n_shared = int(np.tril(self._common, -1).max(axis=1).sum())
