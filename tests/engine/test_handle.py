@@ -1,11 +1,13 @@
 """The engine from the event loop's side: real threads, a fake backend."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from rekindle.engine import handle as handle_module
 from rekindle.engine.handle import EngineHandle
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from rekindle.generation import (
@@ -195,3 +197,35 @@ def test_a_bad_grammar_is_the_clients_error() -> None:
     handle = EngineHandle(FakeBackend(), cache_opener(), queue_size=1)
     with pytest.raises(InvalidRequest):
         handle.check_grammar(Grammar(GrammarKind.LARK, "bad"))
+
+
+class Grammars(FakeBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_ready = threading.Event()
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self.is_ready.set()
+
+
+def test_grammars_are_made_ready_before_anyone_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handle_module, "SETTLE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        backend = Grammars()
+        async with running(backend):
+            assert await asyncio.to_thread(backend.is_ready.wait, 10)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_ends_before_then_prepares_nothing() -> None:
+    async def scenario() -> Grammars:
+        backend = Grammars()
+        async with running(backend):
+            pass
+        return backend
+
+    assert not asyncio.run(scenario()).is_ready.is_set()

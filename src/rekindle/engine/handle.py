@@ -5,6 +5,7 @@ answers through `call_soon_threadsafe`, once per step.
 """
 
 import asyncio
+import logging
 import secrets
 import threading
 import time
@@ -43,13 +44,18 @@ from rekindle.generation import (
     Forecast,
     GenerationRequest,
     Grammar,
+    GrammarKind,
     StopCause,
     StoredBranch,
     StoredPrefix,
     TokenEvent,
 )
 
+_log = logging.getLogger(__name__)
+
 MAX_RETRY_SECONDS = 60
+SETTLE_SECONDS = 1.0  # after the start, until grammars are made ready; picked
+ANY_GRAMMAR = Grammar(GrammarKind.REGEX, ".")
 
 
 class _Stream:
@@ -97,6 +103,8 @@ class EngineHandle:
             embedder=embedder,
         )
         self._thread = threading.Thread(target=self._engine.run, name="engine", daemon=True)
+        self._is_closing = threading.Event()
+        self._preparing = threading.Thread(target=self._prepare, name="prepare", daemon=True)
         self._streams: dict[str, _Stream] = {}
         self._embeddings: dict[str, asyncio.Future[Embedded]] = {}
         self._questions: dict[str, asyncio.Future[Answered]] = {}
@@ -108,6 +116,16 @@ class EngineHandle:
     def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._thread.start()
+        self._preparing.start()
+
+    def _prepare(self) -> None:
+        """The first grammar takes up to a second: not at the start, nor at a request's cost."""
+        if self._is_closing.wait(SETTLE_SECONDS):
+            return
+        try:
+            self._backend.check_grammar(ANY_GRAMMAR)
+        except Exception as error:  # whoever asks for one will be told
+            _log.warning("grammars cannot be used with this model: %s", error)
 
     def submit(self, request: GenerationRequest) -> _Stream:
         if self._draining:
@@ -217,8 +235,10 @@ class EngineHandle:
 
     def close(self) -> None:
         self._draining = True
+        self._is_closing.set()
         self._engine.inbox.put(Stop())
         self._thread.join()
+        self._preparing.join()
 
     def _deliver_from_engine(self, deliveries: list[Delivery]) -> None:
         assert self._event_loop is not None

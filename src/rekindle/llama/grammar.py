@@ -17,6 +17,7 @@ from rekindle.generation import Grammar, GrammarKind
 from rekindle.llama.library import lib
 from rekindle.llama.vocabulary import Vocabulary
 
+TEXT_NEVER = b"\xff"  # llguidance's mark of a token that no plain text may produce
 MAX_COMPILED = 64  # picked: agents reuse a handful of schemas
 
 
@@ -108,14 +109,8 @@ def _source(grammar: Grammar) -> str:
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    pieces = []
-    for token in range(vocabulary.n_vocab):
-        piece = vocabulary.detokenize([token], render_special=True)
-        # llguidance's mark of a token that no plain text may produce.
-        is_control = lib.llama_vocab_is_control(vocabulary.handle, token)
-        pieces.append(b"\xff" + piece if is_control else piece)
     return llguidance.LLTokenizer.from_llamacpp(
-        tokens=pieces,
+        tokens=vocabulary.pieces(control_mark=TEXT_NEVER),
         vocab_ptr=vocabulary.handle,
         tokenize_fptr=ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value,
         eos_token=sorted(vocabulary.eog_tokens),

@@ -34,6 +34,13 @@ class Vocabulary:
     def n_vocab(self) -> int:
         return self._n_vocab
 
+    def pieces(self, *, control_mark: bytes) -> list[bytes]:
+        """Of every token, control tokens as the text they are written as behind a mark."""
+        pieces = list(self._pieces)
+        for token in self._controls:
+            pieces[token] = control_mark + pieces[token]
+        return pieces
+
     @cached_property
     def special_strings(self) -> tuple[str, ...]:
         texts = {self._pieces[token].decode("utf-8", "replace") for token in self._controls}
