@@ -123,7 +123,7 @@ async def _through_the_engine(
             assert evaluated.n_cached == n_tokens
             _note(seconds, "engine: restore from memory", evaluated.restore_seconds)
     for state in ("warm", "cold"):
-        for _ in range(max(n_rounds // 2, 1)):
+        for _ in range(n_rounds):
             if state == "cold":
                 _forget(_entry_files(directory))
             async with engine(file, settings, n_cells=n_cells, n_slots=1) as loaded:

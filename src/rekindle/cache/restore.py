@@ -10,7 +10,9 @@ from rekindle.cache.sources import nearest
 from rekindle.generation import CacheSource
 from rekindle.model_state import Payload
 
-READ_AHEAD = 4  # entries that are read while earlier ones are put; picked
+# Entries that are read while earlier ones are put; picked. With 4, readers were seen to run out
+# of jobs while the engine thread waited for a core.
+READ_AHEAD = 8
 
 
 class Shelf(Protocol):

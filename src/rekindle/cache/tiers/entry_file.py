@@ -19,8 +19,6 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
-
 from rekindle.cache.block import (
     HEADER_BYTES,
     MAX_PREAMBLE_BYTES,
@@ -31,6 +29,7 @@ from rekindle.cache.block import (
     decode_preamble,
     encode_preamble,
 )
+from rekindle.cache.tiers.buffers import filled_buffer
 from rekindle.errors import EntryCorrupt
 from rekindle.model_state import Payload
 
@@ -69,8 +68,7 @@ class EntryFiles:
             if header.key != key:
                 raise EntryCorrupt(f"it holds the entry {header.key.hex()}")
             file.seek(header.preamble_bytes)
-            payload = np.empty(header.payload_bytes, np.uint8).data
-            _read_into(file, payload)
+            payload = filled_buffer(header.payload_bytes, lambda view: _read_into(file, view))
         if checksum(payload) != payload_check:
             raise EntryCorrupt("its payload does not match its checksum")
         return Entry(header, payload)

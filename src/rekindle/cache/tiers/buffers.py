@@ -1,0 +1,33 @@
+"""Memory for payloads that are read from disk.
+
+The first touch of new memory takes longer than reading into it, and far less time in huge pages.
+Of a payload without a multiple of their size the end would be touched in small ones. So a buffer
+takes whole huge pages while it is filled, and gives back what is too much.
+"""
+
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+
+HUGE_PAGE_BYTES = 2**21  # of x86-64, and of ARM with pages of 4 KiB
+_MAX_REST_SHARE = 1 / 8  # of a payload; picked
+
+Fill = Callable[[memoryview], None]
+
+
+def filled_buffer(n_bytes: int, fill: Fill) -> memoryview:
+    """New memory, after `fill` has written all of it; it lives as long as anybody refers to it."""
+    n_huge_bytes = -(-n_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    is_worth_it = n_bytes > 0 and n_huge_bytes - n_bytes <= n_bytes * _MAX_REST_SHARE
+    if not is_worth_it or not hasattr(mmap, "MADV_HUGEPAGE"):
+        plain = np.empty(n_bytes, np.uint8).data
+        fill(plain)
+        return plain
+    # Linux places what has whole huge pages at the start of one, since 6.7.
+    memory = mmap.mmap(-1, n_huge_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    with memoryview(memory) as whole, whole[:n_bytes] as view:
+        fill(view)
+    memory.resize(-(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    return memoryview(memory)[:n_bytes]
