@@ -1,16 +1,31 @@
 """How a start learns what is on disk: from the catalogue at once, from the files afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Event as Signal
+from unittest.mock import patch
 
+from rekindle.cache import disk_store
+from rekindle.cache.back_store import WriteRules
 from rekindle.cache.block import Key
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.tiers.disk_catalog import Catalog, CatalogRow
 from rekindle.cache.tiers.disk_reconcile import Differences
 from rekindle.cache.transfers import Event, Found, Opened, Transfers, Vanished
-from tests.cache.entries import MIB, MODEL, make_chain, nobody, open_tier
+from rekindle.config import WritePolicy
+from rekindle.model_state import ModelClass, StateTraits
+from tests.cache.entries import MIB, MODEL, file_of, make_chain, nobody, open_tier
 
 WAIT_SECONDS = 30.0
+DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)
+POLICY = CachePolicy(
+    memory_bytes=MIB,
+    disk_bytes=64 * MIB,
+    writes=WriteRules(bytes_per_hour=0, policy=WritePolicy.ALL, min_tokens=0),
+    may_recompute=False,
+)
 
 
 class PatientTier(DiskTier):
@@ -82,3 +97,38 @@ def test_without_its_catalogue_a_store_is_found_again_by_its_files(tmp_path: Pat
     assert opened.trouble is None
     assert opened.n_bytes > 0
     transfers.close(WAIT_SECONDS)
+
+
+class StoreWithAStranger(PatientTier):
+    """Its files are more than its catalogue knows, so all of it is listed twice."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.listings = 0
+        self.was_listed = Signal()
+
+    def rows(self) -> Iterator[list[CatalogRow]]:
+        self.listings += 1
+        yield from super().rows()
+        self.was_listed.set()
+
+
+def test_what_is_deleted_while_files_are_looked_at_is_not_listed_again(tmp_path: Path) -> None:
+    first, second, unknown = stored(tmp_path, 3)
+    with closing(Catalog(tmp_path)) as catalog:
+        catalog.open(lambda path: None)
+        catalog.remove([unknown])
+    tier = StoreWithAStranger(tmp_path)
+    cache = PrefixCache(MODEL, DENSE, POLICY, Transfers(tier, lambda: None))
+    with patch.object(disk_store, "START_SECONDS", 0.0):
+        cache.start()
+    assert tier.was_listed.wait(WAIT_SECONDS)
+    while cache.poll():
+        pass
+    assert cache.forget("", None)[0] == 2
+    tier.may_look.set()
+    cache.close(WAIT_SECONDS)
+    assert tier.listings == 2
+    disk = cache.status().tiers[1]
+    assert disk.n_entries == 1  # the one that nobody knew when the rest was deleted
+    assert [file_of(tmp_path, key).exists() for key in (first, second)] == [False, False]

@@ -7,7 +7,7 @@ report into changes of the holdings. Owned by the engine thread.
 import gc
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,10 +17,13 @@ from rekindle.cache.holdings import Holdings
 from rekindle.cache.names import Named, Names
 from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
 from rekindle.cache.prefix_index import Node, Where
+from rekindle.cache.tiers.disk_catalog import CatalogRow
 from rekindle.cache.transfers import (
     Arrived,
+    Dropped,
     Event,
     Found,
+    LookedUp,
     Opened,
     ReadFailed,
     Relisted,
@@ -35,7 +38,10 @@ from rekindle.generation import CacheSource, TierStatus
 _log = logging.getLogger("rekindle.cache")
 
 MAX_FAILED = 4096  # picked
-START_SECONDS = 1.0  # how long the first request waits for the index of a huge store; picked
+# All picked.
+START_SECONDS = 0.05  # that a start waits for the index, once the catalogue is open
+LOOK_UP_SECONDS = 0.25  # that the engine waits for what there is of one prompt
+INDEX_SECONDS = 1.0  # that it waits for all of the index
 
 
 class Failure(NamedTuple):
@@ -59,9 +65,12 @@ class DiskStore(BackStore):
         self._rules = rules
         self._budget = WriteBudget(rules.bytes_per_hour)
         self._n_bytes = 0
+        self._is_listed = False
+        self._is_lagging = False  # a look-up took too long
         self._trouble: str | None = None
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
         self._failures: dict[Key, Failure] = {}  # of the same, and why
+        self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
     @property
     def trouble(self) -> str | None:
@@ -69,14 +78,30 @@ class DiskStore(BackStore):
         return self._trouble
 
     def start(self) -> bool:
-        """Reads the index of what is there; False: a huge one goes on being read while we serve."""
-        began = time.monotonic()
+        """Reads the index of what is there; False: a long one goes on being read while we serve."""
         self._transfers.start()
-        while (left := began + START_SECONDS - time.monotonic()) > 0:
+        self._wait_for((Found, Opened), INDEX_SECONDS)
+        return self._is_listed or self._wait_for((Opened,), START_SECONDS)
+
+    def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
+        """While the index is being read: takes in what lies along these keys, first a root."""
+        if self._is_listed or self._is_lagging:
+            return
+        self._transfers.look_up(path())
+        self._is_lagging = not self._wait_for((LookedUp,), LOOK_UP_SECONDS)
+
+    def wait_for_index(self) -> None:
+        if not self._is_listed:
+            self._wait_for((Opened,), INDEX_SECONDS)
+
+    def _wait_for(self, kinds: tuple[type[Event], ...], seconds: float) -> bool:
+        """Takes in what comes until one of these kinds did; False: none came in time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
             if (event := self._transfers.wait(left)) is None:
                 return False
             self._on(event)
-            if isinstance(event, Opened):
+            if isinstance(event, kinds):
                 return True
         return False
 
@@ -142,6 +167,7 @@ class DiskStore(BackStore):
         self._transfers.drop_names(names)
 
     def drop(self, keys: Sequence[Key]) -> None:
+        self._dropping.update(keys)
         self._transfers.drop(keys)
 
     def quarantine(self, node: Node, why: str) -> None:
@@ -160,13 +186,11 @@ class DiskStore(BackStore):
 
     def _on(self, event: Event) -> None:
         match event:
-            case Found(rows):
-                for row in rows:
-                    node = self._holdings.add(row.header, Where.DISK, row.standing)
-                    node.hits = max(node.hits, row.hits - 1)
-                    node.used_at = max(node.used_at, row.last_used_at)
+            case Found(rows) | LookedUp(rows):
+                self._on_found(rows)
             case Opened(trouble, n_bytes, names):
                 self._n_bytes = n_bytes
+                self._is_listed = True
                 for named in names:
                     self._names.give(named)
                 self._note_trouble(trouble)
@@ -187,12 +211,27 @@ class DiskStore(BackStore):
             case Relisted(there):
                 known = self._holdings.index.nodes()
                 self._on_vanished([node.key for node in known if node.key not in there])
+            case Dropped(keys):
+                self._on_dropped(keys)
             case Arrived(entry, seconds):
                 self._on_arrived(entry, seconds)
             case ReadFailed(key, error):
                 self._count("quarantined", isinstance(error, EntryCorrupt))
                 self._count("vanished", isinstance(error, EntryMissing))
                 self._on_read_failed(key)
+
+    def _on_found(self, rows: Sequence[CatalogRow]) -> None:
+        for row in rows:
+            if row.header.key not in self._dropping:
+                node = self._holdings.add(row.header, Where.DISK, row.standing)
+                node.hits = max(node.hits, row.hits - 1)
+                node.used_at = max(node.used_at, row.last_used_at)
+
+    def _on_dropped(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._dropping[key] -= 1
+            if not self._dropping[key]:
+                del self._dropping[key]
 
     def _take_in(self, written: Written) -> None:
         self._note_trouble(None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from rekindle.cache.back_store import WriteRules
-from rekindle.cache.block import KEY_BYTES, Key, Kind, namespace_root
+from rekindle.cache.block import BLOCK_TOKENS, KEY_BYTES, Key, Kind, namespace_root
 from rekindle.cache.contents import Contents
 from rekindle.cache.disk_store import DiskStore
 from rekindle.cache.holdings import EVERYWHERE, Holdings
@@ -183,6 +183,12 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.root, keys.between(0, n_limit))
 
+    def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
+        """Before a match: soon after a start the index may not know all that is on disk."""
+        if self._disk is not None:
+            n_blocks = max(n_limit, 0) // BLOCK_TOKENS
+            self._disk.look_up(lambda: [keys.after_blocks(n) for n in range(n_blocks + 1)])
+
     @property
     def has_others(self) -> bool:
         """Other servers, whose work is in the shared store."""
@@ -287,6 +293,8 @@ class PrefixCache:
 
     def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
         """How many entries and names went, and what all of them began with; None: nothing did."""
+        if self._disk is not None:
+            self._disk.wait_for_index()  # what is not known cannot be forgotten
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
             self._disk.drop_names(gone.names)

@@ -42,6 +42,8 @@ class WritableTier(Tier, Protocol):
 
     def rows(self) -> Iterator[list[CatalogRow]]: ...
 
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]: ...
+
     def touch(self, keys: Sequence[Key]) -> list[Key]: ...
 
     def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None: ...
@@ -76,6 +78,13 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What there is of a prompt; all that was to be said about it."""
+
+    rows: list[CatalogRow]
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     key: Key
     evicted: list[Key]
@@ -103,6 +112,13 @@ class Relisted:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """They are off the disk: what is listed after this and has such a key is new."""
+
+    keys: Sequence[Key]
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """An entry that was asked for."""
 
@@ -116,7 +132,18 @@ class ReadFailed:
     error: CacheError
 
 
-Event = Found | Opened | Written | WriteFailed | Vanished | Relisted | Arrived | ReadFailed
+Event = (
+    Found
+    | LookedUp
+    | Opened
+    | Written
+    | WriteFailed
+    | Vanished
+    | Relisted
+    | Dropped
+    | Arrived
+    | ReadFailed
+)
 Job = Callable[[], None]
 
 
@@ -158,6 +185,9 @@ class Transfers:
     def read(self, key: Key) -> None:
         self._reads.put(lambda: self._read(key))
 
+    def look_up(self, path: Sequence[Key]) -> None:
+        self._reads.put(lambda: self._look_up(path))
+
     def touch(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._touch(keys)))
 
@@ -171,7 +201,7 @@ class Transfers:
         self._writes.put(lambda: self._sooner_or_later(lambda: self._tier.drop_names(names)))
 
     def drop(self, keys: Sequence[Key]) -> None:
-        self._writes.put(lambda: self._sooner_or_later(lambda: self._tier.drop(keys)))
+        self._writes.put(lambda: self._sooner_or_later(lambda: self._drop(keys)))
 
     def quarantine(self, key: Key, why: str) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._tier.quarantine(key, why)))
@@ -276,6 +306,19 @@ class Transfers:
         if gone := self._tier.touch(keys):
             self._emit(Vanished(gone))
         self._tell_what_is_there()
+
+    def _drop(self, keys: Sequence[Key]) -> None:
+        self._tier.drop(keys)
+        self._emit(Dropped(keys))
+
+    def _look_up(self, path: Sequence[Key]) -> None:
+        rows: list[CatalogRow] = []
+        try:
+            rows = self._tier.along(path)
+        except TierFailed as error:
+            _log.info("cache: %s", error.message)
+        finally:  # the engine waits for a word
+            self._emit(LookedUp(rows))
 
     def _read(self, key: Key) -> None:
         started = time.perf_counter()

@@ -88,8 +88,14 @@ class WarmStart:
         return Start(source, n_live, match, 0)
 
     def ask_others(self, sequence: Sequence) -> None:
-        """Whether the shared store has more of its prompt is asked as soon as it arrives."""
-        if not sequence.request.cache_prompt or not self._cache.has_others:
+        """Whether the shared store has more of its prompt is asked as soon as it arrives.
+
+        The disk, which answers soon, is asked before: it may not have told all that it has.
+        """
+        if not sequence.request.cache_prompt:
+            return
+        self._cache.look_up(sequence.keys, len(sequence.tokens) - 1)
+        if not self._cache.has_others:
             return
         sequence.probe = self._cache.ask_others(
             sequence.keys,

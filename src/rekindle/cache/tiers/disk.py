@@ -109,6 +109,10 @@ class DiskTier:
     def rows(self) -> Iterator[list[CatalogRow]]:
         yield from self._catalog.batches(fingerprint=self._fingerprint)
 
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]:
+        """What there is of a prompt, by its keys. Raises TierFailed."""
+        return self._catalog.along(path)
+
     def names(self) -> list[Named]:
         return self._catalog.names(fingerprint=self._fingerprint)
 

@@ -29,6 +29,8 @@ from rekindle.generation import Rank
 _log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 1000
+_LISTED_ROWS = 250  # whoever looks something up meanwhile waits for one batch; picked
+_MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
 _MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
 
 # A start reads every row, and Enum's own lookup takes as long as all the rest of it.
@@ -109,6 +111,24 @@ class Catalog(Database):
                 connection, "SELECT id FROM entries WHERE key BETWEEN ? AND ?", (low, high)
             )
         return [row for batch in self._batches_of(ids) for row in batch]
+
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]:
+        """Of a root and keys that follow one another: those that are there, and what stands
+        behind the last of them, checkpoints behind any of them.
+        """
+        marks = ",".join("?" * len(path))
+        with self.reading() as connection:
+            found = dict(
+                connection.execute(f"SELECT key, id FROM entries WHERE key IN ({marks})", path)
+            )
+            last = next((key for key in reversed(path) if key in found), path[0])
+            ids = column(
+                connection,
+                f"SELECT id FROM entries WHERE parent IN ({marks}) AND (kind = ? OR parent = ?)"
+                " LIMIT ?",
+                (*path, Kind.CHECKPOINT, last, _MAX_FOLLOWERS),
+            )
+            return _read_rows(connection, [*found.values(), *ids])
 
     def totals(self) -> dict[Key, Totals]:
         """By fingerprint."""
@@ -225,10 +245,10 @@ class Catalog(Database):
         return evicted
 
     def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
-        for first in range(0, len(ids), _BATCH_ROWS):
+        for first in range(0, len(ids), _LISTED_ROWS):
             # Not one query for all: an open one would keep the log from being cut.
             with self.reading() as connection:
-                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
+                rows = _read_rows(connection, ids[first : first + _LISTED_ROWS])
             yield rows
 
 
