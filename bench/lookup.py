@@ -212,6 +212,9 @@ class _IndexOnlyTier:
             yield [CatalogRow(header, header.created_at, hits=1) for header in batch]
         self._listed = ()
 
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]:
+        return []
+
     def get(self, key: Key) -> Entry:
         raise EntryMissing(key.hex())
 

@@ -17,6 +17,7 @@ class MissReason(StrEnum):
     TEMPLATE_REWROTE_TURN = "template_rewrote_turn"
     CACHE_OFF = "cache_off"
     RECOMPUTE_FASTER = "recompute_faster"
+    NO_CHECKPOINT = "no_checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,30 @@ def test_x7_when_the_first_is_cancelled_the_next_goes_on_from_there(
     assert bench.backend.n_computed <= 3000 + 4 * 20 + n_lost
 
 
+STATES = [each for each in ALL_CLASSES if each not in (ModelClass.DENSE, ModelClass.OPAQUE)]
+
+
+@pytest.mark.parametrize("model_class", STATES)
+@pytest.mark.parametrize("n_between", [0, 6])
+def test_where_two_prompts_parted_the_third_goes_on(
+    model_class: ModelClass, n_between: int
+) -> None:
+    """System prompts that end with a date: nothing but the prompts tells where they part."""
+    bench = Bench(FakeBackend(n_slots=2, n_cells=30_000, model_class=model_class))
+    shared = text(1300)
+    prompts = [shared + text(150) for _ in range(4)]
+    first, second = (bench.ask(str(n), prompts[n], 1) for n in range(2))
+    for n in range(n_between):
+        bench.ask(f"other {n}", text(900), 1)
+    third, fourth = (bench.ask(str(n), prompts[n], 1) for n in (2, 3))
+    assert first.evaluated.n_stateless == 0
+    assert second.evaluated.n_stateless > 1000
+    assert third.evaluated.n_cached == fourth.evaluated.n_cached == 1300
+    for n, asked in ((2, third), (3, fourth)):
+        assert asked.tokens == expected_reply(prompts[n], 1)
+        assert asked.evaluated.n_stateless == 0
+
+
 def test_a_stream_that_runs_is_forked_not_disturbed() -> None:
     bench = Bench(FakeBackend())
     prompt = text(600)

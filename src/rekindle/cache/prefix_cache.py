@@ -183,6 +183,10 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.root, keys.between(0, n_limit))
 
+    def n_known(self, keys: PrefixKeys, n_limit: int) -> int:
+        """How many tokens something stored begins with; a match may be shorter: see there."""
+        return self._index.n_known(keys.root, keys.between(0, n_limit))
+
     def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
         """Before a match: soon after a start the index may not know all that is on disk."""
         if self._disk is not None:

@@ -87,6 +87,7 @@ class Account:
             n_cached=event.n_cached,
             n_known=n_known,
             n_refused=event.n_refused,
+            n_stateless=event.n_stateless,
             uses_cache=self._uses_cache,
             can_store=self._can_store,
         )

@@ -36,6 +36,7 @@ class Found:
     n_cached: int
     n_known: int  # of its tokens, computed earlier
     n_refused: int = 0  # stored, and computed again because that is faster
+    n_stateless: int = 0  # stored, but without a state to go on from
     uses_cache: bool = True  # the client's wish
     can_store: bool = True  # for this model
 
@@ -47,7 +48,11 @@ def explain(
     text_of: TextOf,
 ) -> Miss | None:
     # The last token of a prompt is always computed.
-    n_gone = max(min(found.n_known, len(now.tokens) - 1) - found.n_cached, found.n_refused)
+    n_gone = max(
+        min(found.n_known, len(now.tokens) - 1) - found.n_cached,
+        found.n_refused,
+        found.n_stateless,
+    )
     if not found.uses_cache:
         return Miss(reason=MissReason.CACHE_OFF, tokens_lost=n_gone)
     change = None
@@ -66,6 +71,8 @@ def explain(
 def _gone_because(found: Found) -> MissReason:
     if found.n_refused:
         return MissReason.RECOMPUTE_FASTER
+    if found.n_stateless:
+        return MissReason.NO_CHECKPOINT
     return MissReason.EVICTED if found.can_store else MissReason.CACHE_OFF
 
 

@@ -13,6 +13,7 @@ const REASONS = {
   template_rewrote_turn: "template rewrote a turn",
   cache_off: "cache is off",
   recompute_faster: "computing was faster",
+  no_checkpoint: "no state was kept there",
 };
 
 export function showSessions(sessions) {

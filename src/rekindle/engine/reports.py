@@ -45,6 +45,7 @@ class Reports:
             restore_seconds=sequence.restore_seconds,
             spans=sequence.spans,
             n_refused=sequence.n_refused,
+            n_stateless=sequence.n_stateless,
         )
         self._outbox.put(sequence.request.id, evaluated)
         if sequence.request.cache_prompt:

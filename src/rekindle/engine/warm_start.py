@@ -14,6 +14,7 @@ from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.prefix_index import Match
 from rekindle.cache.restore import Piece, Restore
 from rekindle.engine.backend import Backend
+from rekindle.engine.parting import MIN_SHARED_TOKENS, mark_parting
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import GROWTH_CELLS, Slot, Slots
@@ -22,10 +23,6 @@ from rekindle.generation import CachedSpan, CacheSource
 from rekindle.model_state import ModelClass
 
 _log = logging.getLogger(__name__)
-
-# Waiting for another sequence to compute a shared prefix pays from about this many tokens, and
-# below them two prompts share a chat template's header rather than a conversation; picked.
-MIN_SHARED_TOKENS = 64
 
 PATIENCE_SECONDS = 10.0  # with a disk that was asked for an entry; picked
 MIN_PATIENCE_SECONDS = 1.0  # with the shared store, even where computing takes no time; picked
@@ -42,6 +39,11 @@ class Start(NamedTuple):
     @property
     def n_tokens(self) -> int:
         return max(self.n_live, self.n_stored)
+
+    @property
+    def n_findable(self) -> int:
+        """With what is stored and takes longer to load than to compute."""
+        return max(self.n_tokens, self.match.n_tokens if self.match else 0)
 
 
 COLD = Start(None, 0, None, 0)
@@ -134,7 +136,7 @@ class WarmStart:
             if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
         if sequence.leader is not None and self._has_states:
-            _add_stop(sequence.leader, sequence.n_awaited)
+            sequence.leader.add_stop(sequence.n_awaited)
 
     def is_following(self, sequence: Sequence) -> bool:
         leader = sequence.leader
@@ -156,6 +158,8 @@ class WarmStart:
             return False
         if not self._settle_debts(target, start, others_decode=others_decode):
             return False
+        if self._has_states and self._keeps(sequence):
+            mark_parting(sequence, start.n_findable, self._slots, self._cache)
         self._move_in(sequence, start, target)
         _extend(sequence, CacheSource.LIVE, sequence.n_computed)
         if start.match is not None:
@@ -343,14 +347,14 @@ class WarmStart:
         if not self._has_states:
             # Alone, as after a restore of all before it: the same prompt has the same logits
             # however much of it was stored.
-            _add_stop(sequence, len(sequence.tokens) - 1)
+            sequence.add_stop(len(sequence.tokens) - 1)
         elif self._keeps(sequence):
             n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
             if 0 < n_prompt - TAIL_GRAIN <= n_start:
                 # No more will be taken, and a fork starts where its source happens to be.
                 self._saver.take_checkpoint(sequence)
             for position in checkpoint_positions(n_start, n_prompt, sequence.request.boundaries):
-                _add_stop(sequence, position)
+                sequence.add_stop(position)
 
     def _keeps(self, sequence: Sequence) -> bool:
         return sequence.request.cache_prompt and self._cache.is_on
@@ -425,11 +429,6 @@ def _is_leading(sequence: Sequence) -> bool:
 def _is_source(sequence: Sequence) -> bool:
     """Whose rows others may share: complete ones, of a request that keeps its rows."""
     return sequence.phase is not Phase.RESTORING and sequence.request.cache_prompt
-
-
-def _add_stop(sequence: Sequence, position: int) -> None:
-    if position > sequence.n_computed and position not in sequence.stops:
-        sequence.stops = sorted([*sequence.stops, position], reverse=True)
 
 
 def _extend(sequence: Sequence, source: CacheSource, stop: int) -> None:

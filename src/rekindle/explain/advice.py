@@ -21,6 +21,8 @@ _ADVICE = {
     MissReason.CACHE_OFF: "The cache was off: see `cache_prompt` in the request, and what the"
     " server says at its start.",
     MissReason.RECOMPUTE_FASTER: "To compute it was faster than to load it: nothing is wrong.",
+    MissReason.NO_CHECKPOINT: "This model goes on from kept states only, and there was none where"
+    " this prompt leaves an earlier one. One is kept there now.",
 }
 
 
