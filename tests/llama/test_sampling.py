@@ -9,6 +9,7 @@ import pytest
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation import Grammar, GrammarKind, Sampling, TokenSampled
 from rekindle.llama.context import LlamaBackend
+from rekindle.llama.library import lib
 from rekindle.llama.model import Model
 from tests.conftest import TinyModels
 from tests.llama.driver import make_backend, prefill, prompt
@@ -210,3 +211,29 @@ def test_an_unknown_architecture_is_one_sentence(
     broken.write_bytes(data[:at] + b"lxxma" + data[at + 5 :])
     with pytest.raises(StartupError, match="architecture 'lxxma', which llama\\.cpp cannot run"):
         Model(broken, gpu_layers=0)
+
+
+def test_whatever_ends_a_reply_by_llama_cpps_word_does_so_here(model: Model) -> None:
+    vocabulary = model.vocabulary
+    tokens = range(vocabulary.n_vocab)
+    assert vocabulary.eog_tokens == {
+        token for token in tokens if lib.llama_vocab_is_eog(vocabulary.handle, token)
+    }
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_does_not_exist_has_no_piece(model: Model, token: int) -> None:
+    """llama.cpp would end the process."""
+    with pytest.raises(IndexError):
+        model.vocabulary.piece(token)
+    with pytest.raises(IndexError):
+        model.vocabulary.detokenize([token], render_special=True)
+
+
+def test_all_pieces_together_are_those_of_each_token(model: Model) -> None:
+    vocabulary = model.vocabulary
+    pieces = vocabulary.pieces(control_mark=b"!")
+    for token, piece in enumerate(pieces):
+        alone = vocabulary.detokenize([token], render_special=True)
+        is_control = lib.llama_vocab_is_control(vocabulary.handle, token)
+        assert piece == (b"!" + alone if is_control else alone)
