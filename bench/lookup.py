@@ -106,7 +106,7 @@ def _measure_engine(
     cache = PrefixCache(MODEL, TRAITS, policy, Transfers(tier, lambda: None))
     cache.start()
     while cache.status().tiers[-1].n_entries < n_entries + len(stored):
-        cache.wait(1.0)
+        cache.poll()
     gc.freeze()  # as the server does once its index is read
     rows: list[Row] = []
     for n_tokens, prompt in prompts.items():

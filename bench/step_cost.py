@@ -26,7 +26,7 @@ from bench.report import Row, run_alone
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.handle import EngineHandle
-from rekindle.generation import GenerationRequest, Sampling, TokenSampled
+from rekindle.generation import GenerationRequest, Grammar, Sampling, TokenSampled
 from rekindle.llama import context, sampler
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
@@ -216,6 +216,9 @@ class _StubBackend:
     traits = StateTraits(
         ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because="It is a stub."
     )
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        pass
 
     def __init__(self, n_slots: int, visits: Visits) -> None:
         self.n_slots = n_slots

@@ -19,7 +19,8 @@ def test_lookups_are_measured_for_every_length_of_prompt() -> None:
     for n_tokens in lookup.PROMPTS:
         cases = {row.measure for row in rows if row.case.endswith(f"entries, {n_tokens:,} tokens")}
         assert {"match_p50_ms", "match_p99_ms", "find_p50_ms", "note_use_p50_ms"} <= cases
-    assert all(row.value > 0 for row in rows)
+    # What the process grew by is 0 where it had as much to spare.
+    assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
 
 
 def test_rows_go_through_both_tiers_and_come_back_as_they_were(

@@ -1,5 +1,6 @@
 """Memory that payloads are read into: whole, no larger than they are, and gone with them."""
 
+import errno
 import mmap
 import sys
 
@@ -52,3 +53,13 @@ def test_a_fill_that_fails_is_told() -> None:
 
     with pytest.raises(OSError, match="gone"):
         filled_buffer(ALMOST_THREE, fail)
+
+
+@on_linux
+def test_a_kernel_without_huge_pages_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: object) -> None:
+            raise OSError(errno.EINVAL, "no such advice")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    assert bytes(filled_buffer(ALMOST_THREE, ones)) == b"\1" * ALMOST_THREE

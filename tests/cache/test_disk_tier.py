@@ -100,7 +100,7 @@ def test_headers_come_in_batches_most_recently_used_first_without_opening_a_file
             catalog.add([header], used_at=n)
         catalog.touch([headers[7].key], used_at=5000)
     batches = list(tier.headers())
-    assert [len(batch) for batch in batches] == [250, 250, 250, 250, 200]
+    assert [len(batch) for batch in batches] == [1000, 200]
     expected = [headers[7], *(header for header in reversed(headers) if header is not headers[7])]
     assert [header for batch in batches for header in batch] == expected
 

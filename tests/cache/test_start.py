@@ -120,7 +120,7 @@ def test_what_is_deleted_while_files_are_looked_at_is_not_listed_again(tmp_path:
         catalog.remove([unknown])
     tier = StoreWithAStranger(tmp_path)
     cache = PrefixCache(MODEL, DENSE, POLICY, Transfers(tier, lambda: None))
-    with patch.object(disk_store, "START_SECONDS", 0.0):
+    with patch.object(disk_store, "INDEX_SECONDS", 0.0):
         cache.start()
     assert tier.was_listed.wait(WAIT_SECONDS)
     while cache.poll():

@@ -200,9 +200,10 @@ def test_x4_what_was_known_and_is_gone_was_evicted() -> None:
     refused = why(now, earlier, n_cached=0, n_refused=40)
     assert refused is not None
     assert refused.reason is MissReason.RECOMPUTE_FASTER
-    stateless = why(now, earlier, n_cached=0, n_stateless=40)
-    assert stateless is not None
-    assert stateless.reason is MissReason.NO_CHECKPOINT
+    for n_stateless, reason in ((n_known, "no_checkpoint"), (40, "evicted")):
+        stateless = why(now, earlier, n_cached=0, n_stateless=n_stateless)
+        assert stateless is not None
+        assert stateless.reason == reason  # what explains most of it
     after_restart = explain(now, None, Found(n_cached=0, n_known=0, n_refused=40), text_of)
     assert after_restart == Miss(reason=MissReason.RECOMPUTE_FASTER, tokens_lost=40)
     off = why(now, earlier, n_cached=0, can_store=False)

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from rekindle.cache.block import Kind
 from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, DecodeFailed
 from rekindle.generation import CachedSpan, CacheSource, PromptEvaluated
@@ -283,6 +284,32 @@ def test_where_two_prompts_parted_the_third_goes_on(
     for n, asked in ((2, third), (3, fourth)):
         assert asked.tokens == expected_reply(prompts[n], 1)
         assert asked.evaluated.n_stateless == 0
+
+
+@pytest.mark.parametrize("model_class", STATES)
+def test_a_state_that_had_to_go_is_no_parting(model_class: ModelClass) -> None:
+    """The same conversation goes on: more room would have helped, and that is what it says."""
+    bench = Bench(FakeBackend(n_slots=1, n_cells=30_000, model_class=model_class))
+    prompt = text(1300)
+    bench.ask("first", prompt, 1)
+    bench.ask("other", text(900), 1)
+    index = bench.loop._cache._index
+    for node in [each for each in index.nodes() if each.kind is Kind.CHECKPOINT]:
+        bench.loop._cache._holdings.remove(node, node.where)
+    asked = bench.ask("on", prompt + text(100), 1)
+    assert asked.evaluated.n_cached == 0
+    assert asked.evaluated.n_stateless == 0
+
+
+def test_a_recurrent_models_state_that_left_memory_is_stored_again_with_its_slot() -> None:
+    bench = Bench(FakeBackend(n_slots=1, n_cells=30_000, model_class=ModelClass.RECURRENT))
+    prompt = text(1300)
+    bench.ask("first", prompt, 1)
+    index = bench.loop._cache._index
+    for node in [each for each in index.nodes() if each.kind is Kind.CHECKPOINT]:
+        bench.loop._cache._holdings.remove(node, node.where)
+    bench.ask("other", text(900), 1)
+    assert bench.ask("on", prompt + text(100), 1).evaluated.n_cached >= 1300
 
 
 def test_a_stream_that_runs_is_forked_not_disturbed() -> None:

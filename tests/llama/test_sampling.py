@@ -221,15 +221,6 @@ def test_whatever_ends_a_reply_by_llama_cpps_word_does_so_here(model: Model) -> 
     }
 
 
-@pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_token_that_does_not_exist_has_no_piece(model: Model, token: int) -> None:
-    """llama.cpp would end the process."""
-    with pytest.raises(IndexError):
-        model.vocabulary.piece(token)
-    with pytest.raises(IndexError):
-        model.vocabulary.detokenize([token], render_special=True)
-
-
 def test_all_pieces_together_are_those_of_each_token(model: Model) -> None:
     vocabulary = model.vocabulary
     pieces = vocabulary.pieces(control_mark=b"!")

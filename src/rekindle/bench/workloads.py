@@ -21,7 +21,7 @@ READING_SECONDS = 2.0
 TOOL_SECONDS = 2.0
 LONG_REPLY_TOKENS = 150
 SMALL_CONTEXT_TOKENS = 1024
-CLIENT_LIMIT_CHARACTERS = 2400  # of a history; picked: it leaves room for a reply
+CLIENT_TURNS = 8  # in a history at most; picked: they leave room for a reply
 SMALL_CACHE_MIB = 48
 
 
@@ -130,14 +130,12 @@ async def overflow_chat(stage: Stage) -> None:
     """A chat that outgrows a context of 1024 tokens.
 
     Servers differ in what they do then, so the client drops the older half of its turns itself,
-    and every server gets the same requests.
+    at the same ones for every server.
     """
-    limit = CLIENT_LIMIT_CHARACTERS * min(stage.texts.scale, 1)
     chat = Chat(stage, "chat", stage.texts.system("chat", 200))
     for turn in range(1, stage.size.times(24) + 1):
-        while len(chat.messages) > 3 and _n_characters(chat) > limit:
-            n_dropped = (len(chat.messages) - 1) // 4 * 2 or 2
-            del chat.messages[1 : 1 + n_dropped]
+        if len(chat.messages) > 2 * CLIENT_TURNS:
+            del chat.messages[1 : 1 + CLIENT_TURNS // 2 * 2]
         await chat.say(stage.texts.question(f"chat {turn}", 50))
 
 
@@ -159,10 +157,6 @@ async def _windows(stage: Stage, n_windows: int, n_turns: int) -> None:
     for turn in range(1, stage.size.times(n_turns) + 1):
         for chat in chats:
             await chat.say(stage.texts.question(f"{chat.name} {turn}", 90))
-
-
-def _n_characters(chat: Chat) -> int:
-    return sum(len(each["content"] or "") for each in chat.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rekindle.cache.back_store import BackStore, WriteRules
@@ -23,7 +24,6 @@ from rekindle.cache.transfers import (
     Dropped,
     Event,
     Found,
-    LookedUp,
     Opened,
     ReadFailed,
     Relisted,
@@ -39,9 +39,9 @@ _log = logging.getLogger("rekindle.cache")
 
 MAX_FAILED = 4096  # picked
 # All picked.
-START_SECONDS = 0.05  # that a start waits for the index, once the catalogue is open
+INDEX_SECONDS = 1.0  # that a start waits for the index, and later whoever must know all of it
+LONG_INDEX = 1000  # entries; it is read while we serve
 LOOK_UP_SECONDS = 0.25  # that the engine waits for what there is of one prompt
-INDEX_SECONDS = 1.0  # that it waits for all of the index
 
 
 class Failure(NamedTuple):
@@ -65,8 +65,10 @@ class DiskStore(BackStore):
         self._rules = rules
         self._budget = WriteBudget(rules.bytes_per_hour)
         self._n_bytes = 0
-        self._is_listed = False
-        self._is_lagging = False  # a look-up took too long
+        self.is_listed = False  # all that was there at the start
+        self._was_awaited = False  # all of the index, once after the start
+        self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
+        self._n_unanswered = 0  # look-ups
         self._trouble: str | None = None
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
         self._failures: dict[Key, Failure] = {}  # of the same, and why
@@ -80,30 +82,42 @@ class DiskStore(BackStore):
     def start(self) -> bool:
         """Reads the index of what is there; False: a long one goes on being read while we serve."""
         self._transfers.start()
-        self._wait_for((Found, Opened), INDEX_SECONDS)
-        return self._is_listed or self._wait_for((Opened,), START_SECONDS)
+        self._take_in_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)
+        return self.is_listed
 
     def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
         """While the index is being read: takes in what lies along these keys, first a root."""
-        if self._is_listed or self._is_lagging:
+        if self.is_listed:
             return
-        self._transfers.look_up(path())
-        self._is_lagging = not self._wait_for((LookedUp,), LOOK_UP_SECONDS)
+        while self._n_unanswered and self._take_in_answer(0.0):
+            pass
+        if self._n_unanswered:
+            return  # the disk is slow: nobody waits for it twice
+        self._transfers.look_up(path(), self._answers)
+        self._n_unanswered += 1
+        self._take_in_answer(LOOK_UP_SECONDS)
+
+    def _take_in_answer(self, seconds: float) -> bool:
+        try:
+            rows = self._answers.get(block=seconds > 0, timeout=seconds)
+        except Empty:
+            return False
+        self._n_unanswered -= 1
+        self._on_found(rows)
+        return True
 
     def wait_for_index(self) -> None:
-        if not self._is_listed:
-            self._wait_for((Opened,), INDEX_SECONDS)
+        """For whoever must know all of it; once, as a disk may hang."""
+        if not self.is_listed and not self._was_awaited:
+            self._was_awaited = True
+            self._take_in_until(lambda: self.is_listed)
 
-    def _wait_for(self, kinds: tuple[type[Event], ...], seconds: float) -> bool:
-        """Takes in what comes until one of these kinds did; False: none came in time."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
+    def _take_in_until(self, is_enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + INDEX_SECONDS
+        while not is_enough() and (left := deadline - time.monotonic()) > 0:
             if (event := self._transfers.wait(left)) is None:
-                return False
+                return
             self._on(event)
-            if isinstance(event, kinds):
-                return True
-        return False
 
     def close(self, grace_seconds: float) -> None:
         self._transfers.close(grace_seconds)
@@ -186,13 +200,15 @@ class DiskStore(BackStore):
 
     def _on(self, event: Event) -> None:
         match event:
-            case Found(rows) | LookedUp(rows):
+            case Found(rows):
                 self._on_found(rows)
             case Opened(trouble, n_bytes, names):
                 self._n_bytes = n_bytes
-                self._is_listed = True
+                self.is_listed = True
                 for named in names:
-                    self._names.give(named)
+                    newer = self._names.get(named.root, named.name)
+                    if newer is None or newer.named_at < named.named_at:
+                        self._names.give(named)
                 self._note_trouble(trouble)
                 # A full collection over a million nodes would stop the engine for half a second.
                 gc.freeze()

@@ -72,6 +72,7 @@ class PrefixCache:
         self.root = root
         self._traits = traits
         self._policy = policy
+        self._reading_since: float | None = None
         self._index = PrefixIndex(
             has_rows=traits.has_rows,
             has_checkpoints=traits.resumes_at_checkpoints,
@@ -147,6 +148,7 @@ class PrefixCache:
         if self._disk.start():
             self._log_found(time.monotonic() - began)
         else:
+            self._reading_since = began
             _log.info("cache: still reading the index, %d entries so far", len(self._index))
 
     def close(self, grace_seconds: float) -> None:
@@ -162,7 +164,13 @@ class PrefixCache:
             self._holdings.shrink()  # the budget may have become smaller
         if self._shared is not None:
             self._shared.poll()
-        return self._disk is not None and self._disk.poll()
+        if self._disk is None:
+            return False
+        has_more = self._disk.poll()
+        if self._reading_since is not None and self._disk.is_listed:
+            self._log_found(time.monotonic() - self._reading_since)
+            self._reading_since = None
+        return has_more
 
     def wait(self, timeout_seconds: float) -> bool:
         """For something to finish; False: nothing did in time. For the end only."""
@@ -183,9 +191,14 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.root, keys.between(0, n_limit))
 
-    def n_known(self, keys: PrefixKeys, n_limit: int) -> int:
-        """How many tokens something stored begins with; a match may be shorter: see there."""
-        return self._index.n_known(keys.root, keys.between(0, n_limit))
+    def parting(self, keys: PrefixKeys, n_limit: int) -> int:
+        """How many tokens something stored begins with that goes on otherwise."""
+        return self._index.parting(keys.root, keys.between(0, n_limit))
+
+    def wait_for_index(self) -> None:
+        """Before a question about all that is stored: soon after a start not all of it is known."""
+        if self._disk is not None:
+            self._disk.wait_for_index()
 
     def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
         """Before a match: soon after a start the index may not know all that is on disk."""
@@ -297,8 +310,6 @@ class PrefixCache:
 
     def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
         """How many entries and names went, and what all of them began with; None: nothing did."""
-        if self._disk is not None:
-            self._disk.wait_for_index()  # what is not known cannot be forgotten
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
             self._disk.drop_names(gone.names)

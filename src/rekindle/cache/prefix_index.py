@@ -235,15 +235,22 @@ class PrefixIndex:
         """Whether the node, the first of its path, stands right behind the root."""
         return node._parent is not None and node._parent.key == root
 
-    def n_known(self, root: Key, tokens: bytes) -> int:
-        """How many of them something begins with, whether it can be restored up to there or not."""
+    def parting(self, root: Key, tokens: bytes) -> int:
+        """How many of them the longest path has that then goes on otherwise; 0: there is none.
+
+        It may be more than can be restored.
+        """
         top = self._placeholders.get(root)
         if top is None:
             return 0
         path = self._walk(top, tokens)
-        last = _nearest(path[-1] if path else top, self._piece(tokens, len(path)))
+        holder, rest = path[-1] if path else top, self._piece(tokens, len(path))
         n_whole = len(path) * self._block_bytes // TOKEN_BYTES
-        return n_whole + (last.n_shared if last else 0)
+        last = _nearest(holder, rest)
+        if last is None:
+            return n_whole if rest and holder.children else 0
+        goes_on = min(len(last.node.tokens), len(rest)) > last.n_shared * TOKEN_BYTES
+        return n_whole + last.n_shared if goes_on else 0
 
     def match_blocks(self, root: Key, tokens: bytes) -> list[Node]:
         """The whole blocks that the tokens start with."""

@@ -78,13 +78,6 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
-    """What there is of a prompt; all that was to be said about it."""
-
-    rows: list[CatalogRow]
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     key: Key
     evicted: list[Key]
@@ -133,16 +126,7 @@ class ReadFailed:
 
 
 Event = (
-    Found
-    | LookedUp
-    | Opened
-    | Written
-    | WriteFailed
-    | Vanished
-    | Relisted
-    | Dropped
-    | Arrived
-    | ReadFailed
+    Found | Opened | Written | WriteFailed | Vanished | Relisted | Dropped | Arrived | ReadFailed
 )
 Job = Callable[[], None]
 
@@ -185,8 +169,9 @@ class Transfers:
     def read(self, key: Key) -> None:
         self._reads.put(lambda: self._read(key))
 
-    def look_up(self, path: Sequence[Key]) -> None:
-        self._reads.put(lambda: self._look_up(path))
+    def look_up(self, path: Sequence[Key], answers: SimpleQueue[list[CatalogRow]]) -> None:
+        """What there is of a prompt goes to `answers`, ahead of whatever else is to be told."""
+        self._reads.put(lambda: answers.put(self._rows_along(path)))
 
     def touch(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._touch(keys)))
@@ -311,14 +296,14 @@ class Transfers:
         self._tier.drop(keys)
         self._emit(Dropped(keys))
 
-    def _look_up(self, path: Sequence[Key]) -> None:
-        rows: list[CatalogRow] = []
+    def _rows_along(self, path: Sequence[Key]) -> list[CatalogRow]:
         try:
-            rows = self._tier.along(path)
+            return self._tier.along(path)
         except TierFailed as error:
             _log.info("cache: %s", error.message)
-        finally:  # the engine waits for a word
-            self._emit(LookedUp(rows))
+        except Exception:  # the engine waits for a word
+            _log.exception("a prompt could not be looked up")
+        return []
 
     def _read(self, key: Key) -> None:
         started = time.perf_counter()

@@ -59,7 +59,7 @@ def explain(
     if earlier is not None:
         change = _change(now, earlier, found.n_cached, text_of)
     if n_gone >= GRAIN and (change is None or change.tokens_lost < 2 * n_gone):
-        return Miss(reason=_gone_because(found), tokens_lost=n_gone)
+        return Miss(reason=_gone_because(found, n_gone), tokens_lost=n_gone)
     if change is not None:
         return change
     is_new = earlier is None or earlier.model != now.model
@@ -68,10 +68,10 @@ def explain(
     return None
 
 
-def _gone_because(found: Found) -> MissReason:
+def _gone_because(found: Found, n_gone: int) -> MissReason:
     if found.n_refused:
         return MissReason.RECOMPUTE_FASTER
-    if found.n_stateless:
+    if 2 * found.n_stateless >= n_gone:
         return MissReason.NO_CHECKPOINT
     return MissReason.EVICTED if found.can_store else MissReason.CACHE_OFF
 

@@ -54,7 +54,7 @@ from rekindle.generation import (
 _log = logging.getLogger(__name__)
 
 MAX_RETRY_SECONDS = 60
-SETTLE_SECONDS = 1.0  # after the start, until grammars are made ready; picked
+SETTLE_SECONDS = 1.0  # after the start, until grammars are made ready, if nobody streams; picked
 ANY_GRAMMAR = Grammar(GrammarKind.REGEX, ".")
 
 
@@ -119,8 +119,11 @@ class EngineHandle:
         self._preparing.start()
 
     def _prepare(self) -> None:
-        """The first grammar takes up to a second: not at the start, nor at a request's cost."""
-        if self._is_closing.wait(SETTLE_SECONDS):
+        """The first grammar takes up to a second, in which nothing else runs: once all is quiet."""
+        while not self._is_closing.wait(SETTLE_SECONDS):
+            if not self._streams:
+                break
+        else:
             return
         try:
             self._backend.check_grammar(ANY_GRAMMAR)

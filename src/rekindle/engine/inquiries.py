@@ -73,6 +73,8 @@ class Inquiries:
         self._warm_start = warm_start
 
     def answer(self, question: Question) -> Answer:
+        if not isinstance(question, LookUp):
+            self._cache.wait_for_index()
         match question:
             case LookUp(tokens, namespace):
                 return self._forecast(tokens, namespace)
@@ -103,6 +105,7 @@ class Inquiries:
             tokens=own,
             keys=self._cache.keys(own, namespace),
         )
+        self._cache.look_up(sequence.keys, len(own) - 1)
         start = self._warm_start.find(sequence)
         restore_seconds: float | None = 0.0
         if start.match is not None and start.n_stored:

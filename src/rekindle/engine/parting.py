@@ -15,22 +15,25 @@ MIN_SHARED_TOKENS = 64
 
 def mark_parting(sequence: Sequence, n_found: int, slots: Slots, cache: PrefixCache) -> None:
     """`n_found` of its tokens are not computed. Makes it stop where it leaves others, if later."""
-    n_known = _n_known(sequence, slots, cache)
-    if n_known - n_found < MIN_SHARED_TOKENS:
+    n_shared = _n_shared(sequence, slots, cache)
+    if n_shared - n_found < MIN_SHARED_TOKENS:
         return
-    sequence.n_stateless = n_known - n_found
+    sequence.n_stateless = n_shared - n_found
     boundaries = sequence.request.boundaries  # a state is kept at these anyway
-    before = max((position for position in boundaries if position <= n_known), default=0)
-    if n_known - before >= MIN_SHARED_TOKENS:
-        sequence.add_stop(n_known)
+    before = max((position for position in boundaries if position <= n_shared), default=0)
+    if n_shared - before >= MIN_SHARED_TOKENS:
+        sequence.add_stop(n_shared)
 
 
-def _n_known(sequence: Sequence, slots: Slots, cache: PrefixCache) -> int:
-    """How many of its tokens another one began with, whether it can start from there or not."""
+def _n_shared(sequence: Sequence, slots: Slots, cache: PrefixCache) -> int:
+    """With what goes on otherwise, live or stored. What only ends there had a state and lost it."""
     n_limit = len(sequence.tokens) - 1
-    n_known = cache.n_known(sequence.keys, n_limit)
+    longest = cache.parting(sequence.keys, n_limit)
     for slot in slots.all:
-        if slot.keys is not None and slot.keys.root == sequence.keys.root:
-            n_live = sequence.keys.n_common(slot.keys, min(n_limit, slot.n_rows))
-            n_known = max(n_known, n_live)
-    return n_known
+        is_private = slot.sequence is not None and not slot.sequence.request.cache_prompt
+        if slot.keys is None or is_private or slot.keys.root != sequence.keys.root:
+            continue
+        n_common = sequence.keys.n_common(slot.keys, min(n_limit, slot.n_rows))
+        if longest < n_common < min(n_limit, slot.n_rows):
+            longest = n_common
+    return longest

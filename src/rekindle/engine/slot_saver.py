@@ -108,6 +108,8 @@ class SlotSaver:
         n_stored = self._cache.match(slot.keys, slot.n_rows).n_tokens
         if n_stored < slot.n_saved:
             slot.n_saved = n_stored // BLOCK_TOKENS * BLOCK_TOKENS
+        if n_stored < slot.n_checkpoint:
+            slot.n_checkpoint = 0
 
     def clear(self, slot: Slot) -> None:
         if not slot.is_empty:

@@ -12,24 +12,23 @@ _token_to_piece = holding_gil("llama_token_to_piece")
 _attributes = holding_gil("llama_vocab_get_attr")
 _is_eog = holding_gil("llama_vocab_is_eog")
 
-_USUAL_BYTES = 64  # of a token's text, at most
-
 
 class Vocabulary:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self._n_vocab: int = lib.llama_vocab_n_tokens(handle)
-        self._pieces = _Pieces(handle, self._n_vocab)
-        attributes = [_attributes(handle, token) for token in range(self._n_vocab)]
+        tokens = range(self._n_vocab)
         hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        self._hidden = frozenset(t for t, each in enumerate(attributes) if each & hidden)
-        self._controls = [
-            t for t, each in enumerate(attributes) if each & lib.LLAMA_TOKEN_ATTR_CONTROL
-        ]
-        # llama.cpp makes a control token of whatever ends a turn, but for the one a file names.
-        named = {lib.llama_vocab_eos(handle), lib.llama_vocab_eot(handle)} - {-1}
-        candidates = named.union(self._controls)
-        self.eog_tokens = frozenset(t for t in candidates if _is_eog(handle, t))
+        self._pieces = self._read_pieces()
+        self._visible = list(self._pieces)
+        self._controls: list[int] = []
+        for token in tokens:
+            attributes = _attributes(handle, token)
+            if attributes & hidden:
+                self._visible[token] = b""
+            if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
+                self._controls.append(token)
+        self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
 
     @property
     def n_vocab(self) -> int:
@@ -37,7 +36,7 @@ class Vocabulary:
 
     def pieces(self, *, control_mark: bytes) -> list[bytes]:
         """Of every token, control tokens as the text they are written as behind a mark."""
-        pieces = [self._pieces[token] for token in range(self._n_vocab)]
+        pieces = list(self._pieces)
         for token in self._controls:
             pieces[token] = control_mark + pieces[token]
         return pieces
@@ -91,41 +90,27 @@ class Vocabulary:
             return None
 
     def piece(self, token: int) -> bytes:
-        return b"" if token in self._hidden else self._pieces[token]
+        return self._visible[token]
 
     def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
-        if not render_special:
-            tokens = [token for token in tokens if token not in self._hidden]
-        return b"".join([self._pieces[token] for token in tokens])
+        pieces = self._pieces if render_special else self._visible
+        return b"".join([pieces[token] for token in tokens])
 
     @cached_property
     def _byte_tokens(self) -> dict[int, int]:
-        pieces = ((token, self.piece(token)) for token in range(self._n_vocab))
-        return {piece[0]: token for token, piece in pieces if len(piece) == 1}
+        return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
 
     def _special_text(self, token: int) -> str:
         return self._pieces[token].decode() if token >= 0 else ""
 
-
-class _Pieces(dict[int, bytes]):
-    """What each token is written as, control tokens too; read when one is first asked for."""
-
-    def __init__(self, handle: Any, n_vocab: int) -> None:
-        self._handle = handle
-        self._n_vocab = n_vocab
-
-    def __missing__(self, token: int) -> bytes:
-        if not 0 <= token < self._n_vocab:  # llama.cpp would end the process
-            raise IndexError(token)
-        buffer = ctypes.create_string_buffer(_USUAL_BYTES)
-        length = self._read(token, buffer)
-        if length < 0:
-            buffer = ctypes.create_string_buffer(-length)
-            length = self._read(token, buffer)
-        piece = self[token] = buffer.raw[:length]
-        return piece
-
-    def _read(self, token: int, buffer: ctypes.Array[ctypes.c_char]) -> int:
+    def _read_pieces(self) -> list[bytes]:
+        buffer = ctypes.create_string_buffer(64)
         render_special = True
-        length: int = _token_to_piece(self._handle, token, buffer, len(buffer), 0, render_special)
-        return length
+        pieces = []
+        for token in range(self._n_vocab):
+            length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
+            pieces.append(ctypes.string_at(buffer, length))
+        return pieces

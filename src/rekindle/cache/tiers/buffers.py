@@ -2,11 +2,13 @@
 
 The first touch of new memory takes longer than reading into it, and far less time in huge pages.
 Of a payload without a multiple of their size the end would be touched in small ones. So a buffer
-takes whole huge pages while it is filled, and gives back what is too much.
+takes whole huge pages while it is filled, and gives back what is too much. (The kernel may keep
+that, at most an eighth, until memory is short.)
 """
 
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -26,7 +28,8 @@ def filled_buffer(n_bytes: int, fill: Fill) -> memoryview:
         return plain
     # Linux places what has whole huge pages at the start of one, since 6.7.
     memory = mmap.mmap(-1, n_huge_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     with memoryview(memory) as whole, whole[:n_bytes] as view:
         fill(view)
     memory.resize(-(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)

@@ -29,7 +29,6 @@ from rekindle.generation import Rank
 _log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 1000
-_LISTED_ROWS = 250  # whoever looks something up meanwhile waits for one batch; picked
 _MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
 _MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
 
@@ -122,13 +121,19 @@ class Catalog(Database):
                 connection.execute(f"SELECT key, id FROM entries WHERE key IN ({marks})", path)
             )
             last = next((key for key in reversed(path) if key in found), path[0])
-            ids = column(
+            followers = column(
                 connection,
-                f"SELECT id FROM entries WHERE parent IN ({marks}) AND (kind = ? OR parent = ?)"
-                " LIMIT ?",
-                (*path, Kind.CHECKPOINT, last, _MAX_FOLLOWERS),
+                "SELECT id FROM entries WHERE parent = ? LIMIT ?",
+                (last, _MAX_FOLLOWERS),
             )
-            return _read_rows(connection, [*found.values(), *ids])
+            checkpoints = column(
+                connection,
+                f"SELECT id FROM entries WHERE parent IN ({marks}) AND kind = ?"
+                " ORDER BY last_used_at DESC LIMIT ?",
+                (*path, Kind.CHECKPOINT, _MAX_FOLLOWERS),
+            )
+            ids = {*found.values(), *followers, *checkpoints}
+            return _read_rows(connection, sorted(ids))
 
     def totals(self) -> dict[Key, Totals]:
         """By fingerprint."""
@@ -245,10 +250,10 @@ class Catalog(Database):
         return evicted
 
     def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
-        for first in range(0, len(ids), _LISTED_ROWS):
+        for first in range(0, len(ids), _BATCH_ROWS):
             # Not one query for all: an open one would keep the log from being cut.
             with self.reading() as connection:
-                rows = _read_rows(connection, ids[first : first + _LISTED_ROWS])
+                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
             yield rows
 
 
