@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.report import RESULTS
 from rekindle.chat.accounts import Accounts
 from rekindle.config import CacheSettings, EngineSettings, Settings
+from rekindle.engine.handle import ANY_GRAMMAR
 from rekindle.generation import (
     CacheSource,
     CacheStatus,
@@ -65,6 +66,7 @@ async def engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
 ) -> AsyncIterator[LoadedModel]:
     loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
+    loaded.engine.check_grammar(ANY_GRAMMAR)  # a server that has settled has done this
     try:
         yield loaded
     finally:

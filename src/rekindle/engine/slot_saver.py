@@ -38,6 +38,7 @@ class SlotSaver:
         self._tax = CellTax()
         self._pace = ExportPace()
         self._export_speed = Speed()
+        self._fastest_export = 0.0  # bytes per second
         self.prefill_seconds_per_token: float | None = None
 
     def save_some(self, *, others_decode: bool, others_compute: bool) -> bool:
@@ -202,9 +203,9 @@ class SlotSaver:
             n_lost = slot.n_rows - match.n_tokens
             per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
             load_seconds = self._cache.gate.load_seconds(match)
-            if load_seconds is None:  # putting takes about as long as taking
+            if load_seconds is None:  # about as long as taking, but for memory that is new
                 n_bytes = sum(node.payload_bytes for node in match.blocks)
-                load_seconds = self._export_speed.seconds(n_bytes) or 0.0
+                load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
             slot.seconds_to_bring_back = load_seconds + n_lost * per_token
         return slot.seconds_to_bring_back
 
@@ -264,7 +265,9 @@ class SlotSaver:
             return b""
         began = time.perf_counter()
         rows = self._backend.export_rows(slot.id, start, stop)
-        self._export_speed.observe(len(rows), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._export_speed.observe(len(rows), seconds)
+        self._fastest_export = max(self._fastest_export, len(rows) / seconds)
         return rows
 
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
