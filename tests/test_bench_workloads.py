@@ -168,6 +168,14 @@ def test_a_reserialising_client_writes_calls_and_text_anew() -> None:
     assert result["tool_call_id"] == call["id"]
 
 
+def test_every_server_has_to_say_as_much_unless_it_calls_tools() -> None:
+    with fake_openai() as fake:
+        play(ALL["agent-loop"], fake)
+        play(ALL["reserialised-calls"], fake)
+    for body in fake.bodies:
+        assert body.get("ignore_eos", False) is not bool(body.get("tools"))
+
+
 def test_the_client_drops_old_turns_of_an_overflowing_chat_but_no_system_prompt() -> None:
     with fake_openai() as fake:
         play(ALL["overflow-chat"], fake)

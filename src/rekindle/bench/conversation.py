@@ -69,6 +69,8 @@ class Chat:
         body: Body = {"messages": list(self.messages), "max_tokens": max_tokens, "temperature": 0}
         if self._tools:
             body["tools"] = self._tools
+        else:
+            body["ignore_eos"] = True  # as many tokens from every server
         n_turns = sum(each["role"] == "assistant" for each in self.messages) + 1
         name = f"{self.name}, turn {n_turns}"
         outcome = await self._stage.send(name, body | fields, self.name)
