@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.llama.library import ggml, library_path
+from rekindle.llama.library import ggml
 
 PAGE_BYTES = 4096  # the least that there is
 
@@ -21,7 +21,7 @@ _GPU = 1  # enum ggml_backend_dev_type
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """None: it is in another library than we know of."""
+    """None: this build of ggml does not have it."""
     function = getattr(ggml, name, None)
     if function is None:
         return None
@@ -108,7 +108,6 @@ def pinned_memory() -> PinnedMemory | None:
     if not gpus():
         return None
     try:
-        library = ctypes.CDLL(str(library_path("ggml-cuda")))
-        return PinnedMemory(library.cudaHostRegister, library.cudaHostUnregister)
-    except (OSError, AttributeError):
+        return PinnedMemory(ggml.cudaHostRegister, ggml.cudaHostUnregister)
+    except AttributeError:
         return None

@@ -6,12 +6,10 @@ Everything in this package takes `lib` from here; nobody else imports llama_cpp.
 import ctypes
 import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 # Read by the OpenMP runtime when llama.cpp loads it. Its own default spins for milliseconds at
@@ -38,7 +36,6 @@ __all__ = [
     "ggml",
     "holding_gil",
     "lib",
-    "library_path",
     "listen_to_log",
     "logits_address",
     "recent_errors",
@@ -50,9 +47,6 @@ _log = logging.getLogger("rekindle.llama")
 # llama.cpp talks to developers: its errors reach our users as sentences of our own, its
 # warnings are advice on flags we set on purpose. So all of it is debug output here.
 _ERROR, _CONTINUE = 4, 5  # enum ggml_log_level
-
-# Stored states are read by the build that wrote them: their layout is not promised to anyone.
-STATE_VERSION = f"{version('llama_cpp_python')}, state {lib.LLAMA_STATE_SEQ_VERSION}"
 
 recent_errors: deque[str] = deque(maxlen=16)
 _listeners: list[Callable[[str], None]] = []
@@ -83,23 +77,36 @@ def listen_to_log(listener: Callable[[str], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def library_path(name: str) -> Path:
-    """Of a part that the binding brings along; it may not be there."""
-    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    prefix = "" if sys.platform == "win32" else "lib"
-    return Path(lib._lib._name).with_name(f"{prefix}{name}{suffix}")
+# ggml's functions are found through libllama, which depends on it. Its own file must not be
+# opened: the package holds copies under several names, and another copy has other globals.
+ggml: ctypes.CDLL = lib._lib
 
 
-def _ggml() -> ctypes.CDLL:
-    """The library below llama.cpp, which is loaded with it; in some builds it is a part of it."""
-    try:
-        return ctypes.CDLL(str(library_path("ggml")))
-    except OSError:
-        library: ctypes.CDLL = lib._lib
-        return library
+def _identity(name: str) -> str:
+    """What the loaded library says of itself."""
+    function = getattr(lib._lib, name, None)
+    if function is None:
+        return "unknown"
+    function.restype = ctypes.c_char_p
+    text: bytes = function()
+    return text.decode()
 
 
-ggml = _ggml()
+def _build() -> str:
+    """Names the build: the package's version, or the commit of one that the user brought.
+
+    The commit of the package's own build only tells whether git was installed there.
+    """
+    if "LLAMA_CPP_LIB_PATH" in os.environ:
+        return _identity("ggml_commit")
+    return version("llama_cpp_python")
+
+
+# Stored states are read by the build that wrote them: their layout is not promised to anyone.
+STATE_VERSION = (
+    f"build {_build()}, llama.cpp {_identity('llama_version')}, ggml {_identity('ggml_version')},"
+    f" state {lib.LLAMA_STATE_SEQ_VERSION}"
+)
 
 
 def holding_gil(name: str) -> Any:
