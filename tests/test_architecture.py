@@ -13,6 +13,7 @@ LEAVES = {
     "request_record",
     "stored_responses",
     "stored_turns",
+    "string_pattern",
     "telemetry",
 }
 MAY_IMPORT = {
@@ -21,6 +22,7 @@ MAY_IMPORT = {
     "model_state": set(),
     "stored_responses": set(),
     "stored_turns": set(),
+    "string_pattern": set(),
     "request_record": {"generation"},
     "telemetry": {"generation", "request_record"},
     "trace": {"errors", "generation", "request_record"},

@@ -35,7 +35,12 @@ class TinyArchitecture(StrEnum):
 
 
 def write_tiny_model(
-    path: Path, architecture: TinyArchitecture, *, seed: int = 1, context_length: int = 32768
+    path: Path,
+    architecture: TinyArchitecture,
+    *,
+    seed: int = 1,
+    context_length: int = 32768,
+    pre_tokenizer: str = "gpt-2",
 ) -> Path:
     """Equal arguments give equal bytes."""
     name, build = ARCHITECTURES[architecture]
@@ -44,7 +49,7 @@ def write_tiny_model(
     model.set("context_length", context_length)
     model.set("block_count", N_LAYER)
     model.set("embedding_length", N_EMBD)
-    _add_tokenizer(model.writer)
+    _add_tokenizer(model.writer, pre_tokenizer)
     build(model)
     model.writer.write_header_to_file()
     model.writer.write_kv_data_to_file()
@@ -88,11 +93,11 @@ class _Model:
         self.writer.add_tensor(name, values.astype(np.float32))
 
 
-def _add_tokenizer(writer: GGUFWriter) -> None:
+def _add_tokenizer(writer: GGUFWriter, pre: str) -> None:
     words = vocabulary()
     n_text = len(words.tokens) - len(CONTROL_TOKENS)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(words.tokens)
     writer.add_token_types([TokenType.NORMAL] * n_text + [TokenType.CONTROL] * len(CONTROL_TOKENS))
     writer.add_token_merges(words.merges)

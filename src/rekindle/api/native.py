@@ -181,7 +181,10 @@ def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
 
 
 def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizeReply:
-    tokens = tokenizer.tokenize(body.content, parse_special=body.parse_special)
+    try:
+        tokens = tokenizer.tokenize(body.content, parse_special=body.parse_special)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, "content") from error
     if body.add_special and tokenizer.bos_token is not None:
         tokens.insert(0, tokenizer.bos_token)
     if not body.with_pieces:

@@ -65,7 +65,7 @@ class EmbeddingMaker:
 
     def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
         content = one.content
-        tokens = self._from_text(content) if isinstance(content, str) else content
+        tokens = self._from_text(content, one.path) if isinstance(content, str) else content
         if not content or not tokens:
             raise InvalidRequest(f"`{one.path}` must not be empty.", one.path)
         if len(tokens) > n_ctx:  # before anyone looks at millions of ids
@@ -78,8 +78,11 @@ class EmbeddingMaker:
             self._check(tokens, one.path)
         return tuple(tokens)
 
-    def _from_text(self, text: str) -> list[int]:
-        tokens = self._tokenizer.tokenize(text, parse_special=False)
+    def _from_text(self, text: str, path: str) -> list[int]:
+        try:
+            tokens = self._tokenizer.tokenize(text, parse_special=False)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, path) from error
         begin = self._tokenizer.bos_token
         return [
             *([] if begin is None else [begin]),

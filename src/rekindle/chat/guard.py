@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
-from os.path import commonprefix
 
 from rekindle.errors import InvalidRequest
+from rekindle.string_pattern import any_of
 
 # Noncharacters first, since no text needs them; then the private use area.
 SENTINEL_CLASS = "\ufdd0-\ufdef\ue000-\uf8ff"
@@ -36,7 +36,7 @@ class Guard:
         self._prefixes = frozenset(s[:end] for s in specials for end in range(1, len(s)))
         self._longest_prefix = max(map(len, self._prefixes), default=0)
         tails = sorted({tail for s in specials for tail in _tails(s)})
-        self._tail = re.compile(_any_of(tails) if tails else _NEVER)
+        self._tail = re.compile(any_of(tails) if tails else _NEVER)
         self._cores = frozenset(core for tail in tails for core in _cores(tail)).difference(
             _SCHEMA_WORDS
         )
@@ -105,7 +105,7 @@ class Guard:
 def _wholes(specials: list[str]) -> str:
     # One character cannot be broken up: the client's is the one that a sentinel follows.
     return "|".join(
-        _any_of(group) + (f"(?![{SENTINEL_CLASS}])" if len(group[0]) == 1 else "")
+        any_of(group) + (f"(?![{SENTINEL_CLASS}])" if len(group[0]) == 1 else "")
         for group in ([s for s in specials if len(s) > 1], [s for s in specials if len(s) == 1])
         if group
     )
@@ -114,20 +114,9 @@ def _wholes(specials: list[str]) -> str:
 def _starts(specials: list[str]) -> str:
     """Matches the first character of each occurrence, so that overlapping ones are all found."""
     return "|".join(
-        f"{re.escape(first)}(?={_any_of([s[1:] for s in group])})"
+        f"{re.escape(first)}(?={any_of([s[1:] for s in group])})"
         for first, group in groupby(specials, key=itemgetter(0))
     )
-
-
-def _any_of(words: list[str]) -> str:
-    """Matches the longest of the sorted `words`; factored, since there may be thousands of them."""
-    prefix = commonprefix(words)  # noqa: RUF071 - strings, not paths
-    rests = [word[len(prefix) :] for word in words if word != prefix]
-    if not rests:
-        return re.escape(prefix)
-    branches = "|".join(_any_of(list(group)) for _, group in groupby(rests, key=itemgetter(0)))
-    optional = "?" if prefix in words else ""
-    return f"{re.escape(prefix)}(?:{branches}){optional}"
 
 
 # Templates put names and keys between brackets (`'<' ~ key ~ '>'`), so `|im_end|` is dangerous

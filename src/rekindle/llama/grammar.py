@@ -4,7 +4,6 @@ Compiling may take a second for a large schema, so it happens in a caller's thre
 (`Engine.check_grammar`); the engine thread then only copies the compiled matcher.
 """
 
-import ctypes
 import threading
 from collections import OrderedDict
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.generation import Grammar, GrammarKind
-from rekindle.llama.library import lib
+from rekindle.llama.grammar_tokenizer import GrammarTokenizer
 from rekindle.llama.vocabulary import Vocabulary
 
 TEXT_NEVER = b"\xff"  # llguidance's mark of a token that no plain text may produce
@@ -54,6 +53,7 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._tokenize = GrammarTokenizer(vocabulary)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
         self._compiled: OrderedDict[tuple[GrammarKind, str], llguidance.LLMatcher] = OrderedDict()
@@ -71,15 +71,17 @@ class GrammarCompiler:
                 self._compiled.move_to_end(key)
                 return known
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer(self._vocabulary)
+                self._tokenizer = _tokenizer(self._vocabulary, self._tokenize)
             tokenizer = self._tokenizer
         matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
         # Some faults, such as a schema that refers to itself for ever, show at the first mask.
         first_step = matcher.deep_copy()
         first_step.compute_logit_bias()
+        refusal = self._tokenize.take_refusal()
         if first_step.is_error():
             raise InvalidRequest(
-                f"This {grammar.kind} cannot be used as a grammar: {_reason(first_step)}",
+                f"This {grammar.kind} cannot be used as a grammar:"
+                f" {refusal or _reason(first_step)}",
                 "response_format",
             )
         with self._lock:
@@ -108,11 +110,11 @@ def _source(grammar: Grammar) -> str:
     return str(source)
 
 
-def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+def _tokenizer(vocabulary: Vocabulary, tokenize: GrammarTokenizer) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer.from_llamacpp(
         tokens=vocabulary.pieces(control_mark=TEXT_NEVER),
         vocab_ptr=vocabulary.handle,
-        tokenize_fptr=ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value,
+        tokenize_fptr=tokenize.pointer,
         eos_token=sorted(vocabulary.eog_tokens),
         slices=None,
     )

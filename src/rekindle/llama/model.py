@@ -10,6 +10,7 @@ from typing import Any
 from rekindle.errors import StartupError
 from rekindle.generation import Sampling
 from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.pre_tokenizer import PreTokenizer
 from rekindle.llama.vocabulary import Vocabulary
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
@@ -61,7 +62,11 @@ class Model:
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
             self.close()
             raise StartupError(f"The model {path} does not generate text by decoding alone.")
-        self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self.handle))
+        pre_tokenizer = PreTokenizer.of(
+            tokenizer=_metadata(self.handle, "tokenizer.ggml.model") or "",
+            pre=_metadata(self.handle, "tokenizer.ggml.pre") or "",
+        )
+        self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self.handle), pre_tokenizer)
         self.facts = _read_facts(self.handle)
 
     def close(self) -> None:

@@ -1,11 +1,15 @@
 """The model's vocabulary, a `generation.Tokenizer`. It never changes: any thread may ask."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from rekindle.errors import InvalidRequest
+from rekindle.llama.deep_stack import call_with_stack, own_stack_bytes
 from rekindle.llama.library import holding_gil, lib
+from rekindle.llama.pre_tokenizer import PreTokenizer
+from rekindle.llama.special_strings import SpecialStrings
 
 # Called for every token of the vocabulary, while other threads import or serve.
 _token_to_piece = holding_gil("llama_token_to_piece")
@@ -14,20 +18,30 @@ _is_eog = holding_gil("llama_vocab_is_eog")
 
 
 class Vocabulary:
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, pre_tokenizer: PreTokenizer) -> None:
         self.handle = handle
+        self._pre_tokenizer = pre_tokenizer
+        self._own_stack_bytes = own_stack_bytes()
         self._n_vocab: int = lib.llama_vocab_n_tokens(handle)
         tokens = range(self._n_vocab)
         hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         self._pieces = self._read_pieces()
         self._visible = list(self._pieces)
         self._controls: list[int] = []
+        user_defined: list[int] = []  # found in plain text as well
+        special: list[int] = []
         for token in tokens:
             attributes = _attributes(handle, token)
             if attributes & hidden:
                 self._visible[token] = b""
             if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
                 self._controls.append(token)
+            if attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+                user_defined.append(token)
+            if attributes & (hidden | lib.LLAMA_TOKEN_ATTR_USER_DEFINED):
+                special.append(token)
+        self._in_text = self._special_strings(user_defined)
+        self._in_prompt = self._special_strings(special)
         self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
 
     @property
@@ -71,16 +85,43 @@ class Vocabulary:
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        special = self._in_prompt if parse_special else self._in_text
+        tokens: list[int] = []
+        for part in special.parts(text):
+            tokens += self._tokenize(part, parse_special=parse_special)
+        return tokens
+
+    def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
         # A token is one byte or more, but for the space some vocabularies put in front.
         capacity = len(data) + 2
         tokens = (ctypes.c_int32 * capacity)()
         add_special = False
-        count = lib.llama_tokenize(
-            self.handle, data, len(data), tokens, capacity, add_special, parse_special
+        count = self.with_stack_for(
+            text,
+            lambda: lib.llama_tokenize(
+                self.handle, data, len(data), tokens, capacity, add_special, parse_special
+            ),
         )
         assert count >= 0, f"llama_tokenize wants {-count} places for {len(data)} bytes"
         return tokens[:count]
+
+    def with_stack_for(self, text: str, call: Callable[[], int]) -> int:
+        """Make the call, which tokenises the text, where its recursion has room.
+
+        Raise InvalidRequest for a text that takes too much stack or time.
+        """
+        self._pre_tokenizer.check_time(text)
+        needed = self._pre_tokenizer.stack_bytes(text)
+        if needed <= self._own_stack_bytes:
+            return call()
+        try:
+            return call_with_stack(call, needed)
+        except MemoryError as error:
+            raise InvalidRequest(
+                f"Tokenising this text may take {needed // 2**20:,} MiB of memory, more than this"
+                " server has. Break up its longest run of characters with spaces or line breaks."
+            ) from error
 
     def tokenize_bytes(self, data: bytes) -> list[int] | None:
         """One token for each byte, also where they are no characters; None: one has no token."""
@@ -102,6 +143,20 @@ class Vocabulary:
 
     def _special_text(self, token: int) -> str:
         return self._pieces[token].decode() if token >= 0 else ""
+
+    def _special_strings(self, tokens: Sequence[int]) -> SpecialStrings:
+        texts = {
+            t: lib.llama_vocab_get_text(self.handle, t).decode("utf-8", "replace") for t in tokens
+        }
+        # Beside some, llama.cpp drops white space: what may be dropped must stay in one call.
+        stripping = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
+        strips = {t for t in tokens if _attributes(self.handle, t) & stripping}
+        cuttable = [
+            text
+            for token, text in texts.items()
+            if token not in strips and not (strips and text.isspace())
+        ]
+        return SpecialStrings(texts.values(), cuttable=cuttable)
 
     def _read_pieces(self) -> list[bytes]:
         buffer = ctypes.create_string_buffer(64)
