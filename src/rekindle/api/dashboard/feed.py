@@ -6,6 +6,7 @@ that does not keep up is cut off.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -61,7 +62,7 @@ class Feed:
         self._readers: set[Reader] = set()
         self._sampler: asyncio.Task[None] | None = None
         self._last_frame: bytes | None = None
-        self._sampled_at = 0.0  # monotonic
+        self._sampled_at = -math.inf  # monotonic, which may begin at 0 with the machine
         self._is_closed = False
         history.listen(self._tell)
 
