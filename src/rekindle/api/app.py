@@ -18,7 +18,7 @@ from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
 from rekindle.api.desk import Desk
 from rekindle.api.drain import Drain, DrainGate
-from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
 from rekindle.api.head import HeadAsGet
 from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
 from rekindle.api.models import (
@@ -98,6 +98,7 @@ def create_app(
             describe(
                 app,
                 (
+                    ErrorBody,
                     *native.WIRE_TYPES,
                     *openai.WIRE_TYPES,
                     *anthropic.WIRE_TYPES,

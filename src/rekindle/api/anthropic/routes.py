@@ -20,14 +20,21 @@ from rekindle.api.desk import Desk
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.models import Lease
-from rekindle.api.openapi import request_body, whole_or_stream
+from rekindle.api.openapi import reply, request_body, whole_or_stream
 from rekindle.api.replies import WantedReply, start_replies
 from rekindle.api.sse import EventStream
 from rekindle.chat.prompt import Prompt
 from rekindle.config import Overflow
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
-WIRE_TYPES = (MessagesRequest, CountTokensRequest, MessageEvent)
+WIRE_TYPES = (
+    MessagesRequest,
+    CountTokensRequest,
+    MessageBody,
+    MessageEvent,
+    MessagesErrorBody,
+    TokenCount,
+)
 
 
 class AnthropicApi:
@@ -37,7 +44,7 @@ class AnthropicApi:
         self._telemetry = desk.telemetry
 
     def add_routes(self, app: FastAPI) -> None:
-        errors: dict[int | str, dict[str, Any]] = {"default": {"model": MessagesErrorBody}}
+        errors: dict[int | str, dict[str, Any]] = {"default": reply(MessagesErrorBody)}
         app.add_api_route(
             "/v1/messages",
             self.messages,
@@ -50,7 +57,7 @@ class AnthropicApi:
             self.count_tokens,
             methods=["POST"],
             openapi_extra=request_body(CountTokensRequest),
-            responses={200: {"model": TokenCount}, **errors},
+            responses={200: reply(TokenCount), **errors},
         )
 
     async def messages(self, request: Request) -> Response:

@@ -31,14 +31,23 @@ from rekindle.api.desk import Desk
 from rekindle.api.errors import invalid
 from rekindle.api.models import Lease
 from rekindle.api.openai.response import miss_body
-from rekindle.api.openapi import ERRORS, REF, request_body
+from rekindle.api.openapi import ERRORS, REF, reply, request_body
 from rekindle.chat.prompt import Prompt
 from rekindle.chat.sessions import Session
 from rekindle.errors import InvalidRequest
 from rekindle.generation import CacheSource, Forecast, StoredBranch, StoredPrefix, Tokenizer
 from rekindle.request_record import Miss
 
-WIRE_TYPES = (PinRequest,)
+WIRE_TYPES = (
+    PinRequest,
+    CacheDeleted,
+    CachePinned,
+    Forest,
+    Lookup,
+    SessionList,
+    StoredList,
+    StoredText,
+)
 MAX_LISTED = 1000  # picked
 MAX_BRANCHES = 10_000  # picked
 MAX_POSITION = 10**8  # no context is as long
@@ -72,21 +81,21 @@ class CacheApi:
             ("GET", "/v1/sessions", self.list_sessions, SessionList),
         ):
             app.add_api_route(
-                path, endpoint, methods=[method], responses=ERRORS | {200: {"model": model}}
+                path, endpoint, methods=[method], responses=ERRORS | {200: reply(model)}
             )
         app.add_api_route(
             "/v1/cache/lookup",
             self.look_up,
             methods=["POST"],
             openapi_extra=_any_request(),
-            responses=ERRORS | {200: {"model": Lookup}},
+            responses=ERRORS | {200: reply(Lookup)},
         )
         app.add_api_route(
             "/v1/cache/{key:path}/pin",
             self.pin,
             methods=["POST"],
             openapi_extra=request_body(PinRequest),
-            responses=ERRORS | {200: {"model": CachePinned}},
+            responses=ERRORS | {200: reply(CachePinned)},
         )
 
     async def list_stored(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_cl
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.schema import EmbeddingsRequest
-from rekindle.api.openapi import ERRORS, request_body
+from rekindle.api.openapi import ERRORS, reply, request_body
 from rekindle.api.responder import Responder
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.errors import InvalidRequest
@@ -33,7 +33,7 @@ class EmbeddingsApi:
             self.embeddings,
             methods=["POST"],
             openapi_extra=request_body(EmbeddingsRequest),
-            responses=ERRORS | {200: {"model": EmbeddingList}},
+            responses=ERRORS | {200: reply(EmbeddingList)},
         )
 
     async def embeddings(self, request: Request) -> Response:

@@ -12,7 +12,12 @@ from rekindle.api.cache_header import cache_header
 from rekindle.api.desk import Desk
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
-from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
+from rekindle.api.openai.bodies import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    EmbeddingList,
+)
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.messages import conversation_of, marks_of
 from rekindle.api.openai.models import ModelsApi
@@ -46,10 +51,12 @@ logger = logging.getLogger(__name__)
 # What OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (
     ChatCompletionRequest,
+    ChatCompletion,
     ChatCompletionChunk,
     CompletionRequest,
     Completion,
     EmbeddingsRequest,
+    EmbeddingList,
 )
 MAX_NAMES_LOGGED = 32
 

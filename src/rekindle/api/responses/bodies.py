@@ -22,7 +22,7 @@ class ReasoningText(TypedDict):
     text: str
 
 
-class MessageBody(TypedDict):
+class OutputMessage(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -59,7 +59,7 @@ class CustomCallBody(TypedDict):
 
 
 CallBody = FunctionCallBody | CustomCallBody
-OutputItem = MessageBody | ReasoningBody | FunctionCallBody | CustomCallBody
+OutputItem = OutputMessage | ReasoningBody | FunctionCallBody | CustomCallBody
 
 
 class InputTokensDetails(TypedDict):

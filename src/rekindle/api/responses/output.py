@@ -11,8 +11,8 @@ from rekindle.api.responses.bodies import (
     CustomCallBody,
     FunctionCallBody,
     ItemStatus,
-    MessageBody,
     OutputItem,
+    OutputMessage,
     OutputText,
     ReasoningBody,
     ReasoningText,
@@ -60,7 +60,7 @@ class Output:
         self._response_key = response_key
         self._toolbox = toolbox
         self._encrypts_reasoning = encrypts_reasoning
-        self._open: MessageBody | ReasoningBody | None = None
+        self._open: OutputMessage | ReasoningBody | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -93,7 +93,7 @@ class Output:
     def _is_open(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
 
-    def _open_item(self, item: MessageBody | ReasoningBody) -> Opened:
+    def _open_item(self, item: OutputMessage | ReasoningBody) -> Opened:
         self._open = item
         self._texts, self._logprobs = [], []
         return Opened(len(self.items), item)
@@ -135,8 +135,8 @@ class Output:
         yield Closed(index, whole)
         self.items.append(whole)
 
-    def _message(self, status: ItemStatus) -> MessageBody:
-        return MessageBody(
+    def _message(self, status: ItemStatus) -> OutputMessage:
+        return OutputMessage(
             id=self._id("msg"), type="message", role="assistant", status=status, content=[]
         )
 

@@ -15,7 +15,7 @@ from rekindle.api.desk import Desk
 from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import Failure, invalid
 from rekindle.api.models import Lease
-from rekindle.api.openapi import ERRORS, request_body, whole_or_stream
+from rekindle.api.openapi import ERRORS, reply, request_body, whole_or_stream
 from rekindle.api.replies import Replies, WantedReply, start_replies
 from rekindle.api.responses.bodies import (
     DeletedResponse,
@@ -45,7 +45,13 @@ from rekindle.errors import InvalidRequest
 from rekindle.stored_responses import ResponseStore
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
-WIRE_TYPES = (CreateResponseRequest, ResponseEvent)
+WIRE_TYPES = (
+    CreateResponseRequest,
+    DeletedResponse,
+    InputItemList,
+    ResponseBody,
+    ResponseEvent,
+)
 MAX_ITEMS = 100  # of one page, as OpenAI has it
 
 
@@ -72,7 +78,7 @@ class ResponsesApi:
                 (f"{one}/input_items", self.input_items, "GET", InputItemList),
             ):
                 app.add_api_route(
-                    path, endpoint, methods=[method], responses=ERRORS | {200: {"model": model}}
+                    path, endpoint, methods=[method], responses=ERRORS | {200: reply(model)}
                 )
 
     async def create(self, request: Request) -> Response:
