@@ -4,6 +4,7 @@ Names are strings that expire when nobody used them for a week; groups are sets.
 pipeline, however many names it is about. Needs the package `redis`.
 """
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -200,8 +201,11 @@ def parse_address(url: str) -> RedisAddress:
 
 
 def _parse(url: str) -> RedisAddress:
-    parts = urlsplit(url)
-    login, at, netloc = parts.netloc.rpartition("@")
+    # By hand as far as the hosts go: Python refuses lists of them that have an IPv6 address.
+    scheme_name, _, rest = url.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    parts = urlsplit(f"{scheme_name}://host{rest.removeprefix(authority)}")
+    login, at, netloc = authority.rpartition("@")
     # A password with an unescaped / or # in it looks like this.
     if parts.fragment or (parts.scheme != "unix" and netloc.partition(":")[0] == ""):
         raise ValueError("there is no host")
