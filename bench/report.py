@@ -105,6 +105,8 @@ def machine_label() -> str:
 
 def commit_label() -> str:
     def git(*arguments: str) -> str:
+        if shutil.which("git") is None:
+            return ""
         result = subprocess.run(
             ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
         )

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rekindle.errors import RekindleError
 START_LIMIT_SECONDS = 120
 STOP_LIMIT_SECONDS = 15
 TAIL_CHARACTERS = 300
+LINUX_BLOCK_BYTES = 512  # of `ru_oublock`: what was caused to be written to a disk
 OWN_SETTINGS = ("LLAMA_", "REKINDLE_", "OTEL_")  # variables that would change what is measured
 
 
@@ -96,9 +98,12 @@ class ServerProcess:
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)
                 await _has_ended(process.pid, STOP_LIMIT_SECONDS)
-        # It has ended and is not reaped yet: what it wrote at its end counts too.
-        self.usage.add(Usage(peak, _written(process.pid)))
-        process.wait()
+            # What it wrote at its end counts too; /proc no longer tells everyone at that point.
+            _, status, resources = os.wait4(process.pid, 0)  # noqa: ASYNC222 - it has ended
+            process.returncode = os.waitstatus_to_exitcode(status)
+            is_linux = sys.platform == "linux"
+            written = resources.ru_oublock * LINUX_BLOCK_BYTES if is_linux else None
+            self.usage.add(Usage(peak, written))
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN_SETTINGS)}
@@ -134,11 +139,6 @@ async def _has_ended(pid: int, limit_seconds: float) -> bool:
 def _peak_memory(pid: int) -> int | None:
     kilobytes = _number(Path(f"/proc/{pid}/status"), r"VmHWM:\s+(\d+) kB")
     return None if kilobytes is None else kilobytes * 1024
-
-
-def _written(pid: int) -> int | None:
-    """Bytes that it caused to be written to a disk; what is in memory alone does not count."""
-    return _number(Path(f"/proc/{pid}/io"), r"^write_bytes: (\d+)")
 
 
 def _number(file: Path, pattern: str) -> int | None:
