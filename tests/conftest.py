@@ -1,6 +1,10 @@
 """Models for the tests: tiny random ones per llama.cpp memory class, and the embedded one."""
 
 import os
+import re
+import signal
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("search" if "HYPOTHESIS_SEARCH" in os.environ else "repeatable")
+
+MAX_WORKERS = 8  # each may have three servers; picked
 
 TinyModels = Callable[[TinyArchitecture], Path]
 
@@ -34,8 +40,54 @@ def embedded_model() -> Path:
     return resolve_model(None).path
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--may-skip",
+        metavar="REGEX",
+        help="fail if anything was skipped for another reason than this (CI)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "alone: counts seconds, and needs the machine for itself")
+    config.addinivalue_line("markers", "long: not in `make test`, but in `make test-long`")
+    # A shell's background jobs ignore SIGINT, and so would everything that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, since tests also wait. Their servers have one thread each."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(cores + 1, MAX_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Servers first: they take longest, and short files at the end keep every core busy."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/server/"))
+
+
+def skip_reasons(config: pytest.Config) -> Counter[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter else []
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    allowed: str | None = session.config.getoption("--may-skip")
+    if allowed is not None and not session.exitstatus:
+        is_fine = all(re.search(allowed, reason) for reason in skip_reasons(session.config))
+        session.exitstatus = pytest.ExitCode.OK if is_fine else pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    allowed: str | None = config.getoption("--may-skip")
+    for reason, n_tests in skip_reasons(config).most_common():
+        is_fine = allowed is None or re.search(allowed, reason)
+        terminalreporter.write_line(
+            f"skipped {n_tests}: {reason}{'' if is_fine else ' (not allowed here)'}"
+        )
 
 
 def pytest_unconfigure() -> None:

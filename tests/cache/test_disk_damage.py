@@ -372,6 +372,8 @@ def open_directory() -> Iterator[Path]:
     try:
         yield parent / "cache"
     finally:
+        for folder in [path for path in parent.rglob("*") if path.is_dir()]:
+            folder.chmod(0o700)
         shutil.rmtree(parent)
 
 

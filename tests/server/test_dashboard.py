@@ -1,8 +1,6 @@
 """The dashboard in a real browser, over a real model; over fakes where only the page matters."""
 
 import json
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -29,6 +27,7 @@ from rekindle.generation import (
 from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
 from tests.api.http import serving
 from tests.conftest import TinyModels
+from tests.support.needs import program
 from tests.support.records import RECORD
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
@@ -59,13 +58,7 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        names = ", ".join(BROWSERS)
-        missing = f"No browser is installed; the dashboard is tested with one of: {names}."
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+    path = program(*BROWSERS)
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         # Without a sandbox, as the tests may run as root in a container.

@@ -1,6 +1,5 @@
 """Three real servers with one store and haproxy in front of them, on loopback."""
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.needs import program
 from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.workloads import Answer, Client, Floor, Message
 
@@ -46,8 +46,7 @@ BY_SESSION = "hdr(x-rekindle-session)"
 @contextmanager
 def haproxy(folder: Path, ports: Sequence[int], *, balance: str) -> Iterator[str]:
     """Its base URL."""
-    binary = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
-    assert binary, "haproxy is not installed"
+    binary = program("haproxy")
     port = free_port()
     servers = "\n".join(
         f"    server s{n} 127.0.0.1:{each} check inter 200 fall 1 rise 1"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.support.needs import program
 from tests.support.server_process import free_port
 
 CONFIG = Path(__file__).parents[2] / "docs" / "deploy" / "haproxy.cfg"
@@ -100,18 +100,12 @@ def haproxy_environment(port: int, addresses: Sequence[str]) -> dict[str, str]:
     return {**os.environ, "REKINDLE_BIND": f"127.0.0.1:{port}", **servers}
 
 
-def haproxy_program() -> str:
-    program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program is not None, "haproxy is not installed (Debian: apt-get install haproxy)"
-    return program
-
-
 @contextmanager
 def haproxy(addresses: Sequence[str], config: Path = CONFIG) -> Iterator[str]:
     """Its URL, in front of three servers."""
     port = free_port()
     process = subprocess.Popen(
-        [haproxy_program(), "-db", "-f", str(config)],
+        [program("haproxy"), "-db", "-f", str(config)],
         env=haproxy_environment(port, addresses),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

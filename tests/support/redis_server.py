@@ -1,7 +1,6 @@
 """A real redis-server for tests, on a free port of loopback; nothing of it is on disk."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import redis
 
+from tests.support.needs import program
 from tests.support.server_process import free_port
 
 START_SECONDS = 30
@@ -33,10 +33,17 @@ class RedisServer:
 
     def start(self) -> None:
         """Also after `kill`: on the same port, empty."""
-        binary = shutil.which("redis-server")
-        assert binary, "redis-server is not installed"
         self._process = subprocess.Popen(
-            [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self._options],
+            [
+                program("redis-server"),
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                *self._options,
+            ],
             cwd=self._folder,
             stdout=subprocess.DEVNULL,
         )

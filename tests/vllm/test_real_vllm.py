@@ -17,6 +17,8 @@ from tests.vllm.convert import read_metadata, write_tokenizer, write_weights
 PYTHON = os.environ.get("REKINDLE_VLLM_PYTHON")
 START_SECONDS = 600
 
+pytestmark = pytest.mark.timeout(900)
+
 if PYTHON is None:
     pytest.skip(
         "vLLM is not installed: `make test-vllm` installs it and runs these",
