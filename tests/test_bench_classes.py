@@ -1,5 +1,6 @@
 """The workloads on tiny models of every class of state, and what counts as missed."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rekindle.model_state import ModelClass
 from tests.llama.driver import make_backend
 
 PROMPT = "<|im_start|>assistant\nThe ledger is stale."
+long = partial(pytest.param, marks=pytest.mark.long)
 PEERS = ("llama-server", "xllamacpp", "llama_cpp.server")
 
 
@@ -42,11 +44,11 @@ def row(server: str, *, prefilled: int, floor: int = 1000, errors: int = 0) -> W
 @pytest.mark.parametrize(
     ("name", "model_class"),
     [
-        ("dense", ModelClass.DENSE),
-        ("sliding-window", ModelClass.SLIDING_WINDOW),
+        long("dense", ModelClass.DENSE),
+        long("sliding-window", ModelClass.SLIDING_WINDOW),
         ("hybrid", ModelClass.HYBRID),
-        ("hybrid-sliding-window", ModelClass.HYBRID),
-        ("recurrent", ModelClass.RECURRENT),
+        long("hybrid-sliding-window", ModelClass.HYBRID),
+        long("recurrent", ModelClass.RECURRENT),
     ],
 )
 def test_a_tiny_model_has_its_class_and_the_words_of_the_embedded_model(
@@ -90,6 +92,7 @@ def test_the_table_has_this_server_first_and_says_what_failed() -> None:
     assert line == ("| agent-loop | 1.010 | 1,010 | 1,000 | 0 | 1.500 | 1,500 | 1,000 | 8 of 13 |")
 
 
+@pytest.mark.long
 def test_a_hybrid_model_computes_hardly_anything_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

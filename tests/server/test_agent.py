@@ -128,6 +128,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_killed", [False, True], ids=["", "killed in the middle"])
 def test_n10_d13_x2_an_agent_computes_each_token_once(
     embedded_model: Path,

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_a_quick_agent_loop_is_measured_and_written_down(
     embedded_model: Path, tmp_path: Path
 ) -> None:

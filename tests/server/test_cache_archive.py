@@ -35,7 +35,10 @@ def answer_json(*arguments: object) -> dict[str, object]:
     return told
 
 
-@pytest.mark.parametrize("architecture", [TinyArchitecture.LLAMA, TinyArchitecture.QWEN35])
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(TinyArchitecture.LLAMA, marks=pytest.mark.long), TinyArchitecture.QWEN35],
+)
 def test_an_exported_prompt_is_found_on_disk_in_another_directory(
     architecture: TinyArchitecture, tiny_models: TinyModels, tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def talk(caller: Caller, number: int) -> None:
 @pytest.mark.parametrize(
     ("architecture", "ram_bytes"),
     [
-        (TinyArchitecture.LLAMA, RAM_BYTES),
+        pytest.param(TinyArchitecture.LLAMA, RAM_BYTES, marks=pytest.mark.long),
         (TinyArchitecture.LLAMA, 0),
         (TinyArchitecture.QWEN35, RAM_BYTES),
     ],

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ from tests.support.cache_traffic import (
     eventually,
     random_tokens,
 )
-from tests.support.server_process import ServerProcess, serve
+from tests.support.needs import program
+from tests.support.server_process import ServerProcess, Start, launch, serve, start_fast
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
 N_PROMPT = 300  # one whole block and a short one
@@ -51,11 +53,14 @@ class Running:
 
 
 @contextmanager
-def running(model: Path, directory: Path, *more: str) -> Iterator[Running]:
+def running(
+    model: Path, directory: Path, *more: str, start: Start = start_fast
+) -> Iterator[Running]:
     """Ends with SIGTERM: what is not on disk by then is not on disk."""
     with serve(
         *(str(model), "--parallel", "2", "--ctx-size", "4096", "--threads", "1"),
         *("--cache-dir", str(directory), "--no-cache-recompute", *more),
+        start=start,
     ) as server:
         caller = Caller(server.url)
         with closing(caller):
@@ -243,33 +248,21 @@ def test_files_that_are_not_ours_are_left_alone(
     assert not impostor.exists()
 
 
-def test_an_unreadable_file_is_a_miss(
-    model: Path, cold: ColdAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_a_miss(model: Path, cold: ColdAnswers, tmp_path: Path) -> None:
     with running(model, tmp_path) as server:
         server.caller.ask(prompt("secret"), n_tokens=1)
     block_file(tmp_path, prompt("secret")).chmod(0)
-    with without_privileges(monkeypatch), running(model, tmp_path) as server:
+    with running(model, tmp_path, start=partial(launch, prefix=no_privileges())) as server:
         assert_missed(server, cold, prompt("secret"))
         assert server.metric("rekindle_cache_quarantined_total") == 1
         assert "Permission denied" in server.log
 
 
-@contextmanager
-def without_privileges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_privileges() -> tuple[str, ...]:
     """Root may read everything unless the kernel forbids it to those that it starts."""
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root reads everything, and there is no setpriv")
-        start = subprocess.Popen
-        forbid = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-        monkeypatch.setattr(
-            subprocess,
-            "Popen",
-            lambda command, **options: start([*forbid, *command], **options),
-        )
-    yield
-    monkeypatch.undo()
+    if os.geteuid() != 0:
+        return ()
+    return (program("setpriv"), "--bounding-set", "-dac_override,-dac_read_search")
 
 
 # -- a catalogue that is not what it was ----------------------------------------------------------
@@ -467,6 +460,7 @@ def test_a_full_disk_goes_on_in_memory_and_is_used_again_when_it_has_room(
         assert_catalogue_is_true(directory)
 
 
+@pytest.mark.long
 def test_a_directory_that_somebody_keeps_locked_stops_nobody(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:

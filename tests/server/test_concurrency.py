@@ -75,6 +75,7 @@ def assert_same_but_for_near_ties(alone: Reply, together: Reply) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_32_streams_on_4_slots_get_the_replies_they_get_alone(
     server: ServerProcess, embedded_model: Path
 ) -> None:

@@ -85,7 +85,9 @@ def second_turn(*arguments: str, between: list[Any]) -> tuple[object, ...]:
         return first.text, second.prompt, second.text, second.spans
 
 
-@pytest.mark.parametrize("architecture", [None, TinyArchitecture.QWEN35])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(None, marks=pytest.mark.long), TinyArchitecture.QWEN35]
+)
 def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
     architecture: TinyArchitecture | None, tiny_models: TinyModels, embedded_model: Path
 ) -> None:

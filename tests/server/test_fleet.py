@@ -15,8 +15,6 @@ from tests.support.s3_server import s3_server
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Message, assistant, prose, system, user
 
-pytestmark = pytest.mark.alone  # servers wait for the store so many milliseconds, not longer
-
 MAX_AMPLIFICATION = 1.05
 N_TURNS = 8
 
@@ -33,7 +31,7 @@ class Shared(NamedTuple):
     store: Store
 
 
-@pytest.fixture(scope="module", params=["redis", "s3"])
+@pytest.fixture(scope="module", params=["redis", pytest.param("s3", marks=pytest.mark.long)])
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shared]:
@@ -54,6 +52,7 @@ def fleet_of(shared: Shared, folder: Path, *, balance: str) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.long
 def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +111,7 @@ def health_of(fleet: Fleet) -> set[str]:
     return {client.get("/health")["shared_store"] for client in fleet.clients.values()}
 
 
+@pytest.mark.long
 def test_a_frozen_store_holds_nobody_up(embedded_model: Path, tmp_path: Path) -> None:
     """It stays connected and answers nobody; requests are answered from what is local."""
     with (

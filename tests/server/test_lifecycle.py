@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import TinyModels
-from tests.support.server_process import ServerProcess, free_port, serve
+from tests.support.server_process import ServerProcess, free_port, launch, serve
 from tests.support.tiny_models import TinyArchitecture
 
 ENDLESS = {"prompt": "hello", "ignore_eos": True, "max_tokens": 100_000, "temperature": 0}
@@ -88,7 +88,7 @@ def test_a_signal_cuts_an_endless_stream_with_an_error_and_exit_code_0(
 def test_a_second_signal_cuts_at_once(tiny_models: TinyModels) -> None:
     model = str(tiny_models(TinyArchitecture.LLAMA))
     with (
-        serve(model, "--ctx-size", "32768", "--shutdown-grace", "3600") as server,
+        serve(model, "--ctx-size", "32768", "--shutdown-grace", "3600", start=launch) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
         client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response,
     ):

@@ -38,6 +38,7 @@ def misses(server: ServerProcess) -> list[str]:
     return re.findall(r" miss=(\S+)", server.log)
 
 
+@pytest.mark.long
 def test_x4_an_agents_session_names_what_its_client_changed(
     server: ServerProcess, client: Client
 ) -> None:

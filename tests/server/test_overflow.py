@@ -26,6 +26,7 @@ def question(number: int) -> Message:
     return user(f"Question {number}: " + "what was said of this before? " * 8)
 
 
+@pytest.mark.long
 def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
     server: ServerProcess,
 ) -> None:

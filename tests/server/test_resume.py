@@ -85,6 +85,7 @@ def in_the_middle(progress: Iterator[int], n_prompt: int) -> int:
     return n_done
 
 
+@pytest.mark.long
 def test_x7_the_retry_after_a_lost_connection_computes_the_rest_only(
     server: ServerProcess, client: Client
 ) -> None:
@@ -100,6 +101,7 @@ def test_x7_the_retry_after_a_lost_connection_computes_the_rest_only(
     assert client.metric(PREFILLED) - before == len(prompt)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "key", "fields"), DIALECTS[:1])
 def test_x7_a_client_that_gives_up_waiting_for_a_whole_reply_loses_nothing(
     client: Client, server: ServerProcess, path: str, key: str, fields: dict[str, Any]
@@ -130,6 +132,7 @@ def must(condition: bool) -> None:  # noqa: FBT001
     assert condition
 
 
+@pytest.mark.long
 def test_x7_a_killed_prefill_is_resumed_from_the_blocks_that_were_written(
     embedded_model: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +203,7 @@ def test_x7_identical_prefills_at_once_run_once_in_every_dialect(client: Client)
     assert client.metric(PREFILLED) - before == n_first + len(others)
 
 
+@pytest.mark.long
 def test_x7_who_waited_for_an_identical_prefill_goes_on_where_its_client_left(
     server: ServerProcess, client: Client
 ) -> None:

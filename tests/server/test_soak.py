@@ -13,6 +13,8 @@ from tests.support.mixed_traffic import send
 from tests.support.tables import Look, look, small_limits
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
+pytestmark = pytest.mark.long
+
 N_WARM_UP, N_BETWEEN, N_LOOKS = 200, 37, 8
 MIB = 2**20
 

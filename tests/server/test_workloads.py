@@ -7,11 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.clear_replies import COUNTING
-from tests.support.server_process import ServerProcess, serve
+from tests.support.server_process import ServerProcess, Start, launch, serve, start_fast
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_vocabulary import no_words
 from tests.support.workloads import (
     SEARCH_TOOL,
     TABLE_HEAD,
@@ -28,7 +31,27 @@ from tests.support.workloads import (
 )
 
 MAX_AMPLIFICATION = 1.02
-SMALL_RAM = "24MB"  # four blocks of the embedded model, 1,066 tokens
+
+
+class Served(NamedTuple):
+    """A model, and memory for four of its blocks: 1,066 tokens."""
+
+    arguments: tuple[str, ...]
+    small_ram: str
+    banned_tokens: tuple[int, ...]
+
+
+EMBEDDED = Served((), "24MB", banned_tokens=())
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("embedded", marks=pytest.mark.long)])
+def served(request: pytest.FixtureRequest) -> Served:
+    if request.param == "embedded":
+        request.getfixturevalue("embedded_model")
+        return EMBEDDED
+    model = request.getfixturevalue("tiny_models")(TinyArchitecture.LLAMA)
+    # It computes faster than anyone could load, and says what no text can tell.
+    return Served((str(model), "--no-cache-recompute"), "1200kB", banned_tokens=no_words())
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +68,29 @@ def n_parallel(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def traffic(n_parallel: int, embedded_model: Path) -> Iterator[Traffic]:
-    with serving(n_parallel) as (_, traffic):
+def traffic(n_parallel: int, served: Served) -> Iterator[Traffic]:
+    with serving(served, n_parallel) as (_, traffic):
         yield traffic
 
 
 @contextmanager
 def serving(
-    n_parallel: int, *arguments: str, floor: Floor | None = None
+    served: Served,
+    n_parallel: int,
+    *arguments: str,
+    floor: Floor | None = None,
+    start: Start = start_fast,
 ) -> Iterator[tuple[ServerProcess, Traffic]]:
     with (
-        serve("--parallel", str(n_parallel), *arguments) as server,
-        closing(Traffic(server.url, n_parallel=n_parallel, floor=floor)) as traffic,
+        serve(*served.arguments, "--parallel", str(n_parallel), *arguments, start=start) as server,
+        closing(
+            Traffic(
+                server.url,
+                n_parallel=n_parallel,
+                floor=floor,
+                banned_tokens=served.banned_tokens,
+            )
+        ) as traffic,
     ):
         yield server, traffic
 
@@ -161,19 +195,21 @@ def test_an_edit_in_the_middle_keeps_both_versions(traffic: Traffic, table: list
 
 
 def test_a_killed_server_goes_on_from_disk(
-    n_parallel: int, embedded_model: Path, table: list[Account], tmp_path: Path
+    n_parallel: int, served: Served, table: list[Account], tmp_path: Path
 ) -> None:
     """D15: two conversations, kill -9 between two turns, and on."""
     histories = [[system("a survivor"), user(prose(f"survive {n}", 80))] for n in range(2)]
     directory = ("--cache-dir", str(tmp_path))
-    with serving(n_parallel, *directory) as (server, traffic):
+    with serving(served, n_parallel, *directory) as (server, traffic):
         with traffic.counted("before kill -9") as account:
             for n, history in enumerate(histories):
                 talk(traffic, history, f"before {n}", n_turns=3)
         assert_near_the_floor(account, table)
         traffic.client.wait_until_on_disk()
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-    with serving(n_parallel, *directory, floor=traffic.floor) as (_, traffic):
+    # As a user starts it: nothing may depend on the seed of Python's hashes.
+    again = serving(served, n_parallel, *directory, floor=traffic.floor, start=launch)
+    with again as (_, traffic):
         with traffic.counted("after kill -9") as account:
             first = traffic.chat([*histories[0], user(prose("after 0", 40))])
             assert first.sources == {"disk"}
@@ -184,9 +220,9 @@ def test_a_killed_server_goes_on_from_disk(
 
 
 def test_strangers_beyond_the_memory_budget_come_back_from_disk(
-    n_parallel: int, embedded_model: Path, table: list[Account]
+    n_parallel: int, served: Served, table: list[Account]
 ) -> None:
-    with serving(n_parallel, "--cache-ram", SMALL_RAM) as (_, traffic):
+    with serving(served, n_parallel, "--cache-ram", served.small_ram) as (_, traffic):
         strangers = [traffic.client.tokenize(prose(f"stranger {n}", 450)) for n in range(7)]
         with traffic.counted("7 strangers beyond RAM") as account:
             for _ in range(2):
@@ -200,9 +236,10 @@ def test_strangers_beyond_the_memory_budget_come_back_from_disk(
         assert traffic.client.metric("rekindle_cache_evictions_total", tier="disk") == 0
 
 
+@pytest.mark.long
 def test_without_a_disk_what_memory_lost_is_computed_again_and_right(embedded_model: Path) -> None:
     """One slot: with several, where rows lie in the context may decide between near equals."""
-    with serving(1, "--cache-ram", SMALL_RAM, "--no-cache-disk") as (_, traffic):
+    with serving(EMBEDDED, 1, "--cache-ram", EMBEDDED.small_ram, "--no-cache-disk") as (_, traffic):
         texts = [f"{prose(f'stranger {n}', 430)}\n{COUNTING}" for n in range(5)]
         strangers = [traffic.client.tokenize(text) for text in texts]
         with traffic.counted("5 strangers beyond RAM, no disk") as account:

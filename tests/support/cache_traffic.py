@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -92,8 +92,11 @@ class Caller:
             return stream.answer
 
     @contextmanager
-    def open_stream(self, prompt: Prompt, *, n_tokens: int) -> Iterator["Stream"]:
+    def open_stream(
+        self, prompt: Prompt, *, n_tokens: int, banned_tokens: Sequence[int] = ()
+    ) -> Iterator["Stream"]:
         body = _body(prompt, n_tokens, cache_prompt=True)
+        body["logit_bias"] |= {str(token): False for token in banned_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         with self._client.stream("POST", "/v1/completions", json=body) as response:
             response.raise_for_status()
@@ -223,12 +226,14 @@ class Standby:
 
 def tell(server: ServerProcess, line: str) -> None:
     """To a standby server: that it may start, or the moment that it must not outlive."""
+    assert isinstance(server.process, subprocess.Popen)
     assert server.process.stdin is not None
     server.process.stdin.write(f"{line}\n".encode())
     server.process.stdin.flush()
 
 
 def _end(server: ServerProcess) -> None:
+    assert isinstance(server.process, subprocess.Popen)
     server.process.kill()
     server.process.communicate()  # closes its pipe, too
 

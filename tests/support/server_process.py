@@ -8,18 +8,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import httpx
+
+from tests.support.fork_server import fork_rekindle
 
 START_SECONDS = 120  # a machine under load; nothing is measured here
 WAIT_SECONDS = 60
 
 
+class Process(Protocol):
+    """A running server: a `subprocess.Popen`, or one that was forked."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+
+
 class ServerProcess:
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: Process, port: int, log: Path) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
@@ -86,23 +109,48 @@ def _wait(condition: Callable[[], bool], complaint: str) -> None:
         time.sleep(0.02)
 
 
+def launch(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    prefix: Sequence[str] = (),
+    python: str | Path = sys.executable,
+    cwd: Path | None = None,
+) -> Process:
+    """As a user does it. `fork_rekindle` gives the same server sooner."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*prefix, str(python), "-m", "rekindle", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=cwd,
+        )
+
+
+# A fork of a process that has used Apple's frameworks is not supported by them.
+start_fast: Start = fork_rekindle if sys.platform == "linux" else launch
+
+
 @contextmanager
-def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+def serve(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    start: Start = start_fast,
+) -> Iterator[ServerProcess]:
     port = free_port()
-    command = [sys.executable, "-m", "rekindle", "serve", *arguments, "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         ours = {"REKINDLE_CACHE_DIR": str(Path(folder) / "cache")}  # never the user's own
         if "PYTEST_XDIST_WORKER" in os.environ:
             # Beside the servers of other workers: threads that wait for each other would crawl.
             ours["REKINDLE_THREADS"] = "1"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ours, **(environment or {})},
-            )
+        process = start(
+            ("serve", *arguments, "--port", str(port)),
+            {**os.environ, **ours, **(environment or {})},
+            log,
+        )
         server = ServerProcess(process, port, log)
         try:
             server.wait_until_ready()

@@ -28,6 +28,11 @@ class Moment(Enum):
 _SHARE_WRITTEN = {Moment.EMPTY_FILE: 0.0, Moment.HALF_A_FILE: 0.5}
 
 
+def armed(moment: Moment) -> str:
+    """The line in the log from which on the moment counts."""
+    return f"standby: dies at {moment.name}"
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -55,6 +60,7 @@ def _die_at(moment: Moment) -> None:
             _die()
 
     sys.addaudithook(on_event)
+    sys.stderr.write(f"{armed(moment)}\n")
 
 
 def _obey() -> None:

@@ -80,6 +80,13 @@ def vocabulary() -> Vocabulary:
     return Vocabulary([*tokens, *CONTROL_TOKENS], merges)
 
 
+@cache
+def no_words() -> tuple[int, ...]:
+    """Tokens whose text is not a word by itself: a reply without them can be told by its text."""
+    tokens = enumerate(vocabulary().tokens)
+    return tuple(number for number, token in tokens if not re.fullmatch("\u0120?[A-Za-z]+", token))
+
+
 def _merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     out: list[str] = []
     for symbol in word:

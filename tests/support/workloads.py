@@ -82,7 +82,8 @@ class Client:
     one that is not (half a character) ends what is known of the reply.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, banned_tokens: Sequence[int] = ()) -> None:
+        self._banned = {str(token): False for token in banned_tokens}
         self._http = httpx.Client(base_url=url, timeout=REQUEST_SECONDS)
         self._ids: dict[str, int | None] = {}
 
@@ -117,6 +118,8 @@ class Client:
         """The reply; a stream is put together to the shape of a whole one."""
         if "completions" in route:
             body = {"max_tokens": REPLY_TOKENS, "temperature": 0, **body}
+            if self._banned:
+                body["logit_bias"] = self._banned
         if not body.get("stream"):
             response = self._http.post(route, json=body)
             assert response.status_code == 200, response.text
@@ -280,8 +283,15 @@ class Traffic:
     What the server knew before counts as known: `floor` outlives a restart of it.
     """
 
-    def __init__(self, url: str, *, n_parallel: int, floor: Floor | None = None) -> None:
-        self.client = Client(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        n_parallel: int,
+        floor: Floor | None = None,
+        banned_tokens: Sequence[int] = (),
+    ) -> None:
+        self.client = Client(url, banned_tokens=banned_tokens)
         self.floor = floor or Floor()
         self._n_parallel = n_parallel
         self._account = Account("", n_parallel)
