@@ -9,18 +9,21 @@ BIN := $(VENV)/bin
 .PHONY: help serve test test-long test-vllm check fidelity crash fleet bench install tools dist clean
 
 help:
-	@echo "make serve    install, then serve the embedded model on http://127.0.0.1:8080"
-	@echo "make test     run the tests, in some minutes; what this machine lacks is skipped by name"
-	@echo "make test-long run those that take longer"
-	@echo "make test-vllm install vLLM for the CPU (1.9 GB) and test against it"
-	@echo "make check    format, lint, types, import rule"
-	@echo "make fidelity restored state against live state, 10,000 operations (make test: some hundred)"
-	@echo "make crash    kill -9, restart, compare, 1,000 rounds (make test-long: 8)"
-	@echo "make fleet    three servers with one store against one alone, 500 conversations (make test: 12)"
-	@echo "make bench    workloads against this server and its peers, with a report"
-	@echo "make install  install into $(VENV)"
-	@echo "make dist     wheel and source archive, in dist/"
-	@echo "make clean    remove $(VENV) and caches"
+	@echo "make serve      install, then serve the embedded model on http://127.0.0.1:8080"
+	@echo "make test       run the tests, 7 minutes on 2 cores; what this machine lacks is skipped by name"
+	@echo "make test-long  run the tests that take longer"
+	@echo "make test-vllm  install vLLM for the CPU (1.9 GB) and test against it"
+	@echo "make check      format, lint, types, import rule"
+	@echo "make fidelity   restored state against live state, 10,000 operations (make test: some hundred)"
+	@echo "make crash      kill -9, restart, compare, 1,000 rounds (make test-long: 8)"
+	@echo "make fleet      three servers with one store against one alone, 500 conversations (make test: 12)"
+	@echo "make bench      workloads against this server and its peers, with a report"
+	@echo "make install    install into $(VENV)"
+	@echo "make dist       wheel and source archive, in dist/"
+	@echo "make clean      remove $(VENV) and caches"
+	@echo
+	@echo "ARGS= is handed on: make serve ARGS='--port 8081'. PYTHON= names another Python, VENV= another"
+	@echo "environment. CMAKE_ARGS= is added to the flags of llama.cpp's build: CMAKE_ARGS=-DGGML_CUDA=on"
 
 serve: install
 	@$(BIN)/rekindle serve $(ARGS)
@@ -68,8 +71,9 @@ bench: tools
 	$(BIN)/rekindle bench $(ARGS)
 
 # Wheel and source archive, in dist/.
-dist: tools
+dist: install
 	rm -rf dist
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt hatchling
 	$(BIN)/python -m hatchling build -d dist
 
 clean:
@@ -86,5 +90,7 @@ tools: python
 python:
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "rekindle: $(PYTHON) is missing; install Python 3.11 or later (Debian: apt-get install python3-venv), or name one with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c '' || \
+	  { echo "rekindle: $(PYTHON) does not run; name another Python with PYTHON=" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "rekindle: $(PYTHON) is older than 3.11; name a later one with PYTHON=python3.13" >&2; exit 1; }
+	  { echo "rekindle: $$($(PYTHON) --version) is older than 3.11; name a later one with PYTHON=python3.13" >&2; exit 1; }

@@ -113,7 +113,7 @@ class Progress:
         self._is_over.set()
         self._clock.join()
         clear = "\r\033[K" if self._is_terminal else ""
-        _say(f"{clear}rekindle: {text} ({self.elapsed})\n")
+        _say(f"{clear}rekindle: {text}\n")
 
     def _tick(self) -> None:
         while not self._is_over.wait(0.2):
@@ -169,11 +169,14 @@ def check_venv() -> None:
 
 
 def check_compilers() -> None:
-    for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++"))):
+    for language, variable, names in (
+        ("C", "CC", ("cc", "gcc", "clang")),
+        ("C++", "CXX", ("c++", "g++", "clang++")),
+    ):
         named = shlex.split(os.environ.get(variable, ""))[:1]
         if not any(map(shutil.which, named or names)):
             raise InstallError(
-                "a C and C++ compiler is missing"
+                f"a {language} compiler is missing"
                 " (Debian: apt-get install build-essential; macOS: xcode-select --install)"
             )
 
@@ -357,7 +360,8 @@ def main() -> None:
     except KeyboardInterrupt:
         end, status = "interrupted; the same command goes on from here", 130
     else:
-        end, status = "installed", 0
+        took = environment.progress.elapsed if environment.progress else ""
+        end, status = f"installed in {took}", 0
     if environment.progress is not None:
         environment.progress.close(end)
     sys.exit(status)

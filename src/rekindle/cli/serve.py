@@ -163,8 +163,10 @@ def bind(server: ServerSettings) -> socket.socket:
         )[0]
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
+        # Python adds the address to what the system says; it is in our sentence already.
+        reason = (error.strerror or "").partition(" (while")[0]
         raise StartupError(
-            f"Cannot listen on {server.host}:{server.port} ({error.strerror});"
+            f"Cannot listen on {server.host}:{server.port} ({reason});"
             " choose another address with --host or --port."
         ) from error
 
