@@ -82,6 +82,9 @@ def test_tokenizers_without_a_pre_tokenizer_take_long_runs(model: str, tmp_path:
     ("pre", "text"),
     [
         ("deepseek-llm", " " * 6_000 + "5"),
+        ("deepseek-llm", " " * 6_000 + "\x1cA"),
+        ("deepseek-llm", (" " * 2_400 + "1" + "<|im_end|>" * 1_000) * 8),
+        ("superbpe", ("1" * 99 + " ") * 10_000),
         ("deepseek-llm", (" " * 3_000 + "5") * 10),
         ("superbpe", "7" * 5_000),
         ("jais-2", " " * 150_000 + "x"),
@@ -139,6 +142,13 @@ def test_200_000_line_breaks_are_tokenised(tmp_path: Path) -> None:
 def test_a_run_of_special_strings_that_cannot_be_cut_has_a_limit(gemma: Vocabulary) -> None:
     with pytest.raises(InvalidRequest, match=rf"more than {MAX_STRINGS:,} special strings"):
         gemma.tokenize("\n" * 31 * (MAX_STRINGS + 1), parse_special=False)
+
+
+def test_many_special_strings_with_one_beginning_have_a_limit() -> None:
+    special = SpecialStrings([f"<unused{n}>" for n in range(6_000)], cuttable=[])
+    assert special.parts("<p>" * 10_000) == ["<p>" * 10_000]
+    with pytest.raises(InvalidRequest, match=r"100,000 times '<', with which 6,000 special"):
+        special.parts("<" * 100_000)
 
 
 def test_a_stack_that_the_machine_cannot_give_is_a_refusal(
@@ -199,11 +209,10 @@ def test_special_strings_in_a_constant_are_tokenised_in_parts(tmp_path: Path) ->
 
 
 def test_a_constant_too_long_for_the_tokenizer_is_a_refusal_that_says_so(
-    gpt_4o: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    gpt_4o: Vocabulary,
 ) -> None:
-    monkeypatch.setattr(deep_stack, "_available_bytes", lambda: 2**20)
     compiler = GrammarCompiler(gpt_4o)
-    long = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"const": "A" * 200_000}))
-    with pytest.raises(InvalidRequest, match=r"cannot be used as a grammar: Tokenising this text"):
+    long = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"const": "A" * 60_000}))
+    with pytest.raises(InvalidRequest, match=r"a grammar: it forces a text of 60,0\d\d bytes"):
         compiler.check(long)
     compiler.check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"const": "short"})))

@@ -26,6 +26,8 @@ _Function = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 SHORT_BYTES = 1_000  # harmless in every vocabulary, on every stack
+# llguidance tokenises all of it again for every token of the reply: 25 ms, with std::regex 160.
+MAX_FORCED_BYTES = 50_000
 # llguidance takes 0 tokens for forced text as an error of this grammar. An exception would be
 # lost in ctypes, and what the callback returns then is left to chance.
 _REFUSED = 0
@@ -69,6 +71,12 @@ class GrammarTokenizer:
             count: int = call()
             return count
         try:
+            if n_bytes > MAX_FORCED_BYTES or self._vocabulary.backtracks:
+                limit = SHORT_BYTES if self._vocabulary.backtracks else MAX_FORCED_BYTES
+                raise InvalidRequest(
+                    f"it forces a text of {n_bytes:,} bytes, such as a constant;"
+                    f" at most {limit:,} are accepted with this model."
+                )
             data = ctypes.string_at(text, n_bytes)
             characters = data.decode("utf-8", "replace")
             if add_special or characters.encode() != data:  # `Vocabulary.tokenize` cannot do these

@@ -50,15 +50,18 @@ class _SlowRun:
 
     pattern: re.Pattern[str]
     what: str
-    max_length: int  # one such run takes 2 s
+    max_length: int  # one such run takes a second or less
 
 
 _SLOW_RUNS = {
-    # In front of letters, ASCII punctuation and the end of a line there is no backtracking.
+    # In front of letters, ASCII punctuation and the end of a line there is no backtracking. Unlike
+    # Python, llama.cpp does not take the separators \x1c to \x1f for white space.
     "deepseek-llm": _SlowRun(
-        re.compile(r"(?<![^\S\r\n])[^\S\r\n]++(?![\r\nA-Za-z!-/:-~]|\Z)"), "white space", 5_000
+        re.compile(r"(?<![^\S\r\n\x1c-\x1f])[^\S\r\n\x1c-\x1f]++(?![\r\nA-Za-z!-/:-~]|\Z)"),
+        "white space",
+        2_500,
     ),
-    "superbpe": _SlowRun(re.compile(r"\d+"), "digits", 4_000),
+    "superbpe": _SlowRun(re.compile(r"\d+"), "digits", 2_000),
     "jais-2": _SlowRun(re.compile(r"\s+"), "white space", 100_000),
 }
 
@@ -73,6 +76,10 @@ class PreTokenizer:
         """From `tokenizer.ggml.model` and `tokenizer.ggml.pre`. Only BPE splits with std::regex."""
         is_flat = tokenizer in ("llama", "bert", "t5", "rwkv", "plamo2", "gemma4") or pre in FLAT
         return cls(pre, is_flat)
+
+    @property
+    def backtracks(self) -> bool:
+        return self.name in _SLOW_RUNS
 
     def stack_bytes(self, text: str) -> int:
         """Return an upper bound of the stack that splitting the text takes."""
@@ -95,8 +102,10 @@ class PreTokenizer:
         if slow is None or len(text) <= slow.max_length:
             return
         lengths = list(map(len, slow.pattern.findall(text)))
-        # Runs of ordinary length are free. Many long ones cost as much as one very long one.
-        if sum(n * n for n in lengths) > max(slow.max_length**2, 100 * len(text)):
+        # Many long runs cost as much as one very long one. Those of ordinary length are allowed
+        # for, up to four times that.
+        limit = slow.max_length**2
+        if sum(n * n for n in lengths) > min(max(limit, 100 * len(text)), 4 * limit):
             raise InvalidRequest(
                 f"Runs of {slow.what} are too long for this model's tokenizer ({self.name}): the"
                 f" longest has {max(lengths):,} characters. One of {slow.max_length:,} is accepted."

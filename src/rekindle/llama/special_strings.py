@@ -7,6 +7,7 @@ it or over the beginning of this one.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -18,6 +19,8 @@ from rekindle.string_pattern import any_of
 PART_STRINGS = 1_000  # in one call: 5 to 10 ms
 # Where no cut is possible, as in a run of line breaks whose tokens overlap: 1 s. See decision 0017.
 MAX_STRINGS = 10_000
+# llama.cpp compares every special string with every place where its first character stands: 20 ns.
+MAX_COMPARISONS = 500_000_000
 
 
 class SpecialStrings:
@@ -27,6 +30,7 @@ class SpecialStrings:
         self._pattern = re.compile(any_of(words) if words else "(?!)")
         self._cuttable = frozenset(cuttable)
         self._longest = max(map(len, words), default=0)
+        self._n_by_first = Counter(word[0] for word in words)
         # Each special string begins with one of these: counting them is cheap.
         self._beginnings = tuple(
             commonprefix(list(group))  # noqa: RUF071 - strings, not paths
@@ -37,6 +41,13 @@ class SpecialStrings:
         """Together they are the text, and tokenised one by one they are its tokens."""
         if len(text) <= PART_STRINGS:
             return [text]
+        if sum(n * text.count(first) for first, n in self._n_by_first.items()) > MAX_COMPARISONS:
+            first = max(self._n_by_first, key=lambda each: self._n_by_first[each])
+            raise InvalidRequest(
+                f"The text has {text.count(first):,} times {first!r}, with which"
+                f" {self._n_by_first[first]:,} special strings of this model's tokenizer begin:"
+                " too many to look each of them up. Send less text at once."
+            )
         if sum(map(text.count, self._beginnings)) <= PART_STRINGS:
             return [text]
         edges = [0, *self._cuts(text), len(text)]
@@ -49,8 +60,8 @@ class SpecialStrings:
             if n_strings > MAX_STRINGS:
                 raise InvalidRequest(
                     f"The text has more than {MAX_STRINGS:,} special strings of this model's"
-                    f" tokenizer, such as {match[0][:40]!r}, in one unbroken run."
-                    " Shorten the run, or break it up with other text."
+                    f" tokenizer, such as {match[0][:40]!r}, that cannot be told apart one by one."
+                    " Send fewer of them, or other text between them."
                 )
             if n_strings >= PART_STRINGS and self._ends_cleanly(text, match):
                 n_strings = 0

@@ -48,6 +48,11 @@ class Vocabulary:
     def n_vocab(self) -> int:
         return self._n_vocab
 
+    @property
+    def backtracks(self) -> bool:
+        """Tokenising some short texts takes a second already."""
+        return self._pre_tokenizer.backtracks
+
     def pieces(self, *, control_mark: bytes) -> list[bytes]:
         """Of every token, control tokens as the text they are written as behind a mark."""
         pieces = list(self._pieces)
@@ -85,6 +90,7 @@ class Vocabulary:
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        self._pre_tokenizer.check_time(text)  # of the whole, before it is cut
         special = self._in_prompt if parse_special else self._in_text
         tokens: list[int] = []
         for part in special.parts(text):
@@ -154,7 +160,7 @@ class Vocabulary:
         cuttable = [
             text
             for token, text in texts.items()
-            if token not in strips and not (strips and text.isspace())
+            if token not in strips and not (strips and text != text.strip())
         ]
         return SpecialStrings(texts.values(), cuttable=cuttable)
 
