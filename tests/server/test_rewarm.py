@@ -48,7 +48,8 @@ def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
         second = client.chat(history)
         if rewarms:
             assert second.n_prefilled < REPLY_TOKENS
-            [ahead] = re.findall(r"(\d+) tokens computed ahead", server.log)
+            # The turn after this one may have been computed ahead by now as well.
+            ahead, *_ = re.findall(r"(\d+) tokens computed ahead", server.log)
             assert int(ahead) >= REPLY_TOKENS - 2
         else:
             assert second.n_prefilled >= REPLY_TOKENS
