@@ -497,7 +497,7 @@ def mounted(*arguments: str, at: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(at)], check=True)
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
 def test_a_full_disk_refuses_and_when_room_returns_so_do_puts(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def _shrink(connection: sqlite3.Connection) -> None:
     (n_pages,) = column(connection, "PRAGMA page_count")
     (n_free,) = column(connection, "PRAGMA freelist_count")
     if n_free > n_pages // 4:
-        column(connection, "PRAGMA incremental_vacuum(64)")
+        connection.execute("PRAGMA incremental_vacuum(64)").fetchall()  # rows without columns
 
 
 def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
