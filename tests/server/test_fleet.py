@@ -77,14 +77,9 @@ def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
 
         shared.store.start()
         eventually(lambda: health_of(fleet) == {"ok"}, "nobody notices that it is back")
-        other = [system("a newcomer", 150), user(prose("again", 30))]
-        first = fleet.chat(other, max_tokens=4)
-        fleet.wait_until_told(first.server)
-        other += [assistant(first.answer.text), user(prose("and again", 20))]
-        second = fleet.chat(other, max_tokens=4)
-        assert second.server != first.server
-        assert "shared" in second.answer.sources
-        assert second.answer.n_cached >= len(first.answer.prompt)
+        # A lookup that takes too long is given up, so one conversation alone would prove nothing.
+        attempts = itertools.count()
+        eventually(lambda: finds_shared(fleet, f"try {next(attempts)}"), "it is not used again")
 
 
 def test_the_owner_of_a_session_is_killed_and_the_next_turn_hits_elsewhere(
@@ -105,6 +100,19 @@ def test_the_owner_of_a_session_is_killed_and_the_next_turn_hits_elsewhere(
         assert reply.server != owner
         assert "shared" in reply.answer.sources
         assert fleet.amplification <= MAX_AMPLIFICATION
+
+
+def finds_shared(fleet: Fleet, topic: str) -> bool:
+    """Whether the second turn of a new conversation, at another server, finds the first one."""
+    history: list[Message] = [system(topic, 150), user(prose(topic, 30))]
+    first = fleet.chat(history, max_tokens=4)
+    fleet.wait_until_told(first.server)
+    history += [assistant(first.answer.text), user(prose("and again", 20))]
+    second = fleet.chat(history, max_tokens=4)
+    assert second.server != first.server
+    return "shared" in second.answer.sources and (
+        second.answer.n_cached >= len(first.answer.prompt)
+    )
 
 
 def health_of(fleet: Fleet) -> set[str]:

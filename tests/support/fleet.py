@@ -25,6 +25,7 @@ defaults
     timeout connect 2s
     timeout client 600s
     timeout server 600s
+    timeout check 30s
     retries 3
     option redispatch
 
