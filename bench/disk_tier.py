@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 from rich.console import Console
 
-from rekindle.cache.block import Entry, Header, Key, Kind, Reason, entry_key, token_bytes
-from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.entry import Entry, Header, Key, Kind, Reason, entry_key, token_bytes
 
 MODEL = b"m" * 16
 CHAIN_LENGTH = 64

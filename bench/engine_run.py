@@ -12,20 +12,15 @@ from itertools import count
 from pathlib import Path
 
 from bench.report import RESULTS
-from rekindle.chat.accounts import Accounts
+from rekindle.chat.accounts.accounts import Accounts
 from rekindle.config import CacheSettings, EngineSettings, Settings
 from rekindle.engine.handle import ANY_GRAMMAR
-from rekindle.generation import (
-    CacheSource,
-    CacheStatus,
-    GenerationRequest,
-    PromptEvaluated,
-    Sampling,
-    TokenSampled,
-)
-from rekindle.loaded_model import LoadedModel, load
-from rekindle.model_source import ModelFile
-from rekindle.model_stores import MemoryShares, ModelStores, cache_memory_bytes
+from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSampled
+from rekindle.generation.request import GenerationRequest, Sampling
+from rekindle.generation.status import CacheStatus
+from rekindle.models.llama_model import LoadedModel, load
+from rekindle.models.source import ModelFile
+from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
 
 POLL_SECONDS = 0.05
 _ids = count()

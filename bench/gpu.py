@@ -27,9 +27,9 @@ from bench.engine_run import (
     until_written,
 )
 from rekindle.config import Bytes, CacheSettings, WritePolicy
-from rekindle.generation import CacheSource
-from rekindle.loaded_model import LoadedModel
-from rekindle.model_source import ModelFile, resolve_model
+from rekindle.generation.events import CacheSource
+from rekindle.models.llama_model import LoadedModel
+from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
 N_UBATCH = 2048

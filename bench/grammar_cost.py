@@ -12,12 +12,12 @@ from statistics import median
 import numpy as np
 from rich.console import Console
 
-from rekindle.generation import Grammar, GrammarKind
-from rekindle.llama.grammar import GrammarCompiler
+from rekindle.generation.request import Grammar, GrammarKind
+from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
-from rekindle.llama.vocabulary import Vocabulary
-from rekindle.model_source import resolve_model
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
+from rekindle.models.source import resolve_model
 
 TEXT = json.dumps(
     {"name": "A cat called Tom", "tags": ["one", "two"], "nested": {"x": [1, 2], "y": "more text"}}

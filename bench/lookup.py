@@ -18,35 +18,30 @@ from typing import Any, cast
 
 from bench.report import Row, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
-from rekindle.cache.back_store import WriteRules
-from rekindle.cache.block import Entry, Header, Key, Standing, token_bytes
-from rekindle.cache.names import Named
+from rekindle.cache.disk.catalogue import CatalogRow
+from rekindle.cache.disk.reconcile import Differences
+from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.entry import Entry, Header, Key, Standing, token_bytes
+from rekindle.cache.index import PrefixIndex, Where
+from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.listing.names import Named
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.cache.prefix_index import PrefixIndex, Where
-from rekindle.cache.prefix_keys import PrefixKeys
-from rekindle.cache.tiers.disk_catalog import CatalogRow
-from rekindle.cache.tiers.disk_reconcile import Differences
-from rekindle.cache.transfers import Transfers
-from rekindle.chat.accounts import Accounts
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.recent_prompts import past_prompt
-from rekindle.chat.reply import ReplyOptions
-from rekindle.chat.reply_parser import Said
+from rekindle.cache.stores.back_store import WriteRules
+from rekindle.chat.accounts.accounts import Accounts
+from rekindle.chat.accounts.recent_prompts import past_prompt
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.parser import Said
 from rekindle.config import WritePolicy
 from rekindle.engine.backend import Backend
+from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.reuse.warm_start import WarmStart
 from rekindle.engine.sequence import Sequence as Running
-from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
-from rekindle.engine.warm_start import WarmStart
 from rekindle.errors import EntryMissing
-from rekindle.generation import (
-    USUAL_TERMS,
-    CacheSource,
-    GenerationRequest,
-    PromptEvaluated,
-    Sampling,
-)
-from rekindle.model_state import ModelClass, StateTraits
+from rekindle.generation.events import CacheSource, PromptEvaluated
+from rekindle.generation.model_state import ModelClass, StateTraits
+from rekindle.generation.request import USUAL_TERMS, GenerationRequest, Sampling
 
 NAME = "lookup"
 MODEL = b"m" * 16

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from bench.report import CONSOLE, RESULTS
 from bench.tiny_model import write_tiny_model_of_real_words
-from rekindle.bench.contenders import OURS, Contender, find_contenders
+from rekindle.bench.peers.contenders import OURS, Contender, find_contenders
 from rekindle.bench.play import Conditions
-from rekindle.bench.recorded import recorded_workload
-from rekindle.bench.results import WorkloadRow
+from rekindle.bench.report.results import WorkloadRow
 from rekindle.bench.run import Plan, Progress, run_all
-from rekindle.bench.texts import Texts
-from rekindle.bench.workloads import WORKLOADS, Workload
+from rekindle.bench.workloads.recorded import recorded_workload
+from rekindle.bench.workloads.texts import Texts
+from rekindle.bench.workloads.workloads import WORKLOADS, Workload
 from rekindle.errors import StartupError
 from tests.support.tiny_models import TinyArchitecture
 

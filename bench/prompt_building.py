@@ -17,8 +17,8 @@ from statistics import median
 from typing import TypeVar
 
 from bench.report import Row, run_alone
-from rekindle.cache.recent_turns import MemoryTurns
-from rekindle.cache.turn_database import TurnDatabase
+from rekindle.cache.turns.database import TurnDatabase
+from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import (
     Conversation,
     Message,
@@ -30,15 +30,15 @@ from rekindle.chat.conversation import (
 )
 from rekindle.chat.dialects import choose
 from rekindle.chat.dialects.base import Dialect
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import Prompt, PromptBuilder, schemas_of
-from rekindle.chat.reply_parser import parse
-from rekindle.chat.template import ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.reply.parser import parse
+from rekindle.chat.template.guard import Guard
+from rekindle.chat.template.template import ChatTemplate
+from rekindle.generation.stored_turns import TurnStore
 from rekindle.llama.model import Model
-from rekindle.llama.vocabulary import Vocabulary
-from rekindle.model_source import resolve_model
-from rekindle.stored_turns import TurnStore
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
+from rekindle.models.source import resolve_model
 
 NAME = "prompt_building"
 N_TURNS = 100

@@ -22,8 +22,8 @@ from bench.engine_run import (
     start_engine,
 )
 from rekindle.config import Bytes, CacheSettings
-from rekindle.loaded_model import LoadedModel
-from rekindle.model_source import ModelFile, resolve_model
+from rekindle.models.llama_model import LoadedModel
+from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
 N_IDLE = 2  # conversations that stay in the context while another one decodes

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from rekindle.server import assemble, background
 
 READING_SECONDS = 6.0

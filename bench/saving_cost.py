@@ -19,10 +19,10 @@ from statistics import median
 
 from bench.engine_run import ask, cache_status, engine, random_prompt, scratch_directory
 from bench.report import Row, at_most, run_alone
-from rekindle.cache.block import BLOCK_TOKENS
+from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.config import Bytes, CacheSettings, WritePolicy
-from rekindle.loaded_model import LoadedModel
-from rekindle.model_source import ModelFile, resolve_model
+from rekindle.models.llama_model import LoadedModel
+from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
 NAME = "saving_cost"

@@ -22,8 +22,8 @@ from bench.fleet_model import Policy
 from bench.fleet_run import AWAY_SECONDS, Numbers, Outcome, Setup, simulate
 from bench.fleet_workload import HOUR_SECONDS, Trace, Workload, draw
 from bench.report import CONSOLE, RESULTS
-from rekindle.bench.bars import Chart, LogScale, Panel, svg_of
-from rekindle.bench.plots import amplification_text, time_text
+from rekindle.bench.report.bars import Chart, LogScale, Panel, svg_of
+from rekindle.bench.report.plots import amplification_text, time_text
 
 FLEETS = (1, 10, 100, 1000)
 QUICK_FLEETS = (1, 10)

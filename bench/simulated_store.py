@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from rekindle.cache.block import (
+from rekindle.cache.entry import (
     BLOCK_TOKENS,
     TOKEN_BYTES,
     Header,

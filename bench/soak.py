@@ -36,7 +36,7 @@ from rekindle.config import (
     ServerSettings,
     Settings,
 )
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from rekindle.server import assemble, background
 from tests.support.mixed_traffic import send
 from tests.support.tables import Look, look, small_limits

@@ -28,11 +28,11 @@ from typing import NamedTuple
 from bench.engine_run import ask, engine, random_prompt, scratch_directory
 from bench.report import Row, at_most, run_alone
 from bench.simulated_store import headers
-from rekindle.cache.block import Header, Key
-from rekindle.cache.tiers.disk_reconcile import open_catalog
-from rekindle.cache.tiers.entry_file import EntryFiles
+from rekindle.cache.disk.entry_file import EntryFiles
+from rekindle.cache.disk.reconcile import open_catalog
+from rekindle.cache.entry import Header, Key
 from rekindle.config import CacheSettings
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from rekindle.server import run_event_loop
 
 NAME = "startup"

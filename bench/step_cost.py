@@ -26,13 +26,14 @@ from bench.report import Row, run_alone
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.handle import EngineHandle
-from rekindle.generation import GenerationRequest, Grammar, Sampling, TokenSampled
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import ModelClass, StateTraits
+from rekindle.generation.request import GenerationRequest, Grammar, Sampling
 from rekindle.llama import context, sampler
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
-from rekindle.model_source import resolve_model
-from rekindle.model_state import ModelClass, StateTraits
+from rekindle.models.source import resolve_model
 from rekindle.server import run_event_loop
 
 NAME = "step_cost"

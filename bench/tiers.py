@@ -24,16 +24,16 @@ from numpy.typing import NDArray
 
 from bench.engine_run import ask, engine, random_prompt, scratch_directory, until_written
 from bench.report import Row, Target, at_least, run_alone
-from rekindle.cache.block import BLOCK_TOKENS, Entry, Key
-from rekindle.cache.tiers.disk import DiskTier
-from rekindle.cache.tiers.disk_reconcile import open_catalog
-from rekindle.cache.transfers import Arrived, Opened, Transfers
+from rekindle.cache.disk.reconcile import open_catalog
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.disk.transfers import Arrived, Opened, Transfers
+from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
 from rekindle.config import Bytes, CacheSettings, WritePolicy
-from rekindle.generation import CacheSource
+from rekindle.generation.events import CacheSource
+from rekindle.generation.model_state import Payload
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.model import Model
-from rekindle.model_source import ModelFile, resolve_model
-from rekindle.model_state import Payload
+from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
 NAME = "tiers"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderField
 
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from tests.support.tiny_models import N_EMBD, TinyArchitecture, write_tiny_model
 
 TOKENIZER = "tokenizer."

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rekindle.llama.deep_stack import call_with_stack
 from rekindle.llama.library import lib
-from rekindle.llama.pre_tokenizer import FLAT
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer.deep_stack import call_with_stack
+from rekindle.llama.tokenizer.pre_tokenizer import FLAT
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.vocabulary_files import (
     PRE_TOKENIZERS,
     opened,

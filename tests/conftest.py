@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
 # The same examples in every run, however slow the machine. HYPOTHESIS_SEARCH=1 looks for new ones.

@@ -18,8 +18,8 @@ import httpx
 import pytest
 import yaml
 
-from rekindle.api.caller import SESSION_HEADERS
-from rekindle.api.drain import HEALTH_PATH, LIVE_QUERY
+from rekindle.api.http.caller import SESSION_HEADERS
+from rekindle.api.http.drain import HEALTH_PATH, LIVE_QUERY
 from rekindle.config import all_settings
 from rekindle.config_sources import resolve
 from rekindle.server import CUT_SECONDS, FLUSH_SECONDS

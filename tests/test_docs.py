@@ -9,19 +9,14 @@ import pytest
 import typer
 
 from rekindle.chat.dialects import NAMES
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply_stream import ReplyStream
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.stream import ReplyStream
 from rekindle.cli import app
 from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings
 from rekindle.config_sources import resolve
-from rekindle.generation import (
-    CacheCounters,
-    CacheSource,
-    CacheStatus,
-    EngineStatus,
-    TierStatus,
-)
-from rekindle.telemetry import Telemetry
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.observe.telemetry import Telemetry
 from tests.chat.test_responder import ByteTokenizer, script
 from tests.test_architecture import LEAVES, MAY_IMPORT
 

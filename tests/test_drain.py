@@ -15,15 +15,15 @@ from rekindle import server
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
-from rekindle.api.drain import Drain
-from rekindle.cache.response_store import MemoryResponses
-from rekindle.model_pool import ModelPool
+from rekindle.api.http.drain import Drain
+from rekindle.cache.responses.store import MemoryResponses
+from rekindle.models.pool import ModelPool
+from rekindle.observe.telemetry import Telemetry
+from rekindle.priming.warm_list import WarmList
 from rekindle.server import Assembly, drain
-from rekindle.telemetry import Telemetry
-from rekindle.warm_list import WarmList
+from tests.api.client import USER
 from tests.api.fakes import CARD, FakeResponder, FixedModels
-from tests.api.http import USER
-from tests.test_model_pool import GIB, FakeLoader, FakeModel
+from tests.models.test_pool import GIB, FakeLoader, FakeModel
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 

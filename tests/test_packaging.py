@@ -57,8 +57,8 @@ def test_a_clean_environment_with_the_wheel_serves(wheel: Path, tmp_path: Path) 
         for name in ("app.js", "style.css"):
             assert client.get(f"/dashboard/{name}").status_code == 200
     code = (
-        "from rekindle.bench.recorded import RECORDED, read_traffic;"
-        "from rekindle.bench.workloads import TEMPLATES;"
+        "from rekindle.bench.workloads.recorded import RECORDED, read_traffic;"
+        "from rekindle.bench.workloads.workloads import TEMPLATES;"
         "print(len(read_traffic([RECORDED]).requests), *TEMPLATES.glob('*.jinja'))"
     )
     shown = subprocess.run([python, "-c", code], check=True, capture_output=True, cwd=tmp_path)

@@ -19,32 +19,32 @@ from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
-from rekindle.api.drain import Drain
-from rekindle.cache.shared_store import SharedStore, open_shared_store
-from rekindle.cache.tiers.memory import machine_memory_bytes
-from rekindle.chat.accounts import Accounts
+from rekindle.api.http.drain import Drain
+from rekindle.cache.memory.tier import machine_memory_bytes
+from rekindle.cache.shared.connection import SharedStore, open_shared_store
+from rekindle.chat.accounts.accounts import Accounts
 from rekindle.config import CacheSettings, EngineKind, ServerSettings, Settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import ShuttingDown, StartupError
-from rekindle.generation import CacheCounters, CacheStatus
-from rekindle.loaded_model import SWITCH_SECONDS, LoadedModel, OpenedModel, load
-from rekindle.model_pool import ModelPool
-from rekindle.model_source import ModelFile, is_same, more_models, resolve_model
-from rekindle.model_stores import (
+from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.generation.stored_responses import ResponseStore
+from rekindle.models.llama_model import SWITCH_SECONDS, LoadedModel, OpenedModel, load
+from rekindle.models.pool import ModelPool
+from rekindle.models.source import ModelFile, is_same, more_models, resolve_model
+from rekindle.models.stores import (
     MemoryShares,
     ModelStores,
     cache_memory_bytes,
     response_store,
 )
-from rekindle.otel import span_sender
-from rekindle.request_record import Observer
-from rekindle.stored_responses import ResponseStore
-from rekindle.telemetry import Telemetry, sum_of, total
-from rekindle.trace import SentRequests, Trace
-from rekindle.warm_list import WarmList, asgi_sender
+from rekindle.observe.otel import span_sender
+from rekindle.observe.request_record import Observer
+from rekindle.observe.telemetry import Telemetry, sum_of, total
+from rekindle.observe.trace import SentRequests, Trace
+from rekindle.priming.warm_list import WarmList, asgi_sender
 
 if TYPE_CHECKING:  # it imports an HTTP client, which few servers need
-    from rekindle.upstream_model import UpstreamModel, UpstreamSource
+    from rekindle.models.vllm_model import UpstreamModel, UpstreamSource
 
 if sys.platform == "win32":
     uvloop = None
@@ -231,7 +231,7 @@ class _Loader:
         return resolve_model(self.sources[name]).n_bytes
 
     def load_upstream(self, name: str, source: "UpstreamSource") -> "UpstreamModel":
-        from rekindle.upstream_model import load_upstream
+        from rekindle.models.vllm_model import load_upstream
 
         return load_upstream(
             self._settings,
@@ -246,7 +246,7 @@ class _Loader:
         self, name: str, on_progress: Callable[[float], bool]
     ) -> "LoadedModel | UpstreamModel":
         if self._has_upstreams:
-            from rekindle.upstream_model import find_upstreams
+            from rekindle.models.vllm_model import find_upstreams
 
             return self.load_upstream(name, find_upstreams(self._settings))
 

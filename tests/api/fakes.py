@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rekindle.api.model_card import ModelCard
 from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
+from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply import (
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import (
     FinishReason,
     ReplyDone,
     ReplyEvent,
@@ -20,22 +20,21 @@ from rekindle.chat.reply import (
     ReplyStats,
     ReplyText,
 )
-from rekindle.chat.sessions import Sessions
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest, RekindleError
-from rekindle.generation import (
-    CachedSpan,
-    CacheSource,
+from rekindle.generation.engine import PrefixStore
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import Sampling
+from rekindle.generation.status import (
     CacheStatus,
     EmbedderStatus,
     EngineStatus,
     Forecast,
-    PrefixStore,
-    Sampling,
     StoredBranch,
     StoredPrefix,
 )
-from rekindle.request_record import Miss
+from rekindle.models.card import ModelCard
+from rekindle.observe.request_record import Miss
 
 N_BYTES = 256
 BOS, END_OF_TURN = 256, 257

@@ -23,7 +23,7 @@ from rekindle.api.cache_controls import (
     position_of,
     terms_of,
 )
-from rekindle.api.caller import Caller
+from rekindle.api.http.caller import Caller
 from rekindle.api.openai.messages import conversation_of as chat_conversation
 from rekindle.api.openai.messages import marks_of as chat_marks
 from rekindle.api.openai.schema import ChatCompletionRequest
@@ -33,17 +33,17 @@ from rekindle.api.responses.request import marks_of as responses_marks
 from rekindle.api.responses.request import reply_options
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
-from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.dialects import choose
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import PromptBuilder
-from rekindle.chat.template import CHATML, ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import PromptBuilder
+from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.template.guard import Guard
+from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest
-from rekindle.generation import CacheTerms, Pin, Rank, Sampling
+from rekindle.generation.request import CacheTerms, Pin, Rank, Sampling
+from tests.api.anthropic.test_messages import CALLED, result, tool_of, user
 from tests.api.fakes import ByteTokenizer
-from tests.api.test_anthropic_messages import CALLED, result, tool_of, user
 
 END = "<|im_end|>"
 MINUTES_5, MINUTES_30, HOUR, DAY = 300.0, 1800.0, 3600.0, 86400.0

@@ -11,19 +11,20 @@ from pydantic import TypeAdapter
 
 from rekindle.api.anthropic.response import MessageEnvelope, diagnostics_of, message_of
 from rekindle.api.anthropic.stream import Events
-from rekindle.api.cache_header import cache_header
+from rekindle.api.http.cache_header import cache_header
 from rekindle.api.openai.bodies import Rekindle
 from rekindle.api.openai.response import usage_of
 from rekindle.api.replies import Reply
 from rekindle.api.responses.response import Envelope, ended
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
-from rekindle.chat.miss_reasons import Diagnosis
-from rekindle.chat.reply import ReplyDone, ReplyProgress, ReplyText
-from rekindle.generation import CachedSpan, CacheSource, Rank, Sampling
-from rekindle.request_record import Miss, MissReason
+from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.reply.events import ReplyDone, ReplyProgress, ReplyText
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import Rank, Sampling
+from rekindle.observe.request_record import Miss, MissReason
+from tests.api.client import chat, post
 from tests.api.fakes import FakeResponder, done
-from tests.api.http import chat, post
 
 MISS = Miss(
     reason=MissReason.TEXT_CHANGED,

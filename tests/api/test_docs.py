@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.body import Ignored, Refused, Wire
-from rekindle.api.native_schema import (
+from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
     TierProps,
@@ -22,8 +22,8 @@ from rekindle.api.openai.schema import (
     EmbeddingsRequest,
 )
 from rekindle.api.responses.schema import CreateResponseRequest
+from tests.api.client import app_of
 from tests.api.fakes import FakeResponder
-from tests.api.http import app_of
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "wire-apis.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)

@@ -12,8 +12,8 @@ from rekindle.errors import (
     RekindleError,
     ShuttingDown,
 )
+from tests.api.client import USER, chat, client_of, complete
 from tests.api.fakes import FakeResponder
-from tests.api.http import USER, chat, client_of, complete
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 

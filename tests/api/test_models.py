@@ -8,13 +8,14 @@ import pytest
 
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.models import MAX_NAMES_SHOWN, UnknownModel
-from rekindle.cache.response_store import MemoryResponses
+from rekindle.cache.responses.store import MemoryResponses
 from rekindle.errors import Overloaded
-from rekindle.generation import EngineStatus, Rank, SlotStatus
-from rekindle.telemetry import Telemetry
+from rekindle.generation.request import Rank
+from rekindle.generation.status import EngineStatus, SlotStatus
+from rekindle.observe.telemetry import Telemetry
+from tests.api.client import USER
 from tests.api.fakes import CARD, HELLO, FakeResponder, FixedModels, Script, Wait
-from tests.api.http import USER
-from tests.api.test_native import get
+from tests.api.native.test_routes import get
 
 CHAT = {"model": "any", "messages": [USER], "max_tokens": 5}
 REPLIES: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ import anthropic
 import openai
 import pytest
 
-from rekindle.chat.reply import (
+from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
     ReplyDone,
@@ -25,9 +25,11 @@ from rekindle.chat.reply import (
     ReplyReasoning,
     ReplyText,
 )
-from tests.api import test_anthropic_streams, test_responses_streams, test_streams
+from tests.api.anthropic import test_streams as test_anthropic_streams
+from tests.api.client import USER, post
 from tests.api.fakes import FakeResponder, done
-from tests.api.http import USER, post
+from tests.api.openai import test_streams
+from tests.api.responses import test_streams as test_responses_streams
 
 GOLDEN = Path(__file__).parent / "golden" / "dialects"
 

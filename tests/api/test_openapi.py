@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from starlette.routing import Route
 
 from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
+from tests.api.client import app_of, chat, complete
 from tests.api.fakes import FakeResponder
-from tests.api.http import app_of, chat, complete
-from tests.api.test_streams import CALLING, SCORED_CALL, chunks
+from tests.api.openai.test_streams import CALLING, SCORED_CALL, chunks
 
 
 async def document() -> tuple[Any, set[tuple[str, str]]]:

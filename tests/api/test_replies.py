@@ -1,9 +1,9 @@
 """Whole replies: their shapes, and how several add up."""
 
-from rekindle.chat.reply import Candidate, FinishReason, ReplyText, ScoredToken
-from rekindle.generation import CachedSpan, CacheSource
+from rekindle.chat.reply.events import Candidate, FinishReason, ReplyText, ScoredToken
+from rekindle.generation.events import CachedSpan, CacheSource
+from tests.api.client import chat, complete
 from tests.api.fakes import FakeResponder, Script, done
-from tests.api.http import chat, complete
 
 USAGE = {
     "prompt_tokens": 10,

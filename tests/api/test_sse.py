@@ -8,9 +8,9 @@ from starlette.types import Message
 
 from rekindle.api.replies import Replies, Sink
 from rekindle.api.sse import KEEP_ALIVE, EventStream
-from rekindle.chat.reply import ReplyEvent, ReplyProgress, ReplyText
+from rekindle.chat.reply.events import ReplyEvent, ReplyProgress, ReplyText
 from rekindle.errors import DecodeFailed
-from rekindle.generation import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource
 
 FOUND = ReplyProgress(10, 10, 4, 0.5, (CachedSpan(CacheSource.DISK, 0, 4),))
 NEVER = 3600.0

@@ -4,11 +4,12 @@ import re
 import httpx
 
 from rekindle.api.app import ApiSettings, create_app
-from rekindle.cache.response_store import MemoryResponses
-from rekindle.generation import CacheCounters, CacheSource, CacheStatus, EngineStatus, TierStatus
-from rekindle.telemetry import MAX_FIELD_NAMES, Telemetry, total
+from rekindle.cache.responses.store import MemoryResponses
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.observe.telemetry import MAX_FIELD_NAMES, Telemetry, total
+from tests.api.client import USER, client_of
 from tests.api.fakes import CARD, FakeResponder, FixedModels
-from tests.api.http import USER, client_of
 
 
 def samples(telemetry: Telemetry, metric: str) -> dict[str, float]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
-from rekindle.cache.block import (
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.entry import (
     BLOCK_TOKENS,
     Entry,
     Header,
@@ -17,7 +18,6 @@ from rekindle.cache.block import (
     entry_key,
     token_bytes,
 )
-from rekindle.cache.tiers.disk import DiskTier
 
 MODEL = b"m" * 16
 OTHER_MODEL = b"o" * 16

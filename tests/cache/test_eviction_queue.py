@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from rekindle.cache.block import Key
+from rekindle.cache.entry import Key
 from rekindle.cache.eviction_queue import EvictionQueue
 
 A, B, C = b"a", b"b", b"c"

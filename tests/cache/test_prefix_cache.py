@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.block import BLOCK_TOKENS, Reason
-from rekindle.cache.keeper import Saved
+from rekindle.cache.entry import BLOCK_TOKENS, Reason
+from rekindle.cache.entry_writer import Saved
+from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.cache.restore import Restore
-from rekindle.cache.tiers.memory import size_in_memory
 from rekindle.config import WritePolicy
-from rekindle.generation import CacheSource
-from rekindle.model_state import ModelClass, StateTraits
+from rekindle.generation.events import CacheSource
+from rekindle.generation.model_state import ModelClass, StateTraits
 from tests.support.caches import cache_opener
 
 DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)

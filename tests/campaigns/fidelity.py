@@ -18,8 +18,8 @@ from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from rekindle.generation import CacheCounters
-from rekindle.model_state import ModelClass
+from rekindle.generation.model_state import ModelClass
+from rekindle.generation.status import CacheCounters
 from tests.support.fidelity_machine import budget, machine_for
 from tests.support.fidelity_setup import Subject
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject

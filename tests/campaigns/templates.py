@@ -27,8 +27,8 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.guard import Guard
-from rekindle.chat.template import ChatTemplate
+from rekindle.chat.template.guard import Guard
+from rekindle.chat.template.template import ChatTemplate
 from rekindle.errors import InvalidRequest, StartupError
 
 # What control tokens look like in published templates, for want of the vocabularies.

@@ -30,13 +30,13 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.prompt import schemas_of
-from rekindle.chat.reply_parser import Said, parse
+from rekindle.chat.prompt.prompt import schemas_of
+from rekindle.chat.reply.parser import Said, parse
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
-from rekindle.generation import Tokenizer
+from rekindle.generation.tokenizer import Tokenizer
 from rekindle.llama.model import Model
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from tests.campaigns.templates import SYSTEM, TOOL, user
 from tests.support.extended_tokenizer import CHANNEL, ExtendedTokenizer
 from tests.support.turn_bench import Exchange, TurnBench, extended, message_of

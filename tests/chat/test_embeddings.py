@@ -10,7 +10,9 @@ import pytest
 
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.errors import EngineError, InvalidRequest
-from rekindle.generation import Embedded, EmbedderStatus, EmbeddingRequest, EngineStatus
+from rekindle.generation.events import Embedded
+from rekindle.generation.request import EmbeddingRequest
+from rekindle.generation.status import EmbedderStatus, EngineStatus
 from tests.chat.test_responder import ByteTokenizer, RecordingEngine
 
 

@@ -6,35 +6,29 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.dialects import choose
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import Prompt, PromptBuilder
-from rekindle.chat.reply import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
-from rekindle.chat.reply_stream import ReplyStream
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
+from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.responder import Responder
-from rekindle.chat.template import CHATML, ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
+from rekindle.chat.template.guard import Guard
+from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError
-from rekindle.generation import (
+from rekindle.generation.events import (
     CachedSpan,
     CacheSource,
     Embedded,
-    EmbeddingRequest,
-    EngineStatus,
     Finished,
-    Forecast,
-    GenerationRequest,
-    Grammar,
     PromptEvaluated,
-    Sampling,
     StopCause,
-    StoredBranch,
-    StoredPrefix,
     TokenEvent,
     TokenLogprobs,
     TokenSampled,
 )
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, Sampling
+from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
 
 SPANS = (
     CachedSpan(CacheSource.LIVE, 0, 1),

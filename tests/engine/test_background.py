@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import ContextFull, Overloaded, ShuttingDown
-from rekindle.generation import (
+from rekindle.generation.events import (
     CachedSpan,
     CacheSource,
     Finished,
@@ -15,7 +15,7 @@ from rekindle.generation import (
     TokenEvent,
     TokenStream,
 )
-from rekindle.model_state import ModelClass
+from rekindle.generation.model_state import ModelClass
 from tests.engine.test_handle import request, running, until
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache import back_store, transfers
-from rekindle.cache.block import Entry, Key
+from rekindle.cache.disk import transfers
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.entry import Entry, Key
 from rekindle.cache.policy import TAIL_GRAIN
-from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.stores import back_store
 from rekindle.engine import loop
-from rekindle.generation import PromptEvaluated
-from rekindle.model_state import ModelClass
+from rekindle.generation.events import PromptEvaluated
+from rekindle.generation.model_state import ModelClass
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
 from tests.support.loop_driver import Bench

@@ -11,7 +11,8 @@ from rekindle.engine import embedding_queue
 from rekindle.engine.handle import EngineHandle
 from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
-from rekindle.generation import Embedded, EmbeddingRequest, Finished, StopCause
+from rekindle.generation.events import Embedded, Finished, StopCause
+from rekindle.generation.request import EmbeddingRequest
 from tests.engine.test_handle import reply, request, until
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rekindle.generation import CachedSpan, CacheSource, Finished, PromptEvaluated, StopCause
-from rekindle.model_state import ModelClass
+from rekindle.generation.events import CachedSpan, CacheSource, Finished, PromptEvaluated, StopCause
+from rekindle.generation.model_state import ModelClass
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 

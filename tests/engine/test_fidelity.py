@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from rekindle.model_state import ModelClass
+from rekindle.generation.model_state import ModelClass
 from tests.support.fidelity_machine import budget, machine_for
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
 from tests.support.tiny_models import TinyArchitecture

@@ -10,14 +10,8 @@ import pytest
 from rekindle.engine import handle as handle_module
 from rekindle.engine.handle import EngineHandle
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
-from rekindle.generation import (
-    GenerationRequest,
-    Grammar,
-    GrammarKind,
-    Sampling,
-    TokenSampled,
-    TokenStream,
-)
+from rekindle.generation.events import TokenSampled, TokenStream
+from rekindle.generation.request import GenerationRequest, Grammar, GrammarKind, Sampling
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
 

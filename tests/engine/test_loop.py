@@ -4,7 +4,7 @@ import pytest
 
 from rekindle.engine.orders import Cancel, FailAll
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
-from rekindle.generation import (
+from rekindle.generation.events import (
     Finished,
     PrefillProgress,
     PromptEvaluated,

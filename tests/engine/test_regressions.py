@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_keys import PrefixKeys
 from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, EngineError
-from rekindle.generation import Finished
-from rekindle.model_state import ModelClass
-from tests.engine.test_reuse import text
+from rekindle.generation.events import Finished
+from rekindle.generation.model_state import ModelClass
+from tests.engine.reuse.test_reuse import text
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench

@@ -2,7 +2,8 @@
 
 from itertools import groupby
 
-from rekindle.generation import Finished, SlotPhase, SlotStatus
+from rekindle.generation.events import Finished
+from rekindle.generation.status import SlotPhase, SlotStatus
 from tests.support.fake_backend import FakeBackend
 from tests.support.loop_driver import Bench
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.tiers.disk import DiskTier
+from rekindle.cache.disk.tier import DiskTier
 from rekindle.engine.inquiries import (
     Forget,
     ListStored,
@@ -15,19 +15,11 @@ from rekindle.engine.inquiries import (
     ShowForest,
 )
 from rekindle.errors import EngineError, TierFailed
-from rekindle.generation import (
-    CachedSpan,
-    CacheSource,
-    CacheTerms,
-    Finished,
-    Forecast,
-    Pin,
-    Rank,
-    StoredBranch,
-    StoredPrefix,
-)
-from rekindle.model_state import ModelClass
-from tests.engine.test_reuse import ALL_CLASSES, MAX_STEP_BACK, text
+from rekindle.generation.events import CachedSpan, CacheSource, Finished
+from rekindle.generation.model_state import ModelClass
+from rekindle.generation.request import CacheTerms, Pin, Rank
+from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
+from tests.engine.reuse.test_reuse import ALL_CLASSES, MAX_STEP_BACK, text
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from rekindle.engine.backend import Backend
-from rekindle.generation import Sampling, TokenSampled
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import Payload
+from rekindle.generation.request import Sampling
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.model import Model
-from rekindle.model_state import Payload
 
 BLOCK = 128
 

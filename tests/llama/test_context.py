@@ -3,9 +3,9 @@
 import pytest
 
 from rekindle.errors import ContextFull, DecodeFailed
+from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import Model
-from rekindle.model_state import ModelClass
 from tests.llama.driver import (
     continue_greedily,
     continue_together,

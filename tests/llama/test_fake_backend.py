@@ -7,9 +7,9 @@ import pytest
 
 from rekindle.engine.backend import Backend
 from rekindle.errors import DecodeFailed, EngineError
+from rekindle.generation.model_state import ModelClass
 from rekindle.llama import probe
 from rekindle.llama.model import Model
-from rekindle.model_state import ModelClass
 from tests.conftest import TinyModels
 from tests.llama.driver import BLOCK, Saved, make_backend, prefill, prompt, restore, save
 from tests.support.fake_backend import FakeBackend

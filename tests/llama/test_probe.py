@@ -3,10 +3,10 @@
 import pytest
 
 from rekindle.errors import EngineError
+from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import Model
 from rekindle.llama.state import SlotMemory, StateAccess
-from rekindle.model_state import ModelClass
 from tests.conftest import TinyModels
 from tests.llama.driver import continue_greedily, make_backend, prefill, prompt
 from tests.support.tiny_models import TinyArchitecture

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rekindle.errors import InvalidRequest, StartupError
-from rekindle.generation import Grammar, GrammarKind, Sampling, TokenSampled
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model

@@ -5,10 +5,10 @@ import pytest
 from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
+from rekindle.generation.model_state import ModelClass
 from rekindle.llama import probe
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import Model
-from rekindle.model_state import ModelClass
 from tests.llama.driver import (
     BLOCK,
     Saved,

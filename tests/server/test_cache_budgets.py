@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.holdings import STAGED_ENTRIES
+from rekindle.cache.residency import STAGED_ENTRIES
 from tests.cache.entries import assert_catalogue_is_true, bytes_by_du
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import Caller, Prompt, cold_answers, random_tokens

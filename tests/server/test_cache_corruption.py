@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.block import MAX_PREAMBLE_BYTES, Kind, token_bytes
-from rekindle.cache.directory import read_inventory, verify
-from rekindle.cache.transfers import RETRY_SECONDS
+from rekindle.cache.disk.transfers import RETRY_SECONDS
+from rekindle.cache.entry import MAX_PREAMBLE_BYTES, Kind, token_bytes
+from rekindle.cache.tools.directory import read_inventory, verify
 from tests.cache.entries import assert_catalogue_is_true, file_of
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (

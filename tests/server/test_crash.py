@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rekindle.cache.block import BLOCK_TOKENS, Kind, Reason
-from rekindle.cache.directory import read_inventory, verify
+from rekindle.cache.entry import BLOCK_TOKENS, Kind, Reason
 from rekindle.cache.policy import CHECKPOINT_INTERVAL
+from rekindle.cache.tools.directory import read_inventory, verify
 from tests.campaigns.crash import ARCHITECTURES, CrashRounds, n_recomputed
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (

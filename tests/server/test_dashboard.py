@@ -15,17 +15,11 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from rekindle.api.app import ApiSettings
 from rekindle.api.dashboard.history import BUCKET_SECONDS, History
 from rekindle.api.dashboard.views import snapshot_of
-from rekindle.generation import (
-    CacheCounters,
-    CachedSpan,
-    CacheSource,
-    CacheStatus,
-    Rank,
-    StoredBranch,
-    TierStatus,
-)
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import Rank
+from rekindle.generation.status import CacheCounters, CacheStatus, StoredBranch, TierStatus
+from tests.api.client import serving
 from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
-from tests.api.http import serving
 from tests.conftest import TinyModels
 from tests.support.needs import program
 from tests.support.records import RECORD

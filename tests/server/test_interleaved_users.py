@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
-from rekindle.model_source import ModelFile
+from rekindle.models.source import ModelFile
 from rekindle.server import assemble, background
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from rekindle.chat.reply import FinishReason, ReplyProgress
+from rekindle.chat.reply.events import FinishReason, ReplyProgress
 from rekindle.errors import DecodeFailed
+from tests.api.client import post
 from tests.api.fakes import FakeResponder, Script, done
-from tests.api.http import post
 from tests.conftest import TinyModels
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rekindle.cache.block import BLOCK_TOKENS
-from rekindle.engine.batch_planner import PREFILL_GRAIN
+from rekindle.cache.entry import BLOCK_TOKENS
+from rekindle.engine.scheduler.batch_planner import PREFILL_GRAIN
 from tests.campaigns.crash import ARCHITECTURES
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import eventually, random_tokens

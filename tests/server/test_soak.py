@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from rekindle.config import Bytes, CacheSettings, EngineSettings, ModelSettings, Settings
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 from rekindle.server import assemble, background
 from tests.support.mixed_traffic import send
 from tests.support.tables import Look, look, small_limits

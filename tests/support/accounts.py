@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from rekindle.cache.block import Key
-from rekindle.cache.holdings import STAGED_ENTRIES
+from rekindle.cache.entry import Key
+from rekindle.cache.index import Node, Where
+from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_index import Node, Where
-from rekindle.cache.tiers.memory import size_in_memory
+from rekindle.cache.residency import STAGED_ENTRIES
 from rekindle.engine.loop import EngineLoop
 from tests.support.audited_backend import AuditedBackend
 from tests.support.fake_backend import FakeBackend

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from rekindle.engine.backend import Backend, Sampler
 from rekindle.errors import EngineError
-from rekindle.generation import Grammar, Sampling, TokenSampled
-from rekindle.model_state import Payload, StateTraits
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import Payload, StateTraits
+from rekindle.generation.request import Grammar, Sampling
 from tests.support.fake_backend import CHECKPOINT, ROWS
 
 

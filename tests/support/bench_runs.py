@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rekindle.bench.results import BurstRow, Contender, RequestRow, Run, WorkloadRow
+from rekindle.bench.report.results import BurstRow, Contender, RequestRow, Run, WorkloadRow
 
 
 def workload_row(workload: str, server: str, **fields: object) -> WorkloadRow:

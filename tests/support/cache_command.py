@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from rekindle.cache.block import BLOCK_TOKENS, Entry, Reason
+from rekindle.cache.entry import BLOCK_TOKENS, Entry, Reason
 from rekindle.cli import app
 from rekindle.errors import StartupError
 from tests.cache.entries import assert_catalogue_is_true, make_entry, open_tier

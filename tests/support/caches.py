@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle.cache.back_store import WriteRules
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.disk.transfers import Transfers
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache, SharedAccess
-from rekindle.cache.tiers.disk import DiskTier
-from rekindle.cache.transfers import Transfers
+from rekindle.cache.stores.back_store import WriteRules
 from rekindle.config import MIB, WritePolicy
 from rekindle.engine.orders import OpenCache
-from rekindle.model_state import StateTraits
+from rekindle.generation.model_state import StateTraits
 
 ROOT = b"r" * 16
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from rekindle.generation import Tokenizer
+from rekindle.generation.tokenizer import Tokenizer
 
 # What control tokens look like in published templates, for want of the vocabularies. Tags such
 # as <think> or <tool_call> are left out: in most vocabularies they are no control tokens.

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, InvalidRequest
-from rekindle.generation import Grammar, Sampling, TokenSampled
-from rekindle.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.request import Grammar, Sampling
 
 END = 0  # the only end-of-generation token
 

@@ -14,11 +14,11 @@ from enum import Enum, auto
 from pathlib import Path
 from unittest.mock import patch
 
-from rekindle.cache import keeper
-from rekindle.cache.block import BLOCK_TOKENS
+from rekindle.cache import entry_writer as keeper
+from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.entry import BLOCK_TOKENS
+from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_keys import PrefixKeys
-from rekindle.cache.transfers import Transfers
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Cancel, Delivery, Submit
 from rekindle.errors import (
@@ -28,15 +28,9 @@ from rekindle.errors import (
     RekindleError,
     ShuttingDown,
 )
-from rekindle.generation import (
-    Finished,
-    GenerationRequest,
-    PromptEvaluated,
-    Sampling,
-    StopCause,
-    TokenSampled,
-)
-from rekindle.model_state import StateTraits
+from rekindle.generation.events import Finished, PromptEvaluated, StopCause, TokenSampled
+from rekindle.generation.model_state import StateTraits
+from rekindle.generation.request import GenerationRequest, Sampling
 from tests.support.accounts import (
     being_read,
     being_written,

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rekindle.cache.back_store import WriteRules
-from rekindle.cache.block import Entry, Key
+from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.entry import Entry, Key
+from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import CachePolicy
-from rekindle.cache.tiers.disk import DiskTier
-from rekindle.cache.tiers.entry_file import DISK_BLOCK_BYTES
-from rekindle.cache.tiers.memory import size_in_memory
+from rekindle.cache.stores.back_store import WriteRules
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
-from rekindle.generation import StopCause
+from rekindle.generation.events import StopCause
 from tests.support.audited_backend import AuditedBackend, Ledger, Scored
 
 ROOT = b"r" * 16

@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.generation import StopCause
+from rekindle.generation.events import StopCause
+from rekindle.generation.model_state import ModelClass, Payload
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import Model
-from rekindle.model_state import ModelClass, Payload
 from tests.support.audited_backend import AuditedBackend, Ledger, Scored
 from tests.support.fake_backend import CHECKPOINT, END, FakeBackend, expected_reply, next_token
 from tests.support.fidelity_setup import Setup

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 ROOMS = ("api", "cache", "chat", "engine")  # of rekindle
-LIBRARIES = ("uvicorn", "uvloop", "httptools", "rekindle.cli", "rekindle.telemetry")
+LIBRARIES = ("uvicorn", "uvloop", "httptools", "rekindle.cli", "rekindle.observe.telemetry")
 START_SECONDS = 60
 
 

@@ -7,14 +7,13 @@ from rekindle.engine.backend import Embedder
 from rekindle.engine.inquiries import Answer, Question
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Answered, Ask, Cancel, Delivery, Embed, OpenCache, Submit
-from rekindle.generation import (
+from rekindle.generation.events import PromptEvaluated, TokenSampled
+from rekindle.generation.request import (
     USUAL_TERMS,
     CacheTerms,
     EmbeddingRequest,
     GenerationRequest,
-    PromptEvaluated,
     Sampling,
-    TokenSampled,
 )
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rekindle.cache.shared_store import SharedStore, guarded_store
-from rekindle.cache.tiers.sealing import NoSeal, Seal
+from rekindle.cache.shared.connection import SharedStore, guarded_store
+from rekindle.cache.shared.sealing import NoSeal, Seal
 from rekindle.errors import StoreUnreachable, TierFailed, TierFull
-from rekindle.model_state import Payload
+from rekindle.generation.model_state import Payload
 
 HANG_SECONDS = 10.0  # the longest that a call hangs, so that a test that fails ends
 SECRET = bytes(range(32))

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from rekindle.generation import CachedSpan, CacheSource, Rank
-from rekindle.request_record import Miss, MissReason, RequestRecord
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import Rank
+from rekindle.observe.request_record import Miss, MissReason, RequestRecord
 
 RECORD = RequestRecord(
     id="req-1.abc.0",

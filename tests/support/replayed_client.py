@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle import loaded_model, server
+from rekindle import server
 from rekindle.config import (
     Bytes,
     CacheSettings,
@@ -25,11 +25,13 @@ from rekindle.config import (
     ReasoningHistory,
     Settings,
 )
-from rekindle.generation import Sampling, TokenSampled
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.request import Sampling
 from rekindle.llama.context import ContextParams
 from rekindle.llama.model import Model
-from rekindle.llama.vocabulary import Vocabulary
-from rekindle.model_source import ModelFile
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
+from rekindle.models import llama_model as loaded_model
+from rekindle.models.source import ModelFile
 from tests.support.fake_backend import FakeBackend, FakeSampler
 from tests.support.tiny_vocabulary import TURN_END
 

@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Callable
 
-from rekindle.cache.block import Entry, Key
+from rekindle.cache.entry import Entry, Key
 from rekindle.cache.prefix_cache import SharedAccess
-from rekindle.cache.shared_store import SharedStore
-from rekindle.cache.shared_transfers import Inquiry, SharedTransfers
-from rekindle.cache.tiers.shared import SharedTier
-from rekindle.model_state import StateTraits
+from rekindle.cache.shared.connection import SharedStore
+from rekindle.cache.shared.tier import SharedTier
+from rekindle.cache.shared.transfers import Inquiry, SharedTransfers
+from rekindle.generation.model_state import StateTraits
 from tests.support.caches import ROOT
 from tests.support.memory_objects import MemoryObjects, memory_store
 

@@ -9,8 +9,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.generation.model_state import Payload
 from rekindle.llama.state import HEADER_BYTES
-from rekindle.model_state import Payload
 
 
 def in_order_of_positions(blob: Payload, *, n_cell_bytes: int) -> bytes:

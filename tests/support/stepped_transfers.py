@@ -6,17 +6,16 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from unittest.mock import patch
 
-from rekindle.cache import back_store, disk_store, keeper, prefix_cache, transfers
-from rekindle.cache.transfers import Event, Job, Transfers
-from rekindle.engine import (
-    admission,
-    batch_runner,
-    loop,
-    reports,
-    roster,
-    slot_saver,
-    warm_start,
-)
+from rekindle.cache import entry_writer as keeper
+from rekindle.cache import prefix_cache
+from rekindle.cache.disk import residency as disk_store
+from rekindle.cache.disk import transfers
+from rekindle.cache.disk.transfers import Event, Job, Transfers
+from rekindle.cache.stores import back_store
+from rekindle.engine import loop, reports
+from rekindle.engine.export import slot_saver
+from rekindle.engine.reuse import warm_start
+from rekindle.engine.scheduler import admission, batch_runner, roster
 
 _EVERYTHING = 1_000_000
 _TIMED = (

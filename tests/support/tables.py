@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle.chat import meaning
+from rekindle.chat.prompt import meaning
 
 OURS = "rekindle."
 CONTAINERS = (dict, list, set, deque, OrderedDict)
@@ -24,15 +24,15 @@ KIB = 2**10
 SMALL_LIMITS: dict[str, Any] = {
     "rekindle.api.dashboard.history.MAX_SAMPLES": 8,
     "rekindle.api.dashboard.history.N_BUCKETS": 2,
-    "rekindle.cache.disk_store.MAX_FAILED": 8,
-    "rekindle.cache.names.MAX_NAMES": 8,
-    "rekindle.cache.response_store.RECENT_BYTES": 16 * KIB,
-    "rekindle.chat.meaning._known": functools.lru_cache(8)(meaning._canonical),
-    "rekindle.chat.recent_prompts.MAX_PROMPTS": 16,
-    "rekindle.chat.sessions.Sessions.__init__.__kwdefaults__": {"max_sessions": 16},
-    "rekindle.chat.token_run.MAX_KNOWN_BYTES": 32 * KIB,
-    "rekindle.chat.turn_memory.MAX_DECODED_BYTES": 64 * KIB,
-    "rekindle.telemetry.MAX_FIELD_NAMES": 8,
+    "rekindle.cache.disk.residency.MAX_FAILED": 8,
+    "rekindle.cache.listing.names.MAX_NAMES": 8,
+    "rekindle.cache.responses.store.RECENT_BYTES": 16 * KIB,
+    "rekindle.chat.prompt.meaning._known": functools.lru_cache(8)(meaning._canonical),
+    "rekindle.chat.accounts.recent_prompts.MAX_PROMPTS": 16,
+    "rekindle.chat.accounts.sessions.Sessions.__init__.__kwdefaults__": {"max_sessions": 16},
+    "rekindle.chat.prompt.token_run.MAX_KNOWN_BYTES": 32 * KIB,
+    "rekindle.chat.prompt.turn_memory.MAX_DECODED_BYTES": 64 * KIB,
+    "rekindle.observe.telemetry.MAX_FIELD_NAMES": 8,
 }
 # One for each length that a block may have: 256, and they come late.
 BY_LENGTH = frozenset({"StateAccess._bytes_of_rows", "Keeper._payload_sizes"})

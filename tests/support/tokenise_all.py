@@ -12,8 +12,8 @@ from itertools import permutations
 from pathlib import Path
 
 from rekindle.errors import InvalidRequest
-from rekindle.llama import pre_tokenizer
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer import pre_tokenizer
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.vocabulary_files import opened, write_bpe_vocabulary
 
 # At 320 bytes per character, 4,000 are more than the stack of 1 MiB that this process is given.

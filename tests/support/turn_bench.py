@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from rekindle.cache.recent_turns import MemoryTurns
+from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Part, Reasoning, Role, Text, ToolCall
 from rekindle.chat.dialects import choose
-from rekindle.chat.guard import Guard
-from rekindle.chat.prompt import Prompt, PromptBuilder, schemas_of
-from rekindle.chat.reply_parser import Said, parse
-from rekindle.chat.template import ChatTemplate
-from rekindle.chat.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.template.guard import Guard
+from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
-from rekindle.generation import Tokenizer
-from rekindle.stored_turns import TurnStore
+from rekindle.generation.stored_turns import TurnStore
+from rekindle.generation.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, product
 
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role
-from rekindle.chat.guard import Piece
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply_parser import Said
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.parser import Said
+from rekindle.chat.template.guard import Piece
 from rekindle.config import ReasoningHistory
-from rekindle.generation import Tokenizer
+from rekindle.generation.tokenizer import Tokenizer
 from tests.support.turn_bench import Exchange, TurnBench
 
 MARKS = {"at_head": "\x11", "at_body": "\x12", "at_end": "\x13"}

@@ -7,8 +7,8 @@ from pathlib import Path
 from gguf import GGUFWriter, TokenType
 
 from rekindle.llama.library import lib
-from rekindle.llama.pre_tokenizer import PreTokenizer
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.tiny_vocabulary import CONTROL_TOKENS, vocabulary
 
 # Every name that `llama_vocab::impl::load` in llama-vocab.cpp compares `tokenizer_pre` with, as

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from rekindle.generation import CacheSource
+from rekindle.generation.events import CacheSource
 
 REQUEST_SECONDS = 600  # a machine under load; nothing is measured here
 DISK_SECONDS = 60

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, dequantize
 
-from rekindle.model_source import resolve_model
+from rekindle.models.source import resolve_model
 
 METADATA_BYTES = 16 * 2**20  # more than enough
 GGUF_MAGIC = int.from_bytes(b"GGUF", "little")

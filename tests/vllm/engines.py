@@ -8,15 +8,8 @@ from typing import Any
 import httpx
 
 from rekindle.errors import RekindleError
-from rekindle.generation import (
-    CacheTerms,
-    GenerationRequest,
-    PromptEvaluated,
-    Sampling,
-    TokenEvent,
-    TokenSampled,
-    TokenStream,
-)
+from rekindle.generation.events import PromptEvaluated, TokenEvent, TokenSampled, TokenStream
+from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 from rekindle.vllm.engine import VllmEngine
 from rekindle.vllm.fleet import Fleet
 from rekindle.vllm.upstream import ProbeTerms, Served, Upstream

@@ -13,19 +13,16 @@ from rekindle.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from rekindle.generation import (
+from rekindle.generation.events import (
     CachedSpan,
     CacheSource,
-    CacheTerms,
-    EmbeddingRequest,
     Finished,
-    GenerationRequest,
     PrefillProgress,
-    Sampling,
     StopCause,
     TokenLogprobs,
     TokenSampled,
 )
+from rekindle.generation.request import CacheTerms, EmbeddingRequest, GenerationRequest, Sampling
 from tests.support.fake_vllm import FakeVllm, fake_vllm
 from tests.vllm.engines import (
     engine_on,

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.errors import StartupError
 from rekindle.llama.model import Model
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.vllm.hf_folder import read_folder
 from rekindle.vllm.hf_tokenizer import HfTokenizer
 

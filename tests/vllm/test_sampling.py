@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
+from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
 from rekindle.vllm.sampling import check_grammar, sampling_fields
 
 ENDS = frozenset({2, 0})

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rekindle.config import CacheSettings, EngineKind, EngineSettings, ModelSettings, Settings
 from rekindle.errors import StartupError
+from rekindle.models.vllm_model import find_upstreams
 from rekindle.server import assemble, background
-from rekindle.upstream_model import find_upstreams
 from tests.support.fake_vllm import FakeVllm, fake_vllm
 
 SYSTEM = "You are terse. " * 20
@@ -214,7 +214,7 @@ def test_a_failed_upstream_is_a_502_in_the_clients_dialect(
 def test_silence_is_a_504_in_each_dialect(
     hf_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rekindle.upstream_model.FIRST_BYTE_SECONDS", 0.5)
+    monkeypatch.setattr("rekindle.models.vllm_model.FIRST_BYTE_SECONDS", 0.5)
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
     with fake_vllm() as fake, server(hf_folder, tmp_path, fake) as url:
         fake.gate.clear()

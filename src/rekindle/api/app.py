@@ -10,17 +10,17 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
-from rekindle.api import native
 from rekindle.api.anthropic import routes as anthropic
 from rekindle.api.cache import routes as cache_routes
 from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import History
-from rekindle.api.desk import Desk
-from rekindle.api.drain import Drain, DrainGate
 from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
-from rekindle.api.head import HeadAsGet
-from rekindle.api.middleware import ApiKeys, BodyLimit, RequestScope
+from rekindle.api.http.context import Desk
+from rekindle.api.http.drain import Drain, DrainGate
+from rekindle.api.http.head import HeadAsGet
+from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
+from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import (
     ModelInUse,
     ModelLoadFailed,
@@ -28,14 +28,14 @@ from rekindle.api.models import (
     UnknownModel,
     answer_model_error,
 )
+from rekindle.api.native import routes as native
 from rekindle.api.openai import routes as openai
 from rekindle.api.openapi import describe
 from rekindle.api.responses import routes as responses
-from rekindle.api.session_header import SESSION_HEADER
 from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
-from rekindle.stored_responses import ResponseStore
-from rekindle.telemetry import Telemetry
+from rekindle.generation.stored_responses import ResponseStore
+from rekindle.observe.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

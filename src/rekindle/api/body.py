@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from rekindle.errors import InvalidRequest
-from rekindle.telemetry import Telemetry
+from rekindle.observe.telemetry import Telemetry
 
 
 class Wire(BaseModel):

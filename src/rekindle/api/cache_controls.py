@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field
 
 from rekindle.api.body import Ignored, Wire
-from rekindle.api.caller import Caller, Hints
+from rekindle.api.http.caller import Caller, Hints
 from rekindle.chat.conversation import Conversation, Role
-from rekindle.generation import CacheTerms, Pin, Rank
+from rekindle.generation.request import CacheTerms, Pin, Rank
 
 TTL_SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "24h": 86400.0}
 OPENAI_TTL = "30m"  # of a breakpoint, where nothing else is said

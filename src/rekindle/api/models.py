@@ -8,10 +8,10 @@ from typing import Protocol
 from fastapi import Request, Response
 
 from rekindle.api.errors import Failure, failure_of, invalid
-from rekindle.api.model_card import ModelCard
 from rekindle.api.responder import Responder
 from rekindle.errors import EngineError, RequestError
-from rekindle.generation import EngineStatus
+from rekindle.generation.status import EngineStatus
+from rekindle.models.card import ModelCard
 
 MAX_NAMES_SHOWN = 20  # in an error; picked
 

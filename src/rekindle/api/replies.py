@@ -13,8 +13,8 @@ from fastapi import Request
 
 from rekindle.api.models import Lease
 from rekindle.api.responder import ReplyStream
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply import (
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import (
     ReplyCall,
     ReplyDone,
     ReplyEvent,
@@ -25,7 +25,7 @@ from rekindle.chat.reply import (
     ScoredToken,
 )
 from rekindle.errors import InvalidRequest
-from rekindle.telemetry import Telemetry
+from rekindle.observe.telemetry import Telemetry
 
 Sink = Callable[[int, ReplyEvent], Awaitable[None]]
 

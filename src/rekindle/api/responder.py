@@ -3,14 +3,17 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply import ReplyEvent, ReplyOptions
-from rekindle.chat.sessions import Sessions
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import ReplyEvent, ReplyOptions
 from rekindle.config import Overflow
-from rekindle.generation import EngineStatus, Forecast, PrefixStore, Sampling, Tokenizer
-from rekindle.request_record import Miss
+from rekindle.generation.engine import PrefixStore
+from rekindle.generation.request import Sampling
+from rekindle.generation.status import EngineStatus, Forecast
+from rekindle.generation.tokenizer import Tokenizer
+from rekindle.observe.request_record import Miss
 
 
 class ReplyStream(Protocol):

@@ -14,11 +14,11 @@ from typing import Protocol
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from rekindle.api.cache_header import CACHE_HEADER, PENDING, cache_header_value
-from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import failure_of
+from rekindle.api.http.cache_header import CACHE_HEADER, PENDING, cache_header_value
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.replies import Replies
-from rekindle.chat.reply import ReplyEvent
+from rekindle.chat.reply.events import ReplyEvent
 from rekindle.errors import RekindleError, UpstreamFailed
 
 logger = logging.getLogger(__name__)

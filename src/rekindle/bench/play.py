@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.bench.contenders import Contender, Flags, Remote
-from rekindle.bench.processes import DidNotStart, ServerProcess, Usage
-from rekindle.bench.results import RequestRow, WorkloadRow
-from rekindle.bench.rows import Played, nothing_row, request_rows, workload_row
+from rekindle.bench.peers.contenders import Contender, Flags, Remote
+from rekindle.bench.peers.processes import DidNotStart, ServerProcess, Usage
+from rekindle.bench.report.results import RequestRow, WorkloadRow
+from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
 from rekindle.bench.stage import Size, Stage
-from rekindle.bench.texts import Texts
-from rekindle.bench.workloads import Workload
+from rekindle.bench.workloads.texts import Texts
+from rekindle.bench.workloads.workloads import Workload
 from rekindle.errors import StartupError
 from rekindle.replay.client import Outcome
 from rekindle.replay.prompts import Counted, FloorCounter

@@ -5,11 +5,11 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rekindle.bench.contenders import Contender
+from rekindle.bench.peers.contenders import Contender
 from rekindle.bench.play import Conditions, Play, Results
-from rekindle.bench.results import BurstRow, RequestRow, WorkloadRow
+from rekindle.bench.report.results import BurstRow, RequestRow, WorkloadRow
 from rekindle.bench.throughput import BurstPlan, run_bursts
-from rekindle.bench.workloads import Workload
+from rekindle.bench.workloads.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.bench.meter import count_log, prefilled_so_far
-from rekindle.bench.processes import ServerProcess
-from rekindle.bench.texts import Texts
-from rekindle.prime_files import Body
+from rekindle.bench.peers.processes import ServerProcess
+from rekindle.bench.workloads.texts import Texts
+from rekindle.priming.files import Body
 from rekindle.replay.client import Changes, Outcome, Server
 from rekindle.replay.traffic import ReplayRequest
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 
 from rekindle.bench.burst_client import Burst, BurstFailed, StreamResult, run_burst
-from rekindle.bench.contenders import Contender, Flags, Program
+from rekindle.bench.peers.contenders import Contender, Flags, Program
+from rekindle.bench.peers.processes import DidNotStart, ServerProcess
 from rekindle.bench.play import Conditions
-from rekindle.bench.processes import DidNotStart, ServerProcess
-from rekindle.bench.results import BurstRow
+from rekindle.bench.report.results import BurstRow
 
 PREFILL = "prefill_tokens_per_second"
 FIRST_TOKEN = "first_token_ms"

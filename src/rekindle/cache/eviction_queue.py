@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from rekindle.cache.block import Key
+from rekindle.cache.entry import Key
 
 _SMALL = 64  # below this a heap is not worth compacting; picked
 

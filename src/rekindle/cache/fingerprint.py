@@ -18,7 +18,7 @@ from pathlib import Path
 
 import platformdirs
 
-from rekindle.cache.block import FORMAT_VERSION, KEY_BYTES, Key
+from rekindle.cache.entry import FORMAT_VERSION, KEY_BYTES, Key
 from rekindle.errors import StartupError
 
 _log = logging.getLogger(__name__)

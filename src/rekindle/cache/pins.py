@@ -7,8 +7,8 @@ epoch, as promises outlive the process.
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from rekindle.cache.block import Key
-from rekindle.cache.prefix_index import Node
+from rekindle.cache.entry import Key
+from rekindle.cache.index import Node
 
 # Of the budget of the tier that keeps what is pinned. Both are picked.
 SESSION_SHARE = 1 / 8

@@ -9,35 +9,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from rekindle.cache.back_store import WriteRules
-from rekindle.cache.block import BLOCK_TOKENS, KEY_BYTES, Key, Kind, namespace_root
-from rekindle.cache.contents import Contents
-from rekindle.cache.disk_store import DiskStore
-from rekindle.cache.holdings import EVERYWHERE, Holdings
-from rekindle.cache.keeper import Keeper
-from rekindle.cache.load_gate import LoadGate, blocks_behind, nodes_of
-from rekindle.cache.names import Named, Names
+from rekindle.cache.disk.residency import DiskStore
+from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.entry import BLOCK_TOKENS, KEY_BYTES, Key, Kind, namespace_root
+from rekindle.cache.entry_writer import Keeper
+from rekindle.cache.index import Match, Node, PrefixIndex, Where
+from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.listing.contents import Contents
+from rekindle.cache.listing.names import Named, Names
+from rekindle.cache.memory.tier import MemoryTier
 from rekindle.cache.pins import Pins
 from rekindle.cache.policy import TAIL_GRAIN
-from rekindle.cache.prefix_index import Match, Node, PrefixIndex, Where
-from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.residency import EVERYWHERE, Holdings
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared_stock import MIN_PROBE_TOKENS, Probe, SharedStock
-from rekindle.cache.shared_store import SharedStore
-from rekindle.cache.shared_transfers import SharedTransfers
-from rekindle.cache.tiers.memory import MemoryTier
-from rekindle.cache.transfers import Transfers
+from rekindle.cache.shared.connection import SharedStore
+from rekindle.cache.shared.residency import MIN_PROBE_TOKENS, Probe, SharedStock
+from rekindle.cache.shared.transfers import SharedTransfers
+from rekindle.cache.stores.back_store import WriteRules
+from rekindle.cache.stores.load_gate import LoadGate, blocks_behind, nodes_of
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
-from rekindle.generation import (
-    USUAL_TERMS,
-    CacheCounters,
-    CacheSource,
-    CacheStatus,
-    CacheTerms,
-    TierStatus,
-)
-from rekindle.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.events import CacheSource
+from rekindle.generation.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.request import USUAL_TERMS, CacheTerms
+from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 

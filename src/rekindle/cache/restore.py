@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rekindle.cache.block import Kind
-from rekindle.cache.prefix_index import Node
-from rekindle.cache.sources import nearest
-from rekindle.generation import CacheSource
-from rekindle.model_state import Payload
+from rekindle.cache.entry import Kind
+from rekindle.cache.index import Node
+from rekindle.cache.stores.sources import nearest
+from rekindle.generation.events import CacheSource
+from rekindle.generation.model_state import Payload
 
 # Entries that are read while earlier ones are put; picked. With 4, readers were seen to run out
 # of jobs while the engine thread waited for a core.

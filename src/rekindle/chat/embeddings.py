@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.errors import InvalidRequest, RekindleError
-from rekindle.generation import EmbedderStatus, EmbeddingRequest, Engine, Tokenizer
+from rekindle.generation.engine import Engine
+from rekindle.generation.request import EmbeddingRequest
+from rekindle.generation.status import EmbedderStatus
+from rekindle.generation.tokenizer import Tokenizer
 
 _log = logging.getLogger("rekindle.request")
 

@@ -8,31 +8,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rekindle.chat.accounts import Account, Accounts
+from rekindle.chat.accounts.accounts import Account, Accounts
+from rekindle.chat.accounts.recent_prompts import PastPrompt, past_prompt
+from rekindle.chat.accounts.request_log import log_request
+from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
-from rekindle.chat.prompt import Prompt, PromptBuilder
-from rekindle.chat.recent_prompts import PastPrompt, past_prompt
-from rekindle.chat.reply import ReplyOptions
-from rekindle.chat.reply_stream import ReplyReader, ReplyStream
-from rekindle.chat.request_log import log_request
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.stream import ReplyReader, ReplyStream
+from rekindle.chat.reply.tool_use import ToolUse, ToolUses, control_tokens
 from rekindle.chat.rewarm import Rewarmer
-from rekindle.chat.sessions import Sessions
-from rekindle.chat.tool_use import ToolUse, ToolUses, control_tokens
 from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
-from rekindle.generation import (
-    CacheTerms,
-    Engine,
-    EngineStatus,
-    Forecast,
-    GenerationRequest,
-    PrefixStore,
-    Sampling,
-    Tokenizer,
-)
-from rekindle.request_record import Miss, Observer, RequestRecord
+from rekindle.generation.engine import Engine, PrefixStore
+from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
+from rekindle.generation.status import EngineStatus, Forecast
+from rekindle.generation.tokenizer import Tokenizer
+from rekindle.observe.request_record import Miss, Observer, RequestRecord
 
 _log = logging.getLogger(__name__)
 

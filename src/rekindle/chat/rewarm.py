@@ -11,19 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rekindle.chat.prompt import Prompt, PromptBuilder
-from rekindle.chat.reply_parser import Said
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.reply.parser import Said
 from rekindle.errors import RekindleError
-from rekindle.generation import (
-    USUAL_TERMS,
-    CacheTerms,
-    Engine,
-    Finished,
-    GenerationRequest,
-    PromptEvaluated,
-    Sampling,
-    StopCause,
-)
+from rekindle.generation.engine import Engine
+from rekindle.generation.events import Finished, PromptEvaluated, StopCause
+from rekindle.generation.request import USUAL_TERMS, CacheTerms, GenerationRequest, Sampling
 
 _log = logging.getLogger("rekindle.rewarm")
 

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from rekindle import __version__
-from rekindle.cli import cache
 from rekindle.cli.bench import bench
-from rekindle.cli.chat import chat
+from rekindle.cli.cache import commands as cache
+from rekindle.cli.chat.command import chat
 from rekindle.cli.explain import explain
 from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
-from rekindle.cli.top import top
+from rekindle.cli.top.command import top
 from rekindle.errors import StartupError, UpstreamsAway
 
 app = typer.Typer(

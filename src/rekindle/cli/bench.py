@@ -19,9 +19,9 @@ from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
-    from rekindle.bench.results import Run
+    from rekindle.bench.report.results import Run
     from rekindle.bench.run import Plan, Progress
-    from rekindle.bench.workloads import Workload
+    from rekindle.bench.workloads.workloads import Workload
 
 THROUGHPUT = "throughput"
 THROUGHPUT_ABOUT = "decode, prefill and first token of 1, 4 and 8 streams"
@@ -77,8 +77,8 @@ def bench(
     Peers are what is there: llama-server, xllamacpp, llama_cpp.server, and each --peer. Nothing
     else should run on the machine meanwhile.
     """
-    from rekindle.bench.recorded import recorded_workload
-    from rekindle.bench.workloads import WORKLOADS
+    from rekindle.bench.workloads.recorded import recorded_workload
+    from rekindle.bench.workloads.workloads import WORKLOADS
 
     known = (*WORKLOADS, recorded_workload(trace))
     if list_names:
@@ -148,12 +148,12 @@ def _plan(
     without: Sequence[str],
     folder: Path,
 ) -> "Plan":
-    from rekindle.bench.contenders import find_contenders, remote_of
+    from rekindle.bench.peers.contenders import find_contenders, remote_of
     from rekindle.bench.play import Conditions
     from rekindle.bench.run import Plan
-    from rekindle.bench.texts import Texts
     from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
-    from rekindle.model_source import resolve_model
+    from rekindle.bench.workloads.texts import Texts
+    from rekindle.models.source import resolve_model
 
     remotes = [remote_of(text) for text in peers]
     bursts = QUICK_BURSTS if is_quick else BurstPlan(n_rounds=max(rounds, 3))
@@ -213,7 +213,7 @@ def _progress_bar(console: Console) -> ProgressBar:
 
 def _results(plan: "Plan", progress: "Progress") -> "Run":
     from rekindle.bench.machine import commit_label, machine_label
-    from rekindle.bench.results import Contender, Run
+    from rekindle.bench.report.results import Contender, Run
 
     return Run(
         machine=machine_label(),
@@ -228,7 +228,7 @@ def _results(plan: "Plan", progress: "Progress") -> "Run":
 
 
 def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> None:
-    from rekindle.bench.report import print_report, write_report
+    from rekindle.bench.report.report import print_report, write_report
 
     paths = write_report(run, folder)
     if as_json:

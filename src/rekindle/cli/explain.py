@@ -14,7 +14,7 @@ from rekindle.cli.remote import client_of
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
     from rekindle.explain.findings import Findings, MissGroup
     from rekindle.explain.lookups import LookedUp
-    from rekindle.request_record import Miss
+    from rekindle.observe.request_record import Miss
 
 DEFAULT_TOP = 10
 

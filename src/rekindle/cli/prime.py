@@ -27,8 +27,8 @@ from rekindle.errors import StartupError
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx
 
-    from rekindle.prime_files import PrimeRequest
-    from rekindle.prime_stream import Primed
+    from rekindle.priming.files import PrimeRequest
+    from rekindle.priming.stream import Primed
 
 CONNECT_SECONDS = 5.0
 
@@ -164,7 +164,7 @@ def _client(url: str, key: str | None, *, is_remote: bool) -> "httpx.Client":
 
 
 def _prime_file(primer: Primer, file: str, progress: Progress) -> FileReport:
-    from rekindle.prime_files import PrimeError, read_prime_file
+    from rekindle.priming.files import PrimeError, read_prime_file
 
     report = FileReport(file)
     task = progress.add_task(file, total=None)
@@ -192,8 +192,8 @@ def _prime_file(primer: Primer, file: str, progress: Progress) -> FileReport:
 def _send(primer: Primer, request: "PrimeRequest", progress: Progress, task: TaskID) -> "Primed":
     import httpx
 
-    from rekindle.prime_files import PrimeError
-    from rekindle.prime_stream import PrimeProgress, outcome_of, refusal_in
+    from rekindle.priming.files import PrimeError
+    from rekindle.priming.stream import PrimeProgress, outcome_of, refusal_in
 
     def show(event: PrimeProgress) -> None:
         progress.update(task, completed=event.n_done, total=event.n_tokens)

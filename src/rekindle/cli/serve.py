@@ -96,15 +96,15 @@ def load_model(settings: Settings) -> "Assembly":
 def _load_model(settings: Settings) -> "Assembly":
     if settings.engine.engine is EngineKind.VLLM:
         with _noted_interrupt():
+            from rekindle.models.vllm_model import find_upstreams
             from rekindle.server import assemble
-            from rekindle.upstream_model import find_upstreams
 
         return assemble(settings, find_upstreams(settings))
     if settings.engine.upstream:
         raise StartupError("--upstream is of no use without --engine vllm.")
     with _noted_interrupt():  # these load llama.cpp
-        from rekindle.loaded_model import open_ahead
-        from rekindle.model_source import first_model
+        from rekindle.models.llama_model import open_ahead
+        from rekindle.models.source import first_model
 
     model = first_model(settings.model)
     if model is None:

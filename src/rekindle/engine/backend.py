@@ -7,8 +7,9 @@ has a context of its own, so nothing it does can touch them.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rekindle.generation import Grammar, Sampling, TokenSampled
-from rekindle.model_state import Payload, StateTraits
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import Payload, StateTraits
+from rekindle.generation.request import Grammar, Sampling
 
 
 class Sampler(Protocol):

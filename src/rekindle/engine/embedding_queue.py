@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
 from rekindle.errors import EngineError, InvalidRequest, RekindleError
-from rekindle.generation import Embedded, EmbedderStatus, EmbeddingRequest
+from rekindle.generation.events import Embedded
+from rekindle.generation.request import EmbeddingRequest
+from rekindle.generation.status import EmbedderStatus
 
 _log = logging.getLogger(__name__)
 

@@ -36,20 +36,9 @@ from rekindle.engine.orders import (
     Submit,
 )
 from rekindle.errors import Overloaded, PromptTooLong, RekindleError, ShuttingDown
-from rekindle.generation import (
-    Embedded,
-    EmbeddingRequest,
-    EngineStatus,
-    Finished,
-    Forecast,
-    GenerationRequest,
-    Grammar,
-    GrammarKind,
-    StopCause,
-    StoredBranch,
-    StoredPrefix,
-    TokenEvent,
-)
+from rekindle.generation.events import Embedded, Finished, StopCause, TokenEvent
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, GrammarKind
+from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
 
 _log = logging.getLogger(__name__)
 

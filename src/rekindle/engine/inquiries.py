@@ -3,23 +3,16 @@
 import time
 from dataclasses import dataclass
 
+from rekindle.cache.index import Match
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.prefix_index import Match
-from rekindle.cache.sources import nearest
+from rekindle.cache.stores.sources import nearest
+from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.reuse.warm_start import Start, WarmStart
 from rekindle.engine.sequence import Sequence
-from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
-from rekindle.engine.warm_start import Start, WarmStart
-from rekindle.generation import (
-    CachedSpan,
-    CacheSource,
-    CacheTerms,
-    Forecast,
-    GenerationRequest,
-    Sampling,
-    StoredBranch,
-    StoredPrefix,
-)
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
+from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 
 
 @dataclass(frozen=True, slots=True)

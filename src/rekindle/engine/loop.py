@@ -10,13 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from rekindle.cache.block import BLOCK_TOKENS, Reason
+from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.admission import Admission
 from rekindle.engine.backend import Backend, Embedder
-from rekindle.engine.batch_planner import BatchItem
-from rekindle.engine.batch_runner import BatchRunner
 from rekindle.engine.embedding_queue import EmbeddingQueue
+from rekindle.engine.export.persist_queue import PersistQueue
+from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.inquiries import Inquiries, Question
 from rekindle.engine.orders import (
     Answered,
@@ -32,22 +31,19 @@ from rekindle.engine.orders import (
     Wake,
 )
 from rekindle.engine.outbox import Outbox
-from rekindle.engine.persist_queue import PersistQueue
 from rekindle.engine.reports import Reports, slot_status
-from rekindle.engine.roster import Roster
+from rekindle.engine.reuse.warm_start import WarmStart
+from rekindle.engine.scheduler.admission import Admission
+from rekindle.engine.scheduler.batch_planner import BatchItem
+from rekindle.engine.scheduler.batch_runner import BatchRunner
+from rekindle.engine.scheduler.roster import Roster
 from rekindle.engine.sequence import Phase, Sequence
-from rekindle.engine.slot_saver import SlotSaver
 from rekindle.engine.slots import Slots
-from rekindle.engine.warm_start import WarmStart
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
-from rekindle.generation import (
-    EngineStatus,
-    Finished,
-    GenerationRequest,
-    StopCause,
-    TokenSampled,
-)
-from rekindle.model_state import ModelClass
+from rekindle.generation.events import Finished, StopCause, TokenSampled
+from rekindle.generation.model_state import ModelClass
+from rekindle.generation.request import GenerationRequest
+from rekindle.generation.status import EngineStatus
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.inquiries import Answer, Question
 from rekindle.errors import RekindleError
-from rekindle.generation import Embedded, EmbeddingRequest, GenerationRequest, TokenEvent
-from rekindle.model_state import StateTraits
+from rekindle.generation.events import Embedded, TokenEvent
+from rekindle.generation.model_state import StateTraits
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

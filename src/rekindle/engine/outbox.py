@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from rekindle.engine.orders import Answered, Delivery
 from rekindle.errors import RekindleError
-from rekindle.generation import Embedded, TokenEvent
+from rekindle.generation.events import Embedded, TokenEvent
 
 
 class Outbox:

@@ -6,7 +6,8 @@ from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.outbox import Outbox
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slot
-from rekindle.generation import PrefillProgress, PromptEvaluated, SlotPhase, SlotStatus
+from rekindle.generation.events import PrefillProgress, PromptEvaluated
+from rekindle.generation.status import SlotPhase, SlotStatus
 
 _SHOWN = {
     Phase.RESTORING: SlotPhase.RESTORING,

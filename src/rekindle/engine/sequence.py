@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Optional
 
-from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared_stock import Probe
+from rekindle.cache.shared.residency import Probe
 from rekindle.engine.backend import Sampler
-from rekindle.generation import CachedSpan, GenerationRequest
+from rekindle.generation.events import CachedSpan
+from rekindle.generation.request import GenerationRequest
 
 
 class Phase(Enum):

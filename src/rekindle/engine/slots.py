@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rekindle.cache.prefix_keys import PrefixKeys
+from rekindle.cache.keys import PrefixKeys
 from rekindle.engine.sequence import Sequence
-from rekindle.generation import USUAL_TERMS, CacheTerms, Rank
+from rekindle.generation.request import USUAL_TERMS, CacheTerms, Rank
 
 # Room that a newcomer must find beyond its prompt, for each sequence that will be running:
 # without it two long replies would chase each other out of the context. Picked.

@@ -2,7 +2,7 @@
 
 from rekindle.explain.findings import Cost, MissGroup, VolatileSpan
 from rekindle.explain.volatile import Volatile
-from rekindle.request_record import Miss, MissReason
+from rekindle.observe.request_record import Miss, MissReason
 
 _ADVICE = {
     MissReason.FIRST_REQUEST: "Nothing like it was computed before: `rekindle prime` can do that"

@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.explain.advice import advice_for, advice_in, advice_on, place_of
 from rekindle.explain.findings import Cost, Findings, MissGroup, VolatileSpan
 from rekindle.explain.lookups import LookedUp
-from rekindle.request_record import Miss
+from rekindle.observe.request_record import Miss
 
 
 def json_of(findings: Findings, n_skipped: int) -> dict[str, Any]:

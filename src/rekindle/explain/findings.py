@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rekindle.explain.trace_file import TracedReply
 from rekindle.explain.volatile import Volatile, volatile_of
-from rekindle.request_record import Miss, MissReason
+from rekindle.observe.request_record import Miss, MissReason
 
 HOUR_SECONDS = 3600.0
 MIN_TIMES = 2  # that a place changes before it is called volatile

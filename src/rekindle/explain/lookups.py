@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rekindle.errors import StartupError
 from rekindle.explain.trace_file import miss_of
-from rekindle.request_record import Miss
+from rekindle.observe.request_record import Miss
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx

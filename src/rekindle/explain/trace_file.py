@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rekindle.errors import StartupError
-from rekindle.request_record import Miss, MissReason
+from rekindle.observe.request_record import Miss, MissReason
 
 GZIP_MAGIC = b"\x1f\x8b"
 

@@ -7,7 +7,7 @@ what stands around it is the same.
 import re
 from dataclasses import dataclass
 
-from rekindle.request_record import Miss
+from rekindle.observe.request_record import Miss
 
 CUT_CHARACTERS = 24  # at the end of both texts, where a word may be cut; picked
 NEAR = re.compile(r"([A-Za-z_][\w ]{0,30}?)\W*$")

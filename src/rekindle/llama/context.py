@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, DecodeFailed, StartupError
-from rekindle.generation import Grammar, Sampling, TokenSampled
+from rekindle.generation.events import TokenSampled
+from rekindle.generation.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.compaction import Compactor
-from rekindle.llama.grammar import GrammarCompiler, Matcher
-from rekindle.llama.lazy_grammar import LazyGrammar
+from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
+from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.library import lib, logits_address, recent_errors
 from rekindle.llama.model import Model
 from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampler import Sampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
-from rekindle.model_state import ModelClass, Payload, StateTraits
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 

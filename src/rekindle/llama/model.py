@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StartupError
-from rekindle.generation import Sampling
+from rekindle.generation.request import Sampling
 from rekindle.llama.library import lib, recent_errors
-from rekindle.llama.pre_tokenizer import PreTokenizer
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from rekindle.errors import EngineError
+from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.llama.model import ModelFacts
 from rekindle.llama.state import HEADER_BYTES, PARTIAL, WHOLE, SlotMemory, StateAccess
-from rekindle.model_state import ModelClass, StateTraits
 
 NOT_PROBED = StateTraits(
     ModelClass.OPAQUE,

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.generation import Sampling, TokenLogprobs
-from rekindle.llama.grammar import Matcher
-from rekindle.llama.lazy_grammar import LazyGrammar
+from rekindle.generation.events import TokenLogprobs
+from rekindle.generation.request import Sampling
+from rekindle.llama.grammar.compiler import Matcher
+from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.library import lib, sample_holding_gil
-from rekindle.llama.vocabulary import Vocabulary
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
+from rekindle.generation.model_state import ModelClass, Payload
 from rekindle.llama.host_memory import HostMemory
 from rekindle.llama.library import lib, recent_errors
-from rekindle.model_state import ModelClass, Payload
 
 HEADER_BYTES = 8  # magic and sequence id
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*

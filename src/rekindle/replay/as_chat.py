@@ -16,7 +16,7 @@ from rekindle.api.responses.schema import CreateResponseRequest, MessageItem, Re
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolResult
 from rekindle.errors import InvalidRequest
-from rekindle.prime_files import Body
+from rekindle.priming.files import Body
 from rekindle.replay.traffic import ReplayRequest
 
 

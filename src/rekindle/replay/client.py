@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from rekindle.errors import StartupError
-from rekindle.prime_files import Body
-from rekindle.prime_stream import refusal_in
+from rekindle.priming.files import Body
+from rekindle.priming.stream import refusal_in
 from rekindle.replay.shape import Schedule
 from rekindle.replay.stream import NOT_TOLD, Counts, ReplyFailed, ReplyReader
 from rekindle.replay.traffic import ReplayRequest

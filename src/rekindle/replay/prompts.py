@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from rekindle.prime_files import Body
+from rekindle.priming.files import Body
 from rekindle.replay.as_chat import as_chat
 from rekindle.replay.client import Outcome, Server
 from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared, units_of_text, units_of_tokens

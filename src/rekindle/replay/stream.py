@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.errors import RekindleError
-from rekindle.prime_stream import account_in
+from rekindle.priming.stream import account_in
 
 Json = dict[str, Any]
 

@@ -16,15 +16,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rekindle.api.caller import (
+from rekindle.api.http.caller import (
     CLASS_HEADER,
     INTERACTION_HEADER,
     SESSION_HEADERS,
     SUBAGENT_HEADERS,
 )
 from rekindle.errors import StartupError
-from rekindle.generation import DEFAULT_SESSION
-from rekindle.prime_files import Body, PrimeError, requests_of
+from rekindle.generation.request import DEFAULT_SESSION
+from rekindle.priming.files import Body, PrimeError, requests_of
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]
 # Who asks, and nothing that opens a door.

@@ -27,27 +27,27 @@ from rekindle.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from rekindle.generation import (
-    CacheCounters,
+from rekindle.generation.events import (
     CachedSpan,
     CacheSource,
-    CacheStatus,
     Embedded,
-    EmbeddingRequest,
-    EngineStatus,
     Finished,
-    Forecast,
-    GenerationRequest,
-    Grammar,
     PrefillProgress,
     PromptEvaluated,
+    StopCause,
+    TokenEvent,
+)
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    EngineStatus,
+    Forecast,
     SlotPhase,
     SlotStatus,
-    StopCause,
     StoredBranch,
     StoredPrefix,
     TierStatus,
-    TokenEvent,
 )
 from rekindle.vllm.fleet import Claim, Fleet
 from rekindle.vllm.prefix_table import CHUNK_TOKENS, chunk_keys

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StartupError
-from rekindle.generation import Sampling
+from rekindle.generation.request import Sampling
 
 TOKENIZER_NAME = "tokenizer.json"
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 MAX_BIAS = 100.0  # what vLLM takes; JSON has no infinity
 _GRAMMAR_FIELDS = {

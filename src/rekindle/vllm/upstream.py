@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from rekindle.errors import InvalidRequest, UpstreamFailed, UpstreamTimedOut
-from rekindle.generation import Sampling
+from rekindle.generation.request import Sampling
 from rekindle.vllm.prefix_table import PrefixTable
 from rekindle.vllm.sampling import sampling_fields
 from rekindle.vllm.wire import DONE, Ask, Chunk, Wire, body_of, parse, quoted, refusal

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from rekindle.errors import InvalidRequest, UpstreamFailed
-from rekindle.generation import TokenLogprobs, TokenSampled
+from rekindle.generation.events import TokenLogprobs, TokenSampled
 
 TOKEN_MARK = "token_id:"  # what vLLM writes in front of an id where OpenAI's API has text
 DONE = "[DONE]"

@@ -22,11 +22,11 @@ from rekindle.api.cache_controls import (
     covered,
     position_of,
 )
-from rekindle.api.caller import Hints, session_in_user_id
+from rekindle.api.http.caller import Hints, session_in_user_id
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.reply import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 Ttl = Literal["5m", "1h"]
 DEFAULT_TTL: Ttl = "5m"

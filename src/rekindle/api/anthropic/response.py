@@ -22,9 +22,9 @@ from rekindle.api.anthropic.bodies import (
 from rekindle.api.anthropic.request import Breakpoint
 from rekindle.api.openai.response import rekindle_of
 from rekindle.api.replies import Reply
-from rekindle.chat.miss_reasons import Diagnosis
-from rekindle.chat.reply import FinishReason, ReplyCall, ReplyDone
-from rekindle.request_record import MissReason
+from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone
+from rekindle.observe.request_record import MissReason
 
 # Nobody checks it, but some clients send thinking without a signature back as plain text.
 SIGNATURE = "rekindle"

@@ -15,15 +15,15 @@ from rekindle.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from rekindle.api.anthropic.stream import PING, Events
 from rekindle.api.anthropic.tools import served_by_anthropic
 from rekindle.api.body import read_body
-from rekindle.api.cache_header import cache_header
-from rekindle.api.desk import Desk
-from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import MessagesErrorBody
+from rekindle.api.http.cache_header import cache_header
+from rekindle.api.http.context import Desk
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openapi import reply, request_body, whole_or_stream
 from rekindle.api.replies import WantedReply, start_replies
 from rekindle.api.sse import EventStream
-from rekindle.chat.prompt import Prompt
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.config import Overflow
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.

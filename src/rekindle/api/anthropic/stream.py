@@ -28,7 +28,7 @@ from rekindle.api.anthropic.response import (
     usage_of,
 )
 from rekindle.api.openai.response import rekindle_of
-from rekindle.chat.reply import (
+from rekindle.chat.reply.events import (
     ReplyCall,
     ReplyDone,
     ReplyEvent,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
-from rekindle.chat.canonical_tools import canonical_definition
 from rekindle.chat.conversation import Conversation, Tool
-from rekindle.chat.reply import ToolChoice, ToolMode
+from rekindle.chat.prompt.canonical_tools import canonical_definition
+from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
 
 MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "any": ToolMode.REQUIRED}

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from rekindle.api.body import Wire
 from rekindle.api.openai.bodies import MissBody, Tier
-from rekindle.generation import Rank
+from rekindle.generation.request import Rank
 
 MAX_PIN_SECONDS = 366 * 86_400  # picked
 

@@ -25,18 +25,20 @@ from rekindle.api.cache.bodies import (
     StoredText,
     TierUsage,
 )
-from rekindle.api.cache.dialect import dialect_of, named_dialect
-from rekindle.api.caller import Hints
-from rekindle.api.desk import Desk
+from rekindle.api.cache.wire_format import dialect_of, named_dialect
 from rekindle.api.errors import invalid
+from rekindle.api.http.caller import Hints
+from rekindle.api.http.context import Desk
 from rekindle.api.models import Lease
 from rekindle.api.openai.response import miss_body
 from rekindle.api.openapi import ERRORS, REF, reply, request_body
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.sessions import Session
+from rekindle.chat.accounts.sessions import Session
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.errors import InvalidRequest
-from rekindle.generation import CacheSource, Forecast, StoredBranch, StoredPrefix, Tokenizer
-from rekindle.request_record import Miss
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
+from rekindle.generation.tokenizer import Tokenizer
+from rekindle.observe.request_record import Miss
 
 WIRE_TYPES = (
     PinRequest,

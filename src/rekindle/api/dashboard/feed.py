@@ -16,7 +16,7 @@ from rekindle.api.dashboard.bodies import Hour
 from rekindle.api.dashboard.history import BUCKET_SECONDS, History
 from rekindle.api.dashboard.views import request_seen, snapshot_of
 from rekindle.api.models import Models
-from rekindle.request_record import RequestRecord
+from rekindle.observe.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekindle.api.dashboard.bodies import Bucket, FirstToken
-from rekindle.generation import CacheSource
-from rekindle.request_record import Observer, RequestRecord
+from rekindle.generation.events import CacheSource
+from rekindle.observe.request_record import Observer, RequestRecord
 
 BUCKET_SECONDS = 10
 N_BUCKETS = 360  # one hour

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from rekindle.api.caller import Hints
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import Feed, Reader
-from rekindle.api.desk import Desk
-from rekindle.api.disconnect import ClientGone, unless_client_leaves
 from rekindle.api.errors import invalid
+from rekindle.api.http.caller import Hints
+from rekindle.api.http.context import Desk
+from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
 from rekindle.api.openapi import ERRORS, REF
 
 logger = logging.getLogger(__name__)

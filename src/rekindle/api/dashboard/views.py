@@ -17,14 +17,9 @@ from rekindle.api.dashboard.bodies import (
 from rekindle.api.dashboard.history import History
 from rekindle.api.models import ListedModel, Models, ModelState
 from rekindle.api.openai.response import miss_body
-from rekindle.generation import (
-    CacheCounters,
-    CacheSource,
-    CacheStatus,
-    EngineStatus,
-    SlotStatus,
-)
-from rekindle.request_record import RequestRecord
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, SlotStatus
+from rekindle.observe.request_record import RequestRecord
 
 
 def snapshot_of(models: Models, history: History) -> Snapshot:

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
 from rekindle.api.body import read_body
-from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.schema import EmbeddingsRequest
@@ -17,7 +17,7 @@ from rekindle.api.openapi import ERRORS, reply, request_body
 from rekindle.api.responder import Responder
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.errors import InvalidRequest
-from rekindle.telemetry import Telemetry
+from rekindle.observe.telemetry import Telemetry
 
 MAX_INPUTS = 2048  # OpenAI's
 

@@ -14,9 +14,9 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.openai.tools import tool_choice_of
 from rekindle.chat.conversation import Tool
-from rekindle.chat.reply import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 ANY_OBJECT = {"type": "object"}

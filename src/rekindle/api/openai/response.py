@@ -33,9 +33,9 @@ from rekindle.api.openai.bodies import (
     Usage,
 )
 from rekindle.api.replies import Reply
-from rekindle.chat.reply import Candidate, FinishReason, ReplyStats, ScoredToken
-from rekindle.generation import CachedSpan, CacheSource
-from rekindle.request_record import Miss
+from rekindle.chat.reply.events import Candidate, FinishReason, ReplyStats, ScoredToken
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.observe.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say

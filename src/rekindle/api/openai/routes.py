@@ -8,9 +8,9 @@ from pydantic_core import to_json
 
 from rekindle.api.body import read_body
 from rekindle.api.cache_controls import openai_hints, openai_marks
-from rekindle.api.cache_header import cache_header
-from rekindle.api.desk import Desk
-from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.http.cache_header import cache_header
+from rekindle.api.http.context import Desk
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openai.bodies import (
     ChatCompletion,
@@ -42,7 +42,7 @@ from rekindle.api.replies import Reply, WantedReply, start_replies
 from rekindle.api.responder import Responder
 from rekindle.api.sse import EventStream
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.prompt import Prompt
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest
 

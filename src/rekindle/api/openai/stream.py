@@ -27,7 +27,7 @@ from rekindle.api.openai.response import (
     timings_of,
     usage_of,
 )
-from rekindle.chat.reply import (
+from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
     ReplyDone,

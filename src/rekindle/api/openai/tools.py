@@ -8,9 +8,9 @@ from rekindle.api.openai.schema import (
     ToolEntry,
     ToolReference,
 )
-from rekindle.chat.canonical_tools import canonical_definition
 from rekindle.chat.conversation import Tool
-from rekindle.chat.reply import ToolChoice, ToolMode
+from rekindle.chat.prompt.canonical_tools import canonical_definition
+from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
 
 

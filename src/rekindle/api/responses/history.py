@@ -18,7 +18,7 @@ from rekindle.api.responses.schema import (
     MessageItem,
     ReferenceItem,
 )
-from rekindle.stored_responses import ResponseStore, StoredResponse
+from rekindle.generation.stored_responses import ResponseStore, StoredResponse
 
 KEY_CHARACTERS = 32
 ID_PREFIXES = {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}

@@ -19,7 +19,7 @@ from rekindle.api.responses.bodies import (
 )
 from rekindle.api.responses.items import encrypted
 from rekindle.api.responses.tools import CUSTOM_ARGUMENT, Toolbox
-from rekindle.chat.reply import (
+from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
     ReplyPart,

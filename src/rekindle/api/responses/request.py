@@ -9,9 +9,9 @@ from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
-from rekindle.chat.reply import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 ANY_OBJECT = {"type": "object"}
 LOGPROBS = "message.output_text.logprobs"

@@ -22,10 +22,10 @@ from rekindle.api.responses.bodies import (
 )
 from rekindle.api.responses.schema import CreateResponseRequest, ToolChoiceEntry
 from rekindle.api.responses.tools import Toolbox
-from rekindle.chat.miss_reasons import Diagnosis
-from rekindle.chat.reply import FinishReason, ReplyDone, ReplyStats
-from rekindle.generation import Sampling
-from rekindle.request_record import MissReason
+from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyStats
+from rekindle.generation.request import Sampling
+from rekindle.observe.request_record import MissReason
 
 UNSUPPORTED_TOOLS = "rekindle_unsupported_tools"
 PLAIN_TEXT = {"format": {"type": "text"}}

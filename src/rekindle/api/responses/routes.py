@@ -9,11 +9,11 @@ from pydantic_core import to_json
 
 from rekindle.api.body import read_body
 from rekindle.api.cache_controls import openai_hints
-from rekindle.api.cache_header import cache_header
-from rekindle.api.caller import Caller, Hints
-from rekindle.api.desk import Desk
-from rekindle.api.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.errors import Failure, invalid
+from rekindle.api.http.cache_header import cache_header
+from rekindle.api.http.caller import Caller, Hints
+from rekindle.api.http.context import Desk
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openapi import ERRORS, reply, request_body, whole_or_stream
 from rekindle.api.replies import Replies, WantedReply, start_replies
@@ -38,11 +38,11 @@ from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.stream import Events
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.api.sse import EventStream
-from rekindle.chat.prompt import Prompt
-from rekindle.chat.reply import ReplyDone, ReplyEvent, ReplyProgress
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest
-from rekindle.stored_responses import ResponseStore
+from rekindle.generation.stored_responses import ResponseStore
 
 # What OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from rekindle.api.responses.bodies import OutputItem, OutputText, ReasoningText, ResponseBody
 from rekindle.api.responses.output import Closed, Grown, Opened, Output, Step
 from rekindle.api.responses.response import Envelope, begun, ended, failed
-from rekindle.chat.reply import ReplyDone, ReplyEvent, ReplyProgress
+from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 
 ARGUMENTS_CHARACTERS = 1024  # of one event; picked, as for chat completions
 

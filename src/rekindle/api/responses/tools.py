@@ -12,10 +12,10 @@ from rekindle.api.responses.schema import (
     ToolChoiceEntry,
     ToolEntry,
 )
-from rekindle.chat.canonical_tools import canonical_definition
 from rekindle.chat.conversation import Tool
-from rekindle.chat.reply import ToolChoice, ToolMode
-from rekindle.chat.template_sandbox import Json
+from rekindle.chat.prompt.canonical_tools import canonical_definition
+from rekindle.chat.reply.events import ToolChoice, ToolMode
+from rekindle.chat.template.sandbox import Json
 from rekindle.errors import InvalidRequest
 
 # A custom tool takes free text: for the model it is a function with this one argument.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 Schemas = Mapping[str, dict[str, Any]]  # JSON schema of the arguments by name of the tool
 Literal = Callable[[str], str]  # text as a Lark expression: control strings become tokens

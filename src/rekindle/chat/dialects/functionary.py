@@ -4,7 +4,7 @@ from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
 from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_text import arguments
 from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 OPENING, CLOSING = "<function=", "</function>"
 

@@ -14,7 +14,7 @@ from rekindle.chat.dialects.members import Item, declared, separated
 from rekindle.chat.dialects.parameters import resolved, types
 from rekindle.chat.dialects.pythonic import TOOL_CODE
 from rekindle.chat.dialects.tagged import text_pattern
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 _KEY = re.compile(r"[^\s:{}\[\],<>|]{1,256}")
 MAX_DEPTH = 8  # of the schemas that are followed: some refer to themselves

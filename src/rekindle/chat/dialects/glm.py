@@ -5,7 +5,7 @@ from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
 from rekindle.chat.dialects.parameters import arguments_json
 from rekindle.chat.dialects.tagged import parameters
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"

@@ -7,7 +7,7 @@ from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, ReasoningMar
 from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_text import arguments
 from rekindle.chat.dialects.lark import Rules, closed, quote
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END = "<|constrain|>", "<|end|>"

@@ -9,7 +9,7 @@ from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
 from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_calls import call_from
 from rekindle.chat.dialects.lark import Rules, json_call, repeated
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

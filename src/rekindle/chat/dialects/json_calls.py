@@ -4,7 +4,7 @@ from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Sc
 from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_text import arguments, elements, load, members
 from rekindle.chat.dialects.lark import PLAIN, Form, Rules, json_call, repeated
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")

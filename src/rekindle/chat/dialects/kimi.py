@@ -6,7 +6,7 @@ from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Sc
 from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_text import arguments
 from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"

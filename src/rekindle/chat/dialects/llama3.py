@@ -5,7 +5,7 @@ from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_calls import call_from
 from rekindle.chat.dialects.json_text import members
 from rekindle.chat.dialects.lark import Form, Rules, json_call, quote, repeated
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -5,7 +5,7 @@ from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
 from rekindle.chat.dialects.parameters import arguments_json
 from rekindle.chat.dialects.tagged import parameters
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"

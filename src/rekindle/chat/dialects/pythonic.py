@@ -9,7 +9,7 @@ from rekindle.chat.dialects.json_text import dump
 from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
 from rekindle.chat.dialects.members import Item, declared, separated
 from rekindle.chat.dialects.parameters import resolved, types
-from rekindle.generation import Trigger
+from rekindle.generation.request import Trigger
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _NUMBER = re.compile(r"[-+0-9.eE]+")

@@ -1,0 +1,1 @@
+"""HTTP for every wire format: keys, limits, headers, draining, disconnects."""

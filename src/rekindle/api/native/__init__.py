@@ -1,0 +1,1 @@
+"""/health, /props, /metrics, /tokenize, /detokenize, /apply-template."""

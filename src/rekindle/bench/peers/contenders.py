@@ -1,0 +1,189 @@
+"""The servers that there are to measure, and the command that starts each with equal flags.
+
+A peer gets everything that is good in it: its prompt caches are on, the KV cache is shared.
+"""
+
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle import __version__
+from rekindle.errors import StartupError
+
+OURS = "rekindle"
+PEERS = ("llama-server", "xllamacpp", "llama_cpp.server")  # that are looked for
+MIB = 2**20
+PACKAGED = ("fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
+RAM_CACHE_BYTES = 2 << 30  # of llama_cpp.server where nothing is asked: its own default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What all servers are told alike. The names are llama.cpp's."""
+
+    model: Path
+    ctx_size: int
+    parallel: int
+    threads: int
+    batch_size: int = 2048
+    ubatch_size: int = 512
+    cache_ram_mib: int | None = None  # None: what the server takes by itself
+    chat_template: Path | None = None  # None: the model's own
+
+    def arguments(self) -> list[str]:
+        return [
+            *("--ctx-size", str(self.ctx_size)),
+            *("--parallel", str(self.parallel)),
+            *("--threads", str(self.threads)),
+            *("--batch-size", str(self.batch_size)),
+            *("--ubatch-size", str(self.ubatch_size)),
+            *("--flash-attn", "on"),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A server that can be started, with these flags and a folder of its own."""
+
+    name: str
+    version: str
+    command: Callable[[Flags, Path], list[str]]
+    health: str = "/health"
+    calls_tools: bool = True
+    takes_templates: bool = True
+    can_erase_slots: bool = False  # gives up the rows of finished requests when it is told to
+    has_bursts: bool = True  # serves several streams at once, and counts their tokens
+    burst_arguments: tuple[str, ...] = ()  # more of them where nothing is to be reused
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server that somebody else has started: it cannot be emptied, nor restarted."""
+
+    name: str
+    url: str
+    version: str = "running"
+    calls_tools: bool = True
+    takes_templates: bool = False
+
+
+Contender = Program | Remote
+
+
+def find_contenders(
+    *, llama_server: Path | None, remotes: Sequence[Remote], without: Sequence[str]
+) -> list[Contender]:
+    """This server first."""
+    found = (_this_server(), _llama_server(llama_server), _xllamacpp(), _packaged(), *remotes)
+    known: list[Contender] = [each for each in found if each is not None]
+    names = [each.name for each in known]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise StartupError(f"--peer {doubled[0]}: there is another server of this name.")
+    for name in without:
+        if name not in (*names, *PEERS):
+            raise StartupError(f"--without {name}: there is no such server.")
+    return [each for each in known if each.name not in without]
+
+
+def remote_of(text: str) -> Remote:
+    name, separator, url = text.partition("=")
+    if not separator or not name or not url.startswith(("http://", "https://")):
+        raise StartupError(f"--peer should be NAME=URL, not {text!r}.")
+    return Remote(name, url)
+
+
+def _this_server() -> Program:
+    def command(flags: Flags, folder: Path) -> list[str]:
+        arguments = [sys.executable, "-m", "rekindle", "serve", str(flags.model)]
+        arguments += [*flags.arguments(), "--cache-dir", str(folder / "cache")]
+        if flags.cache_ram_mib is not None:
+            arguments += ["--cache-ram", f"{flags.cache_ram_mib}MiB"]
+        if flags.chat_template is not None:
+            arguments += ["--chat-template", str(flags.chat_template)]
+        return arguments
+
+    return Program(name=OURS, version=__version__, command=command)
+
+
+def _llama_server(given: Path | None) -> Program | None:
+    found = given or shutil.which("llama-server")
+    if found is None:
+        return None
+    beginning = [str(found), "--no-webui", "--jinja", "--metrics"]
+    return Program(
+        name="llama-server",
+        version=_llama_server_version(str(found)),
+        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
+        can_erase_slots=True,
+        burst_arguments=("--cache-ram", "0"),
+    )
+
+
+def _xllamacpp() -> Program | None:
+    if importlib.util.find_spec("xllamacpp") is None:
+        return None
+    beginning = [sys.executable, "-m", "rekindle.bench.peers.xllamacpp_server"]
+    return Program(
+        name="xllamacpp",
+        version=importlib.metadata.version("xllamacpp"),
+        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
+        can_erase_slots=True,
+        burst_arguments=("--cache-ram", "0"),
+    )
+
+
+def _llama_cpp(flags: Flags, folder: Path) -> list[str]:
+    arguments = [*flags.arguments(), "--kv-unified", "--model", str(flags.model)]
+    # The directory is not written to; without it llama-server refuses to erase a slot.
+    arguments += ["--slot-save-path", str(folder)]
+    # So that /apply-template shows a reply as later prompts do; the floor is counted with that.
+    arguments += ["--no-prefill-assistant"]
+    if flags.cache_ram_mib is not None:
+        arguments += ["--cache-ram", str(flags.cache_ram_mib)]
+    if flags.chat_template is not None:
+        arguments += ["--chat-template-file", str(flags.chat_template)]
+    return arguments
+
+
+def _packaged() -> Program | None:
+    """The server in llama-cpp-python; one request at a time, tools only for few templates."""
+    if any(importlib.util.find_spec(name) is None for name in PACKAGED):
+        return None
+
+    def command(flags: Flags, folder: Path) -> list[str]:
+        mib = flags.cache_ram_mib
+        return [
+            *(sys.executable, "-m", "llama_cpp.server", "--model", str(flags.model)),
+            *("--n_ctx", str(flags.ctx_size)),
+            *("--n_threads", str(flags.threads), "--n_threads_batch", str(flags.threads)),
+            *("--n_batch", str(flags.batch_size), "--n_ubatch", str(flags.ubatch_size)),
+            *("--flash_attn", "true", "--use_mlock", "false", "--verbose", "true"),
+            *("--cache", "true", "--cache_type", "ram"),
+            *("--cache_size", str(RAM_CACHE_BYTES if mib is None else mib * MIB)),
+        ]
+
+    return Program(
+        name="llama_cpp.server",
+        version=importlib.metadata.version("llama-cpp-python"),
+        command=command,
+        health="/v1/models",
+        calls_tools=False,
+        takes_templates=False,
+        has_bursts=False,
+    )
+
+
+def _llama_server_version(program: str) -> str:
+    try:
+        result = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartupError(f"{program} does not run: {error}.") from error
+    lines = (result.stdout + result.stderr).splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if "version:" in line), "unknown")

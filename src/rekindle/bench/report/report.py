@@ -1,0 +1,322 @@
+"""What was measured, for people: tables for the terminal and for documents, and files to keep.
+
+`python -m rekindle.bench.report.report FOLDER` writes all of them again from its `report.json`.
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from statistics import median
+from textwrap import wrap
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from rich.box import ASCII
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rekindle.bench.report import plots
+from rekindle.bench.report.results import BurstRow, RequestRow, Run, WorkloadRow
+from rekindle.bench.report.summary import (
+    Measure,
+    bursts_of,
+    failures_of,
+    medians,
+    n_rounds_of,
+    notes_of,
+    ratio_of,
+    servers_of,
+    workloads_of,
+)
+
+NOTHING = "-"
+BEST = "*"
+LONGEST_NAME = 26  # letters in a line; picked: 4 servers have room beside it in 100 columns
+MIB = 1024 * 1024
+JSON_NAME = "report.json"
+BURST_TITLES = {
+    "prefill_tokens_per_second": "prefill, tokens/s",
+    "first_token_ms": "first token, ms",
+    "decode_tokens_per_second": "decode, tokens/s",
+    "cached_first_token_ms": "first token of a cached prompt, ms",
+}
+# Includes the time for which a stream waits while others are prefilled: not the clients' rate.
+ONLY_IN_CSV = {"decode_tokens_per_second_by_server"}
+PLOTS: dict[str, Callable[[Run], str]] = {
+    "amplification.svg": plots.amplification,
+    "first-token.svg": plots.first_token,
+    "total-time.svg": plots.total_time,
+    "story.svg": plots.story,
+}
+_RUN = TypeAdapter(Run)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table before it is drawn. The first column holds names."""
+
+    title: str
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+def print_report(run: Run, console: Console) -> None:
+    for name, value in _facts(run):
+        console.print(f"{name}: {value}", markup=False, highlight=False)
+    console.print(f"Command: {run.command}", markup=False, highlight=False)
+    for grid in grids_of(run):
+        console.print()
+        console.print(Text(grid.title, style="bold"))
+        console.print(_rich_table(grid))
+        console.print(Text(grid.caption, style="dim"))
+    if notes := notes_of(run):
+        console.print()
+        console.print(Text("Notes", style="bold"))
+    for note in notes:
+        console.print(f"- {note}", markup=False, highlight=False)
+
+
+def write_report(run: Run, folder: Path) -> list[Path]:
+    """No plots without workloads: a run of bursts alone has nothing to draw."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "requests.csv", RequestRow, run.requests)
+    _write_csv(folder / "workloads.csv", WorkloadRow, run.workloads)
+    _write_csv(folder / "throughput.csv", BurstRow, run.bursts)
+    texts = {"report.md": markdown_of(run), JSON_NAME: _RUN.dump_json(run, indent=1).decode()}
+    if run.workloads:
+        texts |= {name: draw(run) for name, draw in PLOTS.items()}
+    for name, text in texts.items():
+        (folder / name).write_text(text.rstrip("\n") + "\n", "utf-8", newline="\n")
+    names = ["requests.csv", "workloads.csv", "throughput.csv", *texts]
+    return [folder / name for name in names]
+
+
+def load_run(folder: Path) -> Run:
+    return _RUN.validate_json((folder / JSON_NAME).read_bytes())
+
+
+def grids_of(run: Run) -> list[Grid]:
+    """One for each question; none about what was not measured at all."""
+    grids = []
+    if run.workloads:
+        grids += [amplification_grid(run), first_token_grid(run), speed_grid(run), cost_grid(run)]
+    if run.bursts:
+        grids.append(throughput_grid(run))
+    return grids
+
+
+def amplification_grid(run: Run) -> Grid:
+    servers, failed = servers_of(run), failures_of(run)
+    values = medians(run, lambda row: row.amplification)
+    n_prompt = medians(run, lambda row: row.prompt_tokens)
+    n_floor = medians(run, lambda row: row.floor_tokens)
+    rows = []
+    for workload in workloads_of(run):
+        # The peers' own counts differ a little: their replies, which are sent back, do.
+        counted = next((s for s in servers if (workload, s) in n_floor), servers[0])
+        fair = {
+            # Less than 1 is a floor that was counted too high, by a few tokens.
+            server: max(round(values[workload, server], 3), 1.0)
+            for server in servers
+            if (workload, server) in values and (workload, server) not in failed
+        }
+        least = min(fair.values()) if len(fair) > 1 else None
+        cells = [
+            Cell(
+                _decimal(values.get((workload, server)), 3),
+                is_best=least is not None and fair.get(server) == least,
+            )
+            for server in servers
+        ]
+        counts = [_count(n.get((workload, counted))) for n in (n_prompt, n_floor)]
+        rows.append([Cell(workload), *map(Cell, counts), *cells])
+    return Grid(
+        "Amplification: prefilled tokens / floor",
+        "The floor is the tokens that were new to the server: 1 is the least possible. The best is"
+        " marked; a server with failed requests never is. Prompt and floor tokens are"
+        f" {servers[0]}'s where it has them.",
+        ["workload", "prompt", "floor", *servers],
+        rows,
+    )
+
+
+def first_token_grid(run: Run) -> Grid:
+    return _pair_grid(
+        run,
+        "Time to first token, ms: p50 / p95",
+        "Over the requests of a workload.",
+        (lambda row: row.first_token_p50_seconds, lambda value: _decimal(value * 1000, 0)),
+        (lambda row: row.first_token_p95_seconds, lambda value: _decimal(value * 1000, 0)),
+    )
+
+
+def speed_grid(run: Run) -> Grid:
+    return _pair_grid(
+        run,
+        "Total time, s / tokens per second",
+        "Tokens of prompts and replies.",
+        (lambda row: row.total_seconds, lambda value: _decimal(value, 2)),
+        (lambda row: row.tokens_per_second, lambda value: _decimal(value, 0)),
+    )
+
+
+def cost_grid(run: Run) -> Grid:
+    return _pair_grid(
+        run,
+        "Written to disk, MiB / peak memory, MiB",
+        "Of the server's process.",
+        (lambda row: row.written_bytes, lambda value: _decimal(value / MIB, 1)),
+        (lambda row: row.peak_memory_bytes, lambda value: _decimal(value / MIB, 0)),
+    )
+
+
+def throughput_grid(run: Run) -> Grid:
+    ours, *peers = servers_of(run)
+    rows = []
+    for key, by_server in bursts_of(run).items():
+        if key.measure in ONLY_IN_CSV:
+            continue
+        title = BURST_TITLES.get(key.measure, key.measure.replace("_", " "))
+        cells = [_rate(by_server.get(ours, {}))]
+        for peer in peers:
+            ratio = ratio_of(by_server.get(ours, {}), by_server.get(peer, {}))
+            behind = "" if ratio is None else f" ({ratio:.3f})"
+            cells.append(f"{_rate(by_server.get(peer, {}))}{behind}")
+        rows.append([Cell(title), Cell(str(key.streams)), *map(Cell, cells)])
+    return Grid(
+        "Throughput of bursts that share nothing",
+        f"In brackets: {ours} / that server, the median of each round's ratio. Above 1 is better"
+        " for rates, below 1 for times.",
+        ["burst", "streams", ours, *peers],
+        rows,
+    )
+
+
+def markdown_of(run: Run) -> str:
+    facts = [f"- {name}: {_inline(value)}" for name, value in _facts(run)]
+    parts = ["## Benchmark", "\n".join(facts), f"```sh\n{run.command}\n```"]
+    for grid in grids_of(run):
+        parts += [f"### {_inline(grid.title)}", _markdown_table(grid), _inline(grid.caption)]
+    if notes := notes_of(run):
+        parts += ["### Notes", "\n".join(f"- {_inline(note)}" for note in notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    console = Console(stderr=True)
+    if len(arguments) != 1:
+        console.print("usage: python -m rekindle.bench.report.report FOLDER", markup=False)
+        return 2
+    try:
+        run = load_run(Path(arguments[0]))
+    except (OSError, ValidationError) as error:
+        console.print(f"{arguments[0]} holds no report: {error}", markup=False)
+        return 1
+    for path in write_report(run, Path(arguments[0])):
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield "Machine", run.machine
+    yield "Model", run.model
+    yield "Servers", ", ".join(f"{each.name} {each.version}".strip() for each in run.contenders)
+    if run.commit:
+        yield "Commit", run.commit
+    if (n_rounds := n_rounds_of(run)) > 1:
+        yield "Numbers", f"medians of {n_rounds} rounds"
+
+
+Shown = tuple[Measure, Callable[[float], str]]
+
+
+def _pair_grid(run: Run, title: str, caption: str, first: Shown, second: Shown) -> Grid:
+    """Two numbers in each cell."""
+    known = [(medians(run, measure), show) for measure, show in (first, second)]
+    rows = []
+    for workload in workloads_of(run):
+        row = [Cell(workload)]
+        for server in servers_of(run):
+            parts = [_shown(values, (workload, server), show) for values, show in known]
+            row.append(Cell(NOTHING if set(parts) == {NOTHING} else " / ".join(parts)))
+        rows.append(row)
+    return Grid(title, caption, ["workload", *servers_of(run)], rows)
+
+
+def _shown(
+    values: Mapping[tuple[str, str], float], key: tuple[str, str], show: Callable[[float], str]
+) -> str:
+    return show(values[key]) if key in values else NOTHING
+
+
+def _rich_table(grid: Grid) -> Table:
+    table = Table(box=ASCII, show_edge=False, pad_edge=False)
+    for number, heading in enumerate(grid.headings):
+        table.add_column(Text(heading), justify="right" if number else "left", overflow="fold")
+    columns = zip(*grid.rows, strict=True)
+    is_marked = [any(cell.is_best for cell in column) for column in columns]
+    for row in grid.rows:
+        cells = zip(row[1:], is_marked[1:], strict=True)
+        table.add_row(
+            Text("\n".join(wrap(row[0].text, LONGEST_NAME))),
+            *(_rich_cell(cell, in_marked_column=marked) for cell, marked in cells),
+        )
+    return table
+
+
+def _rich_cell(cell: Cell, *, in_marked_column: bool) -> Text:
+    """The mark has a place of its own, so that digits stand below each other."""
+    mark = (BEST if cell.is_best else " ") if in_marked_column else ""
+    return Text(cell.text + mark, style="bold green" if cell.is_best else "")
+
+
+def _markdown_table(grid: Grid) -> str:
+    lines = [
+        [_inline(heading) for heading in grid.headings],
+        ["---", *("---:" for _ in grid.headings[1:])],
+        *([_markdown_cell(cell) for cell in row] for row in grid.rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return f"**{_inline(cell.text)}**" if cell.is_best else _inline(cell.text)
+
+
+def _inline(text: str) -> str:
+    """Names and errors come from outside: nothing of them is markup, or ends the line."""
+    escaped = "".join(f"\\{each}" if each in "\\`*|<>[]" else each for each in text)
+    return " ".join(escaped.split())
+
+
+def _write_csv(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(field.name for field in fields(kind))
+        writer.writerows(astuple(row) for row in rows)
+
+
+def _rate(by_round: Mapping[int, float]) -> str:
+    return f"{median(by_round.values()):,.1f}" if by_round else NOTHING
+
+
+def _count(value: float | None) -> str:
+    return _decimal(value, 0)
+
+
+def _decimal(value: float | None, n_digits: int) -> str:
+    return NOTHING if value is None else f"{value:,.{n_digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

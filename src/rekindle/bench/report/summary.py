@@ -1,0 +1,110 @@
+"""A run in few numbers: medians over its rounds, what failed, and what has to be said beside it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from textwrap import shorten
+
+from rekindle.bench.report.results import BurstRow, Run, WorkloadRow
+
+LONGEST_ERROR = 160  # characters; picked: some servers answer with a traceback
+
+Key = tuple[str, str]  # workload, server
+Measure = Callable[[WorkloadRow], float | None]
+
+
+def workloads_of(run: Run) -> list[str]:
+    return list(dict.fromkeys(row.workload for row in run.workloads))
+
+
+def servers_of(run: Run) -> list[str]:
+    return [contender.name for contender in run.contenders]
+
+
+def n_rounds_of(run: Run) -> int:
+    return len({row.round for row in run.workloads} | {row.round for row in run.bursts})
+
+
+def medians(run: Run, measure: Measure) -> dict[Key, float]:
+    """Over the rounds in which it is known; what never is has no entry."""
+    known: dict[Key, list[float]] = {}
+    for row in run.workloads:
+        if (value := measure(row)) is not None:
+            known.setdefault((row.workload, row.server), []).append(value)
+    return {key: median(values) for key, values in known.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Of all rounds."""
+
+    n_failed: int
+    n_requests: int
+
+
+def failures_of(run: Run) -> dict[Key, Failures]:
+    found: dict[Key, Failures] = {}
+    for row in run.workloads:
+        before = found.get((row.workload, row.server), Failures(0, 0))
+        found[row.workload, row.server] = Failures(
+            before.n_failed + row.errors, before.n_requests + row.requests
+        )
+    return {key: each for key, each in found.items() if each.n_failed}
+
+
+@dataclass(frozen=True, slots=True)
+class BurstKey:
+    measure: str
+    streams: int
+
+
+def bursts_of(run: Run) -> dict[BurstKey, dict[str, dict[int, float]]]:
+    """Burst -> server -> round -> value; measures as they came, streams from few to many."""
+    found: dict[BurstKey, dict[str, dict[int, float]]] = {}
+    for row in sorted(run.bursts, key=_order(run)):
+        of_server = found.setdefault(BurstKey(row.measure, row.streams), {})
+        of_server.setdefault(row.server, {})[row.round] = row.value
+    return found
+
+
+def ratio_of(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | None:
+    """Round by round, because a slow moment of the machine hits both halves of a round."""
+    ratios = [ours[n] / theirs[n] for n in sorted(ours.keys() & theirs.keys()) if theirs[n]]
+    return median(ratios) if ratios else None
+
+
+def notes_of(run: Run) -> list[str]:
+    return [*_written_notes(run), *_failure_notes(run)]
+
+
+def _order(run: Run) -> Callable[[BurstRow], tuple[int, int]]:
+    measures = list(dict.fromkeys(row.measure for row in run.bursts))
+    return lambda row: (measures.index(row.measure), row.streams)
+
+
+def _written_notes(run: Run) -> Iterator[str]:
+    """What a server has to say about several workloads is said once."""
+    workloads: dict[Key, list[str]] = {}
+    for row in run.workloads:
+        if row.note:
+            workloads.setdefault((row.server, row.note), []).append(row.workload)
+    for (server, note), names in workloads.items():
+        unique = list(dict.fromkeys(names))
+        where = "all workloads" if unique == workloads_of(run) else ", ".join(unique)
+        yield f"{server}, {where}: {note}"
+
+
+def _failure_notes(run: Run) -> Iterator[str]:
+    for (workload, server), each in failures_of(run).items():
+        said = f"{server}, {workload}: {each.n_failed} of {each.n_requests} requests failed"
+        error = _first_error(run, workload, server)
+        yield f"{said}; the first: {error}" if error else f"{said}."
+
+
+def _first_error(run: Run, workload: str, server: str) -> str:
+    errors = (
+        row.error
+        for row in run.requests
+        if (row.workload, row.server) == (workload, server) and row.error is not None
+    )
+    return shorten(next(errors, ""), LONGEST_ERROR, placeholder=" ...")

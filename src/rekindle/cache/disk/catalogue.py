@@ -1,0 +1,355 @@
+"""The index of a cache directory: one row per stored entry.
+
+A row holds the entry's header, token ids included, so that a start reads no file.
+Every method raises TierFailed when SQLite cannot do its work.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rekindle.cache.disk.database import Database, column
+from rekindle.cache.disk.entry_file import size_on_disk
+from rekindle.cache.entry import (
+    KEY_BYTES,
+    ORDINARY,
+    Header,
+    Key,
+    Kind,
+    Reason,
+    Standing,
+    entry_key,
+)
+from rekindle.cache.listing.names import Named
+from rekindle.errors import TierFull
+from rekindle.generation.request import Rank
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 1000
+_MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
+_MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
+
+# A start reads every row, and Enum's own lookup takes as long as all the rest of it.
+_KINDS = {kind.value: kind for kind in Kind}
+_REASONS = {reason.value: reason for reason in Reason}
+_RANKS = {rank.value: rank for rank in Rank}
+
+_HEADER_COLUMNS = """key, parent, fingerprint, kind, start, tokens, payload_bytes,
+    compute_seconds, reason, created_at"""
+_STANDING_COLUMNS = "rank, session, pinned_until"
+_ROW_COLUMNS = f"{_HEADER_COLUMNS}, {_STANDING_COLUMNS}, last_used_at, hits"
+_INSERT = f"""
+INSERT OR IGNORE INTO entries
+    ({_HEADER_COLUMNS}, {_STANDING_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
+SELECT :key, :parent, :fingerprint, :kind, :start, :tokens, :payload_bytes,
+    :compute_seconds, :reason, :created_at, :rank, :session, :pinned_until, :disk_bytes,
+    :last_used_at, 1,
+    priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
+    (SELECT count(*) FROM entries WHERE parent = :key)
+"""
+_TOUCH = """
+UPDATE entries SET
+    last_used_at = ?,
+    hits = hits + 1,
+    priority = priority((SELECT clock FROM eviction), compute_seconds, disk_bytes, hits + 1)
+WHERE key = ?
+"""
+
+
+_MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRow:
+    header: Header
+    last_used_at: float
+    hits: int  # 1 when it was written
+    standing: Standing = ORDINARY
+
+    @property
+    def file_bytes(self) -> int:
+        return self.header.file_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    n_entries: int = 0
+    n_tokens: int = 0  # of blocks: a checkpoint follows tokens that are counted there
+    n_bytes: int = 0  # on disk
+
+
+class Catalog(Database):
+    """What a directory holds. `open_catalog` of disk_reconcile.py makes sure that it is true."""
+
+    def rows(self, *, fingerprint: Key | None = None) -> Iterator[CatalogRow]:
+        """Most recently used first; of every model unless one is named."""
+        for batch in self.batches(fingerprint=fingerprint):
+            yield from batch
+
+    def batches(self, *, fingerprint: Key | None = None) -> Iterator[list[CatalogRow]]:
+        with self.reading() as connection:
+            ids = column(
+                connection,
+                "SELECT id FROM entries WHERE ?1 IS NULL OR fingerprint = ?1"
+                " ORDER BY last_used_at DESC, id DESC",
+                (fingerprint,),
+            )
+        yield from self._batches_of(ids)
+
+    def find(self, hex_prefix: str) -> list[CatalogRow]:
+        """Those whose key starts so; none when that is not hex."""
+        try:
+            low, high = (bytes.fromhex(hex_prefix.ljust(2 * KEY_BYTES, digit)) for digit in "0f")
+        except ValueError:
+            return []
+        with self.reading() as connection:
+            ids = column(
+                connection, "SELECT id FROM entries WHERE key BETWEEN ? AND ?", (low, high)
+            )
+        return [row for batch in self._batches_of(ids) for row in batch]
+
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]:
+        """Of a root and keys that follow one another: those that are there, and what stands
+        behind the last of them, checkpoints behind any of them.
+        """
+        marks = ",".join("?" * len(path))
+        with self.reading() as connection:
+            found = dict(
+                connection.execute(f"SELECT key, id FROM entries WHERE key IN ({marks})", path)
+            )
+            last = next((key for key in reversed(path) if key in found), path[0])
+            followers = column(
+                connection,
+                "SELECT id FROM entries WHERE parent = ? LIMIT ?",
+                (last, _MAX_FOLLOWERS),
+            )
+            checkpoints = column(
+                connection,
+                f"SELECT id FROM entries WHERE parent IN ({marks}) AND kind = ?"
+                " ORDER BY last_used_at DESC LIMIT ?",
+                (*path, Kind.CHECKPOINT, _MAX_FOLLOWERS),
+            )
+            ids = {*found.values(), *followers, *checkpoints}
+            return _read_rows(connection, sorted(ids))
+
+    def totals(self) -> dict[Key, Totals]:
+        """By fingerprint."""
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT fingerprint, n_entries, n_tokens, n_bytes FROM totals"
+            )
+            return {fingerprint: Totals(*numbers) for fingerprint, *numbers in rows}
+
+    def all_keys(self) -> list[Key]:
+        with self.reading() as connection:
+            return column(connection, "SELECT key FROM entries")
+
+    def has(self, key: Key) -> bool:
+        with self.reading() as connection:
+            return bool(column(connection, "SELECT 1 FROM entries WHERE key = ?", (key,)))
+
+    def add(
+        self,
+        headers: Sequence[Header],
+        *,
+        used_at: float | None = None,
+        standing: Standing = ORDINARY,
+    ) -> None:
+        """Those that are known stay as they are. None: last used when they were made."""
+        with self.transaction() as connection:
+            connection.executemany(
+                _INSERT, (_parameters(header, used_at, standing) for header in headers)
+            )
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(_MARK, ((*standing, key) for key, standing in standings))
+
+    def names(self, *, fingerprint: Key) -> list[Named]:
+        """The one that was given longest ago first."""
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT root, name, tokens, session, named_at FROM names"
+                " WHERE fingerprint = ? ORDER BY named_at",
+                (fingerprint,),
+            )
+            return [
+                Named(root=root, name=name, tokens=tokens, session=session, named_at=named_at)
+                for root, name, tokens, session, named_at in rows
+            ]
+
+    def give_name(self, named: Named, *, fingerprint: Key) -> None:
+        row = (named.root, named.name, named.tokens, named.session, named.named_at)
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
+            )
+
+    def drop_lost_names(self) -> None:
+        """Those of models that have nothing stored any more."""
+        with self.transaction() as connection:
+            connection.execute(
+                "DELETE FROM names WHERE fingerprint NOT IN (SELECT fingerprint FROM totals)"
+            )
+
+    def clear_names(self) -> None:
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM names")
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM names WHERE root = ? AND name = ?",
+                ((named.root, named.name) for named in names),
+            )
+
+    def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
+        """Those that are not there."""
+        with self.transaction() as connection:
+            return [key for key in keys if not connection.execute(_TOUCH, (used_at, key)).rowcount]
+
+    def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
+        """Only the rows. `unless` is asked while nobody else can add or remove any."""
+        for first in range(0, len(keys), _BATCH_ROWS):
+            with self.transaction() as connection:
+                batch = keys[first : first + _BATCH_ROWS]
+                doomed = [(key,) for key in batch if unless is None or not unless(key)]
+                connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
+                _shrink(connection)
+
+    def evict(
+        self, *, limit_bytes: int, target_bytes: int, now: float, is_spared: Callable[[Key], bool]
+    ) -> list[Key]:
+        """One batch of leaves, lowest priority first, when more than the limit is stored.
+
+        Those of side requests go before those of conversations, and none that is pinned.
+
+        It goes on to the target as far as a batch reaches. The caller deletes the files, and asks
+        again until there is nothing to evict.
+        """
+        with self.reading() as connection:
+            if _stored_bytes(connection) <= limit_bytes:
+                return []
+        evicted: list[Key] = []
+        with self.transaction() as connection:
+            n_bytes = _stored_bytes(connection)
+            while n_bytes > target_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
+                leaf = _lowest_leaf(connection, now, is_spared)
+                if leaf is None:
+                    break
+                connection.execute("DELETE FROM entries WHERE id = ?", (leaf.id,))
+                connection.execute("UPDATE eviction SET clock = max(clock, ?)", (leaf.priority,))
+                n_bytes -= leaf.disk_bytes
+                evicted.append(leaf.key)
+            if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
+                raise TierFull("there is no room: everything that could go is in use")
+            _shrink(connection)
+        return evicted
+
+    def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
+        for first in range(0, len(ids), _BATCH_ROWS):
+            # Not one query for all: an open one would keep the log from being cut.
+            with self.reading() as connection:
+                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
+            yield rows
+
+
+class _Leaf(NamedTuple):
+    id: int
+    key: Key
+    disk_bytes: int
+    priority: float
+
+
+def _stored_bytes(connection: sqlite3.Connection) -> int:
+    (n_bytes,) = column(connection, "SELECT coalesce(sum(n_bytes), 0) FROM totals")
+    return int(n_bytes)
+
+
+def _lowest_leaf(
+    connection: sqlite3.Connection, now: float, is_spared: Callable[[Key], bool]
+) -> _Leaf | None:
+    leaves = connection.execute(
+        "SELECT id, key, disk_bytes, priority FROM entries"
+        " WHERE n_children = 0 AND pinned_until <= ? ORDER BY rank DESC, priority",
+        (now,),
+    )
+    return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
+
+
+def _shrink(connection: sqlite3.Connection) -> None:
+    """Gives pages back when many are unused, a few at a time: each one is moved."""
+    (n_pages,) = column(connection, "PRAGMA page_count")
+    (n_free,) = column(connection, "PRAGMA freelist_count")
+    if n_free > n_pages // 4:
+        connection.execute("PRAGMA incremental_vacuum(64)").fetchall()  # rows without columns
+
+
+def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
+    query = f"SELECT id, {_ROW_COLUMNS} FROM entries WHERE id IN ({','.join(map(str, ids))})"
+    rows = {row[0]: _row(*row[1:]) for row in connection.execute(query)}
+    return [row for id in ids if (row := rows.get(id)) is not None]
+
+
+def _row(
+    key: Key,
+    parent: Key,
+    fingerprint: Key,
+    kind: int,
+    start: int,
+    tokens: bytes,
+    payload_bytes: int,
+    compute_seconds: float,
+    reason: int,
+    created_at: float,
+    rank: int,
+    session: str,
+    pinned_until: float,
+    last_used_at: float,
+    hits: int,
+) -> CatalogRow | None:
+    # Nothing else notices a flipped bit here, and wrong token ids would match a wrong prompt.
+    try:
+        header = Header(
+            key=key,
+            parent=parent,
+            fingerprint=fingerprint,
+            kind=_KINDS[kind],
+            start=start,
+            tokens=tokens,
+            payload_bytes=payload_bytes,
+            compute_seconds=compute_seconds,
+            reason=_REASONS[reason],
+            created_at=created_at,
+        )
+        standing = Standing(_RANKS[rank], session, pinned_until)
+        is_sound = entry_key(parent, header.kind, tokens) == key
+    except (KeyError, TypeError):
+        is_sound = False
+    if not is_sound:
+        _log.warning("a row of the catalogue is damaged; its entry will not be found")
+        return None
+    return CatalogRow(header, last_used_at, hits, standing)
+
+
+def _parameters(
+    header: Header, used_at: float | None, standing: Standing
+) -> dict[str, bytes | int | float | str]:
+    return {
+        **standing._asdict(),
+        "key": header.key,
+        "parent": header.parent,
+        "fingerprint": header.fingerprint,
+        "kind": header.kind,
+        "start": header.start,
+        "tokens": header.tokens,
+        "payload_bytes": header.payload_bytes,
+        "compute_seconds": header.compute_seconds,
+        "reason": header.reason,
+        "created_at": header.created_at,
+        "disk_bytes": size_on_disk(header),
+        "last_used_at": header.created_at if used_at is None else used_at,
+    }

@@ -1,0 +1,256 @@
+"""The disk tier: one file per entry, a catalogue of them, and a budget for both.
+
+Several servers, of one model or of several, may share a directory. Each evicts from all that is
+in it, so an entry may be gone although this server never dropped it: that is a miss.
+
+`get` may run in several threads at once; everything else belongs to one thread, but for
+`usage`, which never waits.
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle.cache.disk.catalogue import Catalog, CatalogRow, Totals
+from rekindle.cache.disk.database import alone_in
+from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
+from rekindle.cache.disk.reconcile import (
+    Differences,
+    OnProgress,
+    open_as_it_is,
+    reconcile,
+)
+from rekindle.cache.entry import Entry, Header, Key, Standing
+from rekindle.cache.listing.names import Named
+from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
+from rekindle.generation.events import CacheSource
+
+_log = logging.getLogger(__name__)
+
+# All three are picked.
+_SPARE_SHARE = 0.02  # of the budget: evicting goes on until this much is free
+_QUARANTINE_SHARE = 1 / 16
+_WAL_SHARE = 1 / 128
+
+# A put may need a new folder, and its row a new page of the table and of two indexes.
+_MAX_GROWTH_BYTES = 4 * DISK_BLOCK_BYTES
+_NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUsage:
+    n_entries: int = 0
+    n_bytes: int = 0  # everything that counts against the budget
+    own_entries: int = 0  # of this model
+    own_tokens: int = 0
+    own_bytes: int = 0
+
+
+class DiskTier:
+    name = CacheSource.DISK
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fingerprint: Key,
+        budget_bytes: int,
+        is_leased: Callable[[Key], bool],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.n_opens = 0  # more than one: the directory was replaced under us
+        self.directory = directory
+        self._fingerprint = fingerprint
+        self._budget_bytes = budget_bytes
+        self._is_leased = is_leased
+        self._now = now
+        self._files = EntryFiles(directory, quarantine_bytes=int(budget_bytes * _QUARANTINE_SHARE))
+        self._catalog = Catalog(directory, wal_bytes=int(budget_bytes * _WAL_SHARE))
+        self._evicted: list[Key] = []  # and not yet told
+        self._stuck_bytes = 0  # of files without a row that could not be deleted
+        self._usage = DiskUsage()
+
+    def open(self, *, on_progress: OnProgress | None = None) -> None:
+        """Raises TierFailed."""
+        self.open_as_it_is()
+        self.reconcile(on_progress=on_progress)
+
+    def open_as_it_is(self) -> None:
+        """What can be listed after this is what the catalogue says. Raises TierFailed."""
+        open_as_it_is(self._catalog, self._files)
+        self.n_opens += 1
+        self._stuck_bytes = 0
+        self._count()
+
+    def reconcile(self, *, on_progress: OnProgress | None = None) -> Differences:
+        """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
+        differences = reconcile(self._catalog, self._files, on_progress=on_progress)
+        self._catalog.drop_lost_names()
+        self._count()
+        return differences
+
+    def close(self) -> None:
+        self._catalog.close()
+
+    def usage(self) -> DiskUsage:
+        return self._usage
+
+    def usage_bytes(self) -> int:
+        return self._usage.n_bytes
+
+    def headers(self) -> Iterator[list[Header]]:
+        for batch in self.rows():
+            yield [row.header for row in batch]
+
+    def rows(self) -> Iterator[list[CatalogRow]]:
+        yield from self._catalog.batches(fingerprint=self._fingerprint)
+
+    def along(self, path: Sequence[Key]) -> list[CatalogRow]:
+        """What there is of a prompt, by its keys. Raises TierFailed."""
+        return self._catalog.along(path)
+
+    def names(self) -> list[Named]:
+        return self._catalog.names(fingerprint=self._fingerprint)
+
+    def give_name(self, named: Named) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.give_name(named, fingerprint=self._fingerprint)
+
+    def drop_names(self, names: Sequence[Named]) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.drop_names(names)
+
+    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        self._catalog.mark(standings)
+
+    def get(self, key: Key) -> Entry:
+        try:
+            entry = self._files.read(key)
+            if entry.header.fingerprint != self._fingerprint:
+                raise EntryCorrupt("it belongs to another model")
+        except FileNotFoundError:
+            self._forget(key)
+            raise EntryMissing(f"{key.hex()} is no longer on disk") from None
+        except OSError as error:
+            if error.errno in _NOT_THE_FILES_FAULT:
+                raise TierFailed(f"{self.directory}: {error.strerror}") from error
+            self._set_aside(key)
+            raise EntryCorrupt(f"it cannot be read: {error.strerror}") from error
+        except EntryCorrupt:
+            self._set_aside(key)
+            raise
+        return entry
+
+    def put(self, entry: Entry) -> list[Key]:
+        header = entry.header
+        self._ensure_open()
+        if self._files.is_whole(header) and self._catalog.has(header.key):
+            self._catalog.touch([header.key], used_at=self._now())
+        else:
+            # Between making room and using it, nobody else may see that there is some.
+            with self._alone():
+                self._make_room(header)
+                self._write(entry)
+        self._count()
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def touch(self, keys: Sequence[Key]) -> list[Key]:
+        """They were used once more; those that are not there any more. Raises TierFailed."""
+        self._ensure_open()
+        return self._catalog.touch(keys, used_at=self._now())
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Raises TierFailed."""
+        self._ensure_open()
+        with self._alone():
+            self._catalog.remove(keys)
+            self._stuck_bytes += self._files.remove(keys)
+        self._count()
+
+    def quarantine(self, key: Key, why: str) -> None:
+        """For bytes that are as they were written, and that their user refused all the same."""
+        _log.warning("cache entry %s is set aside: %s", key.hex(), why)
+        self._set_aside(key)
+
+    def _ensure_open(self) -> None:
+        """The directory may have been deleted or unmounted since the last call, and be back."""
+        if not self._catalog.is_current():
+            self.open()
+
+    def _make_room(self, header: Header) -> None:
+        room_bytes = self._budget_bytes - self._overhead_bytes()
+        needed_bytes = size_on_disk(header) + _MAX_GROWTH_BYTES
+        if needed_bytes > room_bytes:
+            raise TierFull(
+                f"an entry of {needed_bytes} bytes does not fit: of the budget of"
+                f" {self._budget_bytes} at most {max(room_bytes, 0)} are for entries"
+            )
+        # Deleting is slow, so it is done for several puts at once.
+        spare_bytes = max(needed_bytes, int(self._budget_bytes * _SPARE_SHARE))
+        while evicted := self._catalog.evict(
+            limit_bytes=room_bytes - needed_bytes,
+            target_bytes=room_bytes - spare_bytes,
+            now=self._now(),
+            # Without its parent, nobody would ever find the entry that the room is for.
+            is_spared=lambda key: key == header.parent or self._is_leased(key),
+        ):
+            self._evicted += evicted
+            self._stuck_bytes += self._files.remove(evicted)
+
+    def _write(self, entry: Entry) -> None:
+        self._files.write(entry)
+        try:
+            self._catalog.add([entry.header], used_at=self._now(), standing=entry.standing)
+        except TierFailed:
+            self._files.remove([entry.header.key])
+            raise
+
+    def _forget(self, key: Key) -> None:
+        """Unless it was stored again since it was missed."""
+        with suppress(TierFailed):
+            self._catalog.remove([key], unless=lambda key: self._files.path(key).exists())
+            self._count()
+
+    def _set_aside(self, key: Key) -> None:
+        with suppress(OSError):
+            self._files.set_aside(self._files.path(key))
+        with suppress(TierFailed):
+            self._catalog.remove([key])
+            self._count()
+
+    def _overhead_bytes(self) -> int:
+        with self._failures_told():
+            files_bytes = self._files.overhead_bytes()
+        return files_bytes + self._catalog.disk_bytes() + self._stuck_bytes
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._failures_told(), alone_in(self.directory):
+            yield
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TierFailed(f"{self.directory}: {error.strerror}") from error
+
+    def _count(self) -> None:
+        totals = self._catalog.totals()
+        own = totals.get(self._fingerprint, Totals())
+        self._usage = DiskUsage(
+            n_entries=sum(each.n_entries for each in totals.values()),
+            n_bytes=sum(each.n_bytes for each in totals.values()) + self._overhead_bytes(),
+            own_entries=own.n_entries,
+            own_tokens=own.n_tokens,
+            own_bytes=own.n_bytes,
+        )

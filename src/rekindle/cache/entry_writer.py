@@ -1,0 +1,201 @@
+"""What is new becomes an entry, if there is room: rows in blocks, states as checkpoints.
+
+Owned by the engine thread, as part of the PrefixCache. `holdings` makes the room and
+`disk_store` and `shared_stock` decide what is written.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum, auto
+
+from rekindle.cache.disk.residency import DiskStore
+from rekindle.cache.entry import (
+    BLOCK_TOKENS,
+    Entry,
+    Header,
+    Key,
+    Kind,
+    Reason,
+    Standing,
+    entry_key,
+)
+from rekindle.cache.index import HERE, Node
+from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.policy import surplus_checkpoints
+from rekindle.cache.residency import Holdings
+from rekindle.cache.shared.residency import SharedStock
+from rekindle.generation.model_state import Payload
+from rekindle.generation.request import USUAL_TERMS, CacheTerms
+
+MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
+
+
+class Saved(Enum):
+    STORED = auto()
+    KNOWN = auto()  # it was there already
+    LATER = auto()  # no room at the moment, but some is on its way to the disk
+    REFUSED = auto()
+
+
+class Keeper:
+    """`counters` are the cache's own, by the names of CacheCounters."""
+
+    def __init__(
+        self,
+        root: Key,
+        holdings: Holdings,
+        disk: DiskStore | None,
+        shared: SharedStock | None,
+        counters: dict[str, int],
+        *,
+        is_on: bool,
+    ) -> None:
+        self._root = root
+        self._holdings = holdings
+        self._index = holdings.index
+        self._disk = disk
+        self._shared = shared
+        self._counters = counters
+        self._is_on = is_on
+        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # that entries of a shape had
+
+    def save_rows(
+        self,
+        keys: PrefixKeys,
+        start: int,
+        stop: int,
+        *,
+        reason: Reason,
+        was_reused: bool,
+        compute_seconds: float,
+        export: Callable[[], Payload],
+        terms: CacheTerms = USUAL_TERMS,
+    ) -> Saved:
+        """Stores positions [start, stop), which lie in one block and begin it."""
+        assert start % BLOCK_TOKENS == 0
+        assert start < stop <= start + BLOCK_TOKENS
+        parent = keys.after_blocks(start // BLOCK_TOKENS)
+        tokens = keys.between(start, stop)
+        if self._index.is_covered(parent, tokens):
+            return Saved.KNOWN
+        if parent != keys.root and self._index.get(parent) is None:
+            return Saved.REFUSED  # nothing could ever lead to it
+        header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
+        return self._save(header, export, terms, was_reused=was_reused)
+
+    def save_checkpoint(
+        self,
+        keys: PrefixKeys,
+        position: int,
+        *,
+        reason: Reason,
+        was_reused: bool,
+        compute_seconds: float,
+        export: Callable[[], Payload],
+        terms: CacheTerms = USUAL_TERMS,
+    ) -> Saved:
+        start = position // BLOCK_TOKENS * BLOCK_TOKENS
+        parent = keys.after_blocks(position // BLOCK_TOKENS)
+        tokens = keys.between(start, position)
+        header = self._header(Kind.CHECKPOINT, parent, start, tokens, reason, compute_seconds)
+        known = self._index.get(header.key)
+        if known is not None and known.where & HERE:
+            return Saved.KNOWN
+        saved = self._save(header, export, terms, was_reused=was_reused)
+        if saved is Saved.STORED:
+            self._thin_checkpoints(header.key)
+        return saved
+
+    def _header(
+        self,
+        kind: Kind,
+        parent: Key,
+        start: int,
+        tokens: bytes,
+        reason: Reason,
+        compute_seconds: float,
+    ) -> Header:
+        return Header(
+            key=entry_key(parent, kind, tokens),
+            parent=parent,
+            fingerprint=self._root,
+            kind=kind,
+            start=start,
+            tokens=tokens,
+            payload_bytes=0,
+            compute_seconds=compute_seconds,
+            reason=reason,
+            created_at=time.time(),
+        )
+
+    def _save(
+        self,
+        header: Header,
+        export: Callable[[], Payload],
+        terms: CacheTerms,
+        *,
+        was_reused: bool,
+    ) -> Saved:
+        if not self._is_on:
+            return Saved.REFUSED
+        shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
+        parent = self._index.get(header.parent)
+        if parent is not None:
+            self._holdings.lease(parent)  # room must not be made at the cost of what leads here
+        try:
+            if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
+                return self._no_room(parent)
+            payload = self._exported(export)
+            header = replace(header, payload_bytes=len(payload))
+            self._payload_sizes[shape] = len(payload)
+            if not self._holdings.make_room(len(payload)):
+                return self._no_room(parent)
+        finally:
+            if parent is not None:
+                self._holdings.release(parent)
+        node = self._holdings.hold(Entry(header, payload, Standing(terms.rank, terms.session)))
+        for each in (node, *(node.checkpoints or ())):
+            if self._disk is not None:
+                self._disk.offer(each, was_reused=was_reused)
+            if self._shared is not None:
+                self._shared.offer(each, was_reused=was_reused)
+        self._holdings.shrink()
+        return Saved.STORED
+
+    def _exported(self, export: Callable[[], Payload]) -> Payload:
+        began = time.perf_counter()
+        payload = export()
+        self._counters["saved_bytes"] += len(payload)
+        self._counters["save_microseconds"] += int((time.perf_counter() - began) * 1e6)
+        return payload
+
+    def _no_room(self, parent: Node | None) -> Saved:
+        """Later, if some is on its way to a store, or held by a restore."""
+        n_restoring = self._holdings.n_leases - (parent is not None)
+        for store in (self._disk, self._shared):
+            if store is not None:
+                if store.is_writing:
+                    return Saved.LATER
+                n_restoring -= store.n_writing
+        return Saved.LATER if n_restoring else Saved.REFUSED
+
+    def _thin_checkpoints(self, key: Key) -> None:
+        """A conversation keeps checkpoints close together near its end, far apart before."""
+        tip = self._index.get(key)
+        if tip is None:
+            return  # memory has no room for it, and the disk did not want it
+        path = self._index.checkpoints_before(tip)
+        row_bytes = 0
+        parent = tip.parent
+        while parent is not None:
+            row_bytes += parent.payload_bytes
+            parent = parent.parent
+        n_keep = max(MIN_PATH_CHECKPOINTS, row_bytes // max(tip.payload_bytes, 1))
+        by_position = {node.stop: node for node in [*path, tip]}
+        now = time.time()
+        for position in surplus_checkpoints(sorted(by_position), n_keep):
+            node = by_position[position]
+            if node.leases == 0 and node.standing.pinned_until <= now:
+                self._counters["thinned"] += 1
+                self._holdings.drop(node)

@@ -1,0 +1,399 @@
+"""Tokens -> the longest prefix that can be restored, over all tiers at once.
+
+A tree per namespace on the grid of whole blocks, with short blocks and checkpoints as its leaves.
+No I/O, no clock, one thread; it knows where bytes are and never touches them.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from enum import IntFlag
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from rekindle.cache.entry import (
+    BLOCK_TOKENS,
+    ORDINARY,
+    TOKEN_BYTES,
+    Header,
+    Key,
+    Kind,
+    n_shared,
+)
+
+_BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
+
+
+class Where(IntFlag):
+    MEMORY = 1
+    DISK = 2
+    SHARED = 4
+
+
+NOWHERE = Where(0)
+HERE = Where.MEMORY | Where.DISK
+
+
+class Node:
+    """One block or checkpoint. `leases`, `hits`, `used_at` and `standing` are the owner's."""
+
+    __slots__ = (
+        "_parent",
+        "checkpoints",
+        "children",
+        "compute_seconds",
+        "hits",
+        "key",
+        "kind",
+        "leases",
+        "payload_bytes",
+        "standing",
+        "start",
+        "tokens",
+        "used_at",
+        "where",
+    )
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.kind = _BLOCK
+        self.start = 0
+        self.tokens = b""
+        self.payload_bytes = 0
+        self.compute_seconds = 0.0
+        self.where = NOWHERE
+        self.leases = 0
+        self.hits = 0
+        self.used_at = 0.0  # seconds since the epoch
+        self.standing = ORDINARY
+        # Both sorted by tokens, and None rather than empty: most of a million nodes have neither
+        # or one. An insertion moves 8 bytes per sibling, 36 us for 100,000 of them.
+        self.children: list[Node] | None = None
+        self.checkpoints: list[Node] | None = None
+        self._parent: Node | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def stop(self) -> int:
+        """For a checkpoint, its position."""
+        return self.start + self.n_tokens
+
+    @property
+    def parent(self) -> "Node | None":
+        """None: it follows the root, or its parent is not stored."""
+        return self._parent if self._parent is not None and self._parent.where else None
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.children is None and self.checkpoints is None
+
+
+class Match(NamedTuple):
+    n_tokens: int
+    blocks: tuple[Node, ...]  # in order; of the last one maybe only a part is needed
+    checkpoint: Node | None
+
+
+class PrefixIndex:
+    """A node without its parent is an orphan: kept, never matched, back when the parent is."""
+
+    def __init__(
+        self,
+        *,
+        has_rows: bool,
+        has_checkpoints: bool,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        assert has_rows or has_checkpoints
+        self._has_rows = has_rows
+        self._has_checkpoints = has_checkpoints
+        self._block_bytes = block_tokens * TOKEN_BYTES
+        self._nodes: dict[Key, Node] = {}
+        # Nodes that are stored nowhere but have children: the roots, and the parents of orphans.
+        self._placeholders: dict[Key, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def nodes(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def orphans(self) -> Iterator[Node]:
+        """Children before their parents; each may be removed as it comes."""
+        for placeholder in list(self._placeholders.values()):
+            if not _is_root(placeholder):
+                yield from reversed(_below(placeholder))
+
+    def get(self, key: Key) -> Node | None:
+        return self._nodes.get(key)
+
+    def add(self, header: Header, where: Where) -> Node:
+        """Adds the residence, and the node where it is not known yet."""
+        node = self._nodes.get(header.key)
+        if node is not None:
+            node.where |= where
+            return node
+        node = self._placeholders.pop(header.key, None) or Node(header.key)
+        node.kind = header.kind
+        node.start = header.start
+        node.tokens = header.tokens
+        node.payload_bytes = header.payload_bytes
+        node.compute_seconds = header.compute_seconds
+        node.where = where
+        self._nodes[node.key] = node
+        self._link(node, self._parent_for(header.parent))
+        return node
+
+    def remove(self, node: Node, where: Where) -> None:
+        """Takes the residence away; a node that is nowhere leaves. One that has left may come."""
+        if not node.where:
+            return
+        node.where &= ~where
+        if not node.where:
+            del self._nodes[node.key]
+            self._unlink(node)
+            if not node.is_leaf:
+                self._placeholders[node.key] = node
+
+    def match(self, root: Key, tokens: bytes) -> Match:
+        """The longest prefix of `tokens` (big-endian ids) behind a root that can be restored."""
+        top = self._placeholders.get(root)
+        if top is None:
+            return Match(0, (), None)
+        path = self._walk(top, tokens)
+        if self._has_checkpoints:
+            return self._match_checkpoint(top, path, tokens)
+        n_tokens = len(path) * self._block_bytes // TOKEN_BYTES
+        holder = path[-1] if path else top
+        last = _nearest(holder, self._piece(tokens, len(path)))
+        if last is None:
+            return Match(n_tokens, tuple(path), None)
+        return Match(n_tokens + last.n_shared, (*path, last.node), None)
+
+    def checkpoints_before(self, node: Node) -> list[Node]:
+        """The checkpoints on the way to `node`, first position first."""
+        found: list[Node] = []
+        behind, holder = node.tokens[:-TOKEN_BYTES], node._parent
+        while holder is not None:
+            found += _prefixes(holder.checkpoints, behind)
+            behind, holder = holder.tokens[:-TOKEN_BYTES], holder._parent
+        return [checkpoint for checkpoint in reversed(found) if checkpoint is not node]
+
+    def is_covered(self, parent: Key, tokens: bytes) -> bool:
+        """Whether a block behind `parent` that is here holds these tokens, and maybe more."""
+        holder = self._nodes.get(parent) or self._placeholders.get(parent)
+        if holder is None or holder.children is None:
+            return False
+        place = bisect_left(holder.children, tokens, key=_tokens_of)
+        for child in islice(holder.children, place, None):
+            if not child.tokens.startswith(tokens):
+                return False
+            if child.where & HERE:
+                return True
+        return False
+
+    def covered_by(self, node: Node) -> list[Node]:
+        """The short blocks that the block `node` makes redundant: it starts with their tokens."""
+        if node.kind is not _BLOCK or node._parent is None:
+            return []
+        return list(_prefixes(node._parent.children, node.tokens[:-TOKEN_BYTES]))
+
+    def check(self) -> None:
+        """Asserts everything that must be true at every moment; walks the whole index."""
+        n_linked = 0
+        for key, placeholder in self._placeholders.items():
+            assert placeholder.key == key
+            assert key not in self._nodes
+            assert not placeholder.where
+            assert placeholder._parent is None
+            assert not placeholder.is_leaf
+            for node in _below(placeholder):
+                n_linked += 1
+                assert self._nodes[node.key] is node
+                assert node.where
+        assert n_linked == len(self._nodes)
+        for holder in (*self._nodes.values(), *self._placeholders.values()):
+            _check_siblings(holder, holder.children, _BLOCK)
+            _check_siblings(holder, holder.checkpoints, Kind.CHECKPOINT)
+            if holder.where and not holder.is_leaf:
+                assert len(holder.tokens) == self._block_bytes
+
+    def below(self, key: Key) -> list[Node]:
+        """Everything behind a root or a node, parents before their children."""
+        top = self._nodes.get(key) or self._placeholders.get(key)
+        return _below(top) if top is not None else []
+
+    def followers(self, key: Key) -> list[Node]:
+        """What stands right behind a root or a node."""
+        top = self._nodes.get(key) or self._placeholders.get(key)
+        return [*(top.children or ()), *(top.checkpoints or ())] if top is not None else []
+
+    def is_below(self, node: Node, root: Key) -> bool:
+        """Whether the node, the first of its path, stands right behind the root."""
+        return node._parent is not None and node._parent.key == root
+
+    def parting(self, root: Key, tokens: bytes) -> int:
+        """How many of them the longest path has that then goes on otherwise; 0: there is none.
+
+        It may be more than can be restored.
+        """
+        top = self._placeholders.get(root)
+        if top is None:
+            return 0
+        path = self._walk(top, tokens)
+        holder, rest = path[-1] if path else top, self._piece(tokens, len(path))
+        n_whole = len(path) * self._block_bytes // TOKEN_BYTES
+        last = _nearest(holder, rest)
+        if last is None:
+            return n_whole if rest and holder.children else 0
+        goes_on = min(len(last.node.tokens), len(rest)) > last.n_shared * TOKEN_BYTES
+        return n_whole + last.n_shared if goes_on else 0
+
+    def match_blocks(self, root: Key, tokens: bytes) -> list[Node]:
+        """The whole blocks that the tokens start with."""
+        top = self._placeholders.get(root)
+        return self._walk(top, tokens) if top is not None else []
+
+    def _walk(self, top: Node, tokens: bytes) -> list[Node]:
+        """The whole blocks that `tokens` starts with."""
+        path: list[Node] = []
+        children = top.children
+        size = self._block_bytes
+        for begin in range(0, len(tokens) - size + 1, size):
+            if children is None:
+                break
+            piece = tokens[begin : begin + size]
+            place = bisect_left(children, piece, key=_tokens_of)
+            if place == len(children) or children[place].tokens != piece:
+                break
+            path.append(children[place])
+            children = children[place].children
+        return path
+
+    def _match_checkpoint(self, top: Node, path: list[Node], tokens: bytes) -> Match:
+        for depth in range(len(path), -1, -1):
+            node = path[depth - 1] if depth else top
+            if node.checkpoints is None:
+                continue
+            rest = self._piece(tokens, depth)
+            blocks = path[:depth]
+            rows = _nearest(node, rest) if self._has_rows else None
+            if self._has_rows:
+                rest = rest[: rows.n_shared * TOKEN_BYTES] if rows else b""
+            checkpoint = next(_prefixes(node.checkpoints, rest), None)
+            if checkpoint is None or not (depth or checkpoint.tokens):
+                continue  # a state at position 0 saves nothing
+            if rows and checkpoint.tokens:
+                blocks.append(rows.node)
+            n_bytes = depth * self._block_bytes + len(checkpoint.tokens)
+            return Match(n_bytes // TOKEN_BYTES, tuple(blocks), checkpoint)
+        return Match(0, (), None)
+
+    def _piece(self, tokens: bytes, depth: int) -> bytes:
+        """What stands behind that many blocks, at most a block of it."""
+        return tokens[depth * self._block_bytes : (depth + 1) * self._block_bytes]
+
+    def _parent_for(self, key: Key) -> Node:
+        parent = self._nodes.get(key) or self._placeholders.get(key)
+        return parent or self._placeholders.setdefault(key, Node(key))
+
+    def _link(self, node: Node, parent: Node) -> None:
+        node._parent = parent
+        if node.kind is _BLOCK:
+            parent.children = _with(parent.children, node)
+        else:
+            parent.checkpoints = _with(parent.checkpoints, node)
+
+    def _unlink(self, node: Node) -> None:
+        parent, node._parent = node._parent, None
+        assert parent is not None
+        if node.kind is _BLOCK:
+            parent.children = _without(parent.children, node)
+        else:
+            parent.checkpoints = _without(parent.checkpoints, node)
+        if parent.is_leaf and not parent.where:
+            del self._placeholders[parent.key]
+
+
+def _is_root(placeholder: Node) -> bool:
+    """Only what starts at 0 follows a root."""
+    behind = placeholder.children or placeholder.checkpoints or ()
+    return any(node.start == 0 for node in behind)
+
+
+class _Near(NamedTuple):
+    node: Node
+    n_shared: int  # tokens, at least 1
+
+
+_tokens_of = attrgetter("tokens")
+
+
+def _nearest(node: Node, query: bytes) -> _Near | None:
+    """The child that shares most of `query`; of two that share as much, one in memory.
+
+    Sorted by tokens, the best one stands next to where `query` would stand.
+    """
+    if node.children is None:
+        return None
+    place = bisect_left(node.children, query, key=_tokens_of)
+    around = node.children[max(place - 1, 0) : place + 1]
+    near = [_Near(child, n_shared(child.tokens, query)) for child in around]
+    best = max(near, key=lambda each: (each.n_shared, Where.MEMORY in each.node.where))
+    return best if best.n_shared else None
+
+
+def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
+    """Those whose tokens `query` starts with, longest first.
+
+    One of them that is longer than what the nearest before `query` shares with it would itself
+    stand nearer, so each look either yields or shortens the query to what is shared.
+    """
+    while siblings is not None:
+        place = bisect_right(siblings, query, key=_tokens_of)
+        if place == 0:
+            return
+        node = siblings[place - 1]
+        if query.startswith(node.tokens):
+            yield node
+            if not node.tokens:
+                return
+            query = node.tokens[:-TOKEN_BYTES]
+        else:
+            query = query[: n_shared(node.tokens, query) * TOKEN_BYTES]
+
+
+def _below(top: Node) -> list[Node]:
+    """The whole subtree without its top, parents before their children."""
+    found = [*(top.children or ()), *(top.checkpoints or ())]
+    for node in found:
+        found += node.children or ()
+        found += node.checkpoints or ()
+    return found
+
+
+def _with(siblings: list[Node] | None, node: Node) -> list[Node]:
+    if siblings is None:
+        return [node]
+    insort(siblings, node, key=_tokens_of)
+    return siblings
+
+
+def _without(siblings: list[Node] | None, node: Node) -> list[Node] | None:
+    assert siblings is not None
+    del siblings[bisect_left(siblings, node.tokens, key=_tokens_of)]
+    return siblings or None
+
+
+def _check_siblings(holder: Node, siblings: list[Node] | None, kind: Kind) -> None:
+    if siblings is None:
+        return
+    assert siblings
+    assert [node.tokens for node in siblings] == sorted({node.tokens for node in siblings})
+    for node in siblings:
+        assert node.kind is kind
+        assert node._parent is holder
+        assert node.start == holder.stop or not holder.where

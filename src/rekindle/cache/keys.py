@@ -1,0 +1,44 @@
+"""The chain of keys over a growing list of tokens, computed as far as someone asks."""
+
+from rekindle.cache.entry import (
+    BLOCK_TOKENS,
+    TOKEN_BYTES,
+    Key,
+    Kind,
+    entry_key,
+    n_shared,
+    token_bytes,
+)
+
+
+class PrefixKeys:
+    """`tokens` is shared with its owner, who only ever appends to it."""
+
+    def __init__(self, root: Key, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.root = root
+        self._blocks = [root]  # the n-th is the key of the prefix of n whole blocks
+        self._encoded = b""
+
+    def after_blocks(self, n_blocks: int) -> Key:
+        while len(self._blocks) <= n_blocks:
+            start = (len(self._blocks) - 1) * BLOCK_TOKENS
+            tokens = self.between(start, start + BLOCK_TOKENS)
+            assert len(tokens) == BLOCK_TOKENS * TOKEN_BYTES
+            self._blocks.append(entry_key(self._blocks[-1], Kind.BLOCK, tokens))
+        return self._blocks[n_blocks]
+
+    def between(self, start: int, stop: int) -> bytes:
+        return self._encode(stop)[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+
+    def n_common(self, other: "PrefixKeys", n_limit: int) -> int:
+        """How many of the first `n_limit` tokens are the same in both."""
+        # Bytes compare at the speed of memory; lists of numbers take a hundred times as long.
+        return min(n_shared(self._encode(n_limit), other._encode(n_limit)), n_limit)
+
+    def _encode(self, n_tokens: int) -> bytes:
+        """At least so many, where there are."""
+        n_encoded = len(self._encoded) // TOKEN_BYTES
+        if n_tokens > n_encoded:
+            self._encoded += token_bytes(self.tokens[n_encoded:])
+        return self._encoded

@@ -1,0 +1,1 @@
+"""What the cache holds, as people see it."""

@@ -1,0 +1,140 @@
+"""What the cache holds, as people see it: prompts with a name, and ends of conversations."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+
+import numpy as np
+
+from rekindle.cache.entry import TOKEN_BYTES, Key, Kind
+from rekindle.cache.index import Node
+from rekindle.cache.listing.forest import branches, path_to, pinned_until, sources_of
+from rekindle.cache.listing.names import Named, Names
+from rekindle.cache.residency import Holdings
+from rekindle.cache.stores.load_gate import nodes_of
+from rekindle.generation.status import StoredBranch, StoredPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    n_entries: int
+    names: tuple[Named, ...]
+    prefix: bytes  # what begins with these tokens is gone
+
+
+class Contents:
+    def __init__(self, holdings: Holdings, names: Names) -> None:
+        self._holdings = holdings
+        self._names = names
+        self._index = holdings.index
+
+    def listed(self, root: Key, limit: int) -> list[StoredPrefix]:
+        """Names first, then conversations, the last used first."""
+        named = [self._named(each) for each in self._names.of(root)[:limit]]
+        tips = [node for node in self._index.below(root) if _is_tip(node)]
+        last_used = nlargest(limit - len(named), tips, key=lambda node: node.used_at)
+        return named + [_described(path_to(node), None) for node in last_used]
+
+    def forest(self, root: Key, limit: int) -> list[StoredBranch]:
+        names = defaultdict(list)
+        for named in self._names.of(root):
+            if nodes := nodes_of(self._index.match(root, named.tokens)):
+                names[nodes[-1].key].append(named.name)
+        return branches(self._index.below(root), names, limit)
+
+    def tokens(self, root: Key, key: str) -> tuple[int, ...] | None:
+        """All up to the end of an entry, or of a prompt with this name; None: it is not there."""
+        named = self._names.get(root, key)
+        stored = named.tokens if named is not None else self._tokens_of(root, key)
+        return None if stored is None else tuple(np.frombuffer(stored, dtype=">u4").tolist())
+
+    def forget(self, root: Key, key: str | None) -> Forgotten:
+        """All that begins with what the key or name stands for, and what led only there."""
+        if key is None:
+            doomed = self._index.below(root)
+            names = tuple(self._names.of(root))
+            self._names_gone(names)
+            return Forgotten(self._drop(doomed), names, b"")
+        named = self._names.get(root, key)
+        tokens = named.tokens if named is not None else self._tokens_of(root, key)
+        if tokens is None:
+            return Forgotten(0, (), b"")
+        names = tuple(each for each in self._names.of(root) if each.tokens.startswith(tokens))
+        self._names_gone(names)
+        path = self._index.match_blocks(root, tokens)
+        holder = path[-1].key if path else root
+        tail = tokens[sum(len(node.tokens) for node in path) :]
+        doomed = [
+            node
+            for top in self._index.followers(holder)
+            if top.tokens.startswith(tail)
+            for node in (top, *self._index.below(top.key))
+        ]
+        n_gone = self._drop(doomed)
+        while path and path[-1].is_leaf and not self._is_kept(root, path):
+            n_gone += self._drop([path.pop()])
+        return Forgotten(n_gone, names, tokens)
+
+    def _named(self, named: Named) -> StoredPrefix:
+        match = self._index.match(named.root, named.tokens)
+        return _described(nodes_of(match), named, n_tokens=match.n_tokens)
+
+    def _tokens_of(self, root: Key, key: str) -> bytes | None:
+        try:
+            node = self._index.get(bytes.fromhex(key))
+        except ValueError:
+            return None
+        if node is None:
+            return None
+        path = path_to(node)
+        is_ours = self._index.is_below(path[0], root)
+        return b"".join(each.tokens for each in path) if is_ours else None
+
+    def _drop(self, nodes: Iterable[Node]) -> int:
+        there = [node for node in reversed(list(nodes)) if node.where]
+        self._holdings.drop_all(there)
+        return len(there)
+
+    def _names_gone(self, names: Sequence[Named]) -> None:
+        for named in names:
+            self._names.drop(named)
+
+    def _is_kept(self, root: Key, path: Sequence[Node]) -> bool:
+        """Somebody pinned its end, or gave a name to it or to what goes on from there."""
+        if pinned_until(path[-1]) is not None:
+            return True
+        tokens = b"".join(node.tokens for node in path)
+        return any(
+            named.tokens.startswith(tokens) or tokens.startswith(named.tokens)
+            for named in self._names.of(root)
+        )
+
+
+def _is_tip(node: Node) -> bool:
+    """Nothing goes on from it. A checkpoint stands in for its rows only where there are none."""
+    if node.kind is Kind.CHECKPOINT:
+        return node.payload_bytes > 0 and (node.parent is None or not node.parent.payload_bytes)
+    return node.children is None and node.payload_bytes > 0
+
+
+def _described(
+    path: Sequence[Node], named: Named | None, *, n_tokens: int | None = None
+) -> StoredPrefix:
+    """Of a name whose prompt is no longer stored there is little to tell."""
+    tip = path[-1] if path else None
+    standing = tip.standing if tip else Node(b"").standing
+    if n_tokens is None:
+        n_tokens = sum(len(node.tokens) for node in path) // TOKEN_BYTES
+    return StoredPrefix(
+        key=tip.key.hex() if tip else "",
+        name=named.name if named else None,
+        session=named.session if named else standing.session,
+        rank=standing.rank,
+        n_tokens=n_tokens,
+        n_bytes=sum(node.payload_bytes for node in path),
+        sources=sources_of(path),
+        hits=tip.hits if tip else 0,
+        used_at=tip.used_at if tip else named.named_at if named else 0.0,
+        pinned_until=pinned_until(tip) if tip else None,
+    )

@@ -1,0 +1,99 @@
+"""What is stored as a tree of shared prefixes: blocks in a row without a fork are one branch."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+
+from rekindle.cache.entry import Key, Kind
+from rekindle.cache.index import Node
+from rekindle.cache.stores.sources import CHEAPEST_FIRST
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import StoredBranch
+
+
+def path_to(node: Node) -> list[Node]:
+    path = [node]
+    while (parent := path[-1].parent) is not None:
+        path.append(parent)
+    return path[::-1]
+
+
+def sources_of(nodes: Sequence[Node]) -> tuple[CacheSource, ...]:
+    """Those that hold all of them."""
+    return tuple(
+        source
+        for source, where in CHEAPEST_FIRST
+        if nodes and all(where in node.where for node in nodes)
+    )
+
+
+def pinned_until(node: Node) -> float | None:
+    until = node.standing.pinned_until
+    return until if until > time.time() else None
+
+
+def branches(
+    nodes: Sequence[Node], names: Mapping[Key, Sequence[str]], limit: int
+) -> list[StoredBranch]:
+    """`nodes` have parents before their children; `names` are those of prompts that end there.
+
+    Of more than `limit` blocks those that were used last, with all that lead to them.
+    """
+    blocks = [node for node in nodes if node.kind is Kind.BLOCK]
+    if len(blocks) > limit:
+        last_used = nlargest(limit, blocks, key=lambda node: node.used_at)
+        kept: set[Key] = set()
+        for node in last_used:
+            step: Node | None = node
+            while step is not None and step.key not in kept:
+                kept.add(step.key)
+                step = step.parent
+        blocks = [node for node in blocks if node.key in kept]
+    n_behind = Counter(node.parent.key for node in blocks if node.parent is not None)
+    rows: list[list[Node]] = []
+    parents: list[int | None] = []
+    places: dict[Key, int] = {}  # of the row that a node stands in
+    for node in blocks:
+        before = node.parent
+        place = places.get(before.key) if before is not None else None
+        goes_on = (
+            before is not None
+            and place is not None
+            and n_behind[before.key] == 1
+            and before.key not in names
+            and _is_alike(before, node)
+        )
+        if goes_on and place is not None:
+            rows[place].append(node)
+            places[node.key] = place
+        else:
+            places[node.key] = len(rows)
+            rows.append([node])
+            parents.append(place)
+    return [
+        _branch(row, parent, names.get(row[-1].key, ()))
+        for row, parent in zip(rows, parents, strict=True)
+    ]
+
+
+def _is_alike(one: Node, two: Node) -> bool:
+    return one.where == two.where and one.standing == two.standing
+
+
+def _branch(row: Sequence[Node], parent: int | None, names: Sequence[str]) -> StoredBranch:
+    tip = row[-1]
+    return StoredBranch(
+        key=tip.key.hex(),
+        parent=parent,
+        start=row[0].start,
+        stop=tip.stop,
+        n_bytes=sum(node.payload_bytes for node in row),
+        names=tuple(names),
+        sources=sources_of(row),
+        session=tip.standing.session,
+        rank=tip.standing.rank,
+        hits=tip.hits,
+        used_at=max(node.used_at for node in row),
+        pinned_until=pinned_until(tip),
+    )

@@ -1,0 +1,1 @@
+"""The RAM tier."""

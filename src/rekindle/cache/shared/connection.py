@@ -1,0 +1,126 @@
+"""The store that several servers use, opened once for the process."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rekindle.cache.shared.health import DEAR_PING_SECONDS, PING_SECONDS, StoreHealth
+from rekindle.cache.shared.objects import ObjectStore
+from rekindle.cache.shared.sealing import NoSeal, Seal, new_seal
+from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
+from rekindle.generation.model_state import Payload
+
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+S3_SCHEME = "s3"
+MISSING = "A shared store needs packages that are not installed: pip install 'rekindle[shared]'."
+
+Answer = TypeVar("Answer")
+
+
+class GuardedObjects:
+    """Asks the store only while it is well, and tells its health what came of it."""
+
+    def __init__(self, objects: ObjectStore, health: StoreHealth) -> None:
+        self._objects = objects
+        self._health = health
+
+    @property
+    def place(self) -> str:
+        return self._objects.place
+
+    @property
+    def reads_are_dear(self) -> bool:
+        return self._objects.reads_are_dear
+
+    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
+        return self._ask(lambda: self._objects.read(names, first_bytes=first_bytes))
+
+    def write(self, name: str, parts: Sequence[Payload]) -> None:
+        self._ask(lambda: self._objects.write(name, parts))
+
+    def add(self, group: str, member: str) -> None:
+        self._ask(lambda: self._objects.add(group, member))
+
+    def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
+        return self._ask(lambda: self._objects.members(groups, limit=limit))
+
+    def touch(self, names: Sequence[str]) -> list[bool]:
+        return self._ask(lambda: self._objects.touch(names))
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._ask(lambda: self._objects.remove(names))
+
+    def ping(self) -> None:
+        self._ask(self._objects.ping)
+
+    def close(self) -> None:
+        self._objects.close()
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer:
+        if trouble := self._health.trouble:
+            raise TierFailed(f"the shared store at {self.place} is not asked: {trouble}")
+        began_at = self._health.now()
+        try:
+            answer = call()
+        except TierFull:  # it answered, so it is well
+            raise
+        except StoreUnreachable as error:
+            self._health.note_unreachable(error.message)
+            raise
+        except TierFailed as error:
+            self._health.note_failure(error.message)
+            raise
+        self._health.note_success(began_at=began_at)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStore:
+    objects: ObjectStore
+    health: StoreHealth
+    seal: Seal | NoSeal
+
+    @property
+    def place(self) -> str:
+        """For people to read: where it is, without a password."""
+        return self.objects.place
+
+    def close(self) -> None:
+        self.health.close()
+        self.objects.close()
+
+
+def open_shared_store(url: str, key: str | None = None) -> SharedStore:
+    """A store that is down is none the less opened, and used when it is back.
+
+    Raises StartupError.
+    """
+    try:
+        seal = new_seal(key)
+        objects = _open_objects(url)
+    except ModuleNotFoundError as error:
+        raise StartupError(MISSING) from error
+    store = guarded_store(objects, seal)
+    store.health.check()
+    return store
+
+
+def guarded_store(objects: ObjectStore, seal: Seal | NoSeal) -> SharedStore:
+    ping_seconds = DEAR_PING_SECONDS if objects.reads_are_dear else PING_SECONDS
+    health = StoreHealth(objects.place, objects.ping, ping_seconds=ping_seconds)
+    return SharedStore(GuardedObjects(objects, health), health, seal)
+
+
+def _open_objects(url: str) -> ObjectStore:
+    """The packages are optional: they are imported with the class that uses them."""
+    scheme = url.partition("://")[0]
+    if scheme == S3_SCHEME:
+        from rekindle.cache.shared.s3_objects import S3Objects
+
+        return S3Objects(url)
+    if scheme in REDIS_SCHEMES:
+        from rekindle.cache.shared.redis_objects import RedisObjects
+
+        return RedisObjects(url)
+    schemes = ", ".join(f"{each}://" for each in (*REDIS_SCHEMES, S3_SCHEME))
+    raise StartupError(f"The address of the shared store must begin with one of {schemes}.")

@@ -1,0 +1,166 @@
+"""Objects in S3, or in what speaks like it. Needs the package `obstore`.
+
+A group is a folder of empty objects. Nothing expires by itself and nothing is ever full: what goes,
+and when, is a lifecycle rule of the bucket. Endpoint, region and credentials come from the
+environment, as obstore reads it: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from rekindle.errors import StartupError, StoreUnreachable, TierFailed
+from rekindle.generation.model_state import Payload
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+# All of these are picked.
+CONNECT_SECONDS = 0.5
+ANSWER_SECONDS = 1.0
+BODY_SECONDS = 5.0
+BACKOFF_SECONDS = 0.05
+MAX_RETRIES = 1
+MAX_PARALLEL, MAX_UPKEEP = 16, 4
+MAX_COMPLAINT_LETTERS = 300
+
+_FAILURES = (BaseError, OSError, ValueError)
+_NOBODY_LISTENS = ("Connection refused", "dns error")
+_SYSTEM_SAID = re.compile(r'message: "([^"]{1,100})"')
+_NO_BUCKET = "NoSuchBucket"  # an object that is not there is a FileNotFoundError as well
+
+Answer = TypeVar("Answer")
+
+
+class S3Objects:
+    reads_are_dear = True
+
+    def __init__(self, url: str) -> None:
+        """Connects to nothing yet. Raises StartupError."""
+        self._place = url
+        self._quick = _new_store(url, seconds=ANSWER_SECONDS)
+        self._bodies = _new_store(url, seconds=BODY_SECONDS)
+        self._threads = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="s3")
+        # Hundreds of names at a time, which nobody waits for and which stand in no one's way.
+        self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
+        if first_bytes is None:
+            return self._all(self._read_whole, names)
+        n_bytes = first_bytes
+        return self._all(lambda name: self._read_first(name, n_bytes), names)
+
+    def write(self, name: str, parts: Sequence[Payload]) -> None:
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._try(lambda: self._bodies.put(name, body, use_multipart=False))
+
+    def add(self, group: str, member: str) -> None:
+        self._try(lambda: self._quick.put(f"{group}/{member}", b"", use_multipart=False))
+
+    def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
+        return self._all(lambda group: self._members(group, limit), groups)
+
+    def touch(self, names: Sequence[str]) -> list[bool]:
+        return list(self._upkeep.map(self._is_there, names))
+
+    def remove(self, names: Sequence[str]) -> None:
+        if names:
+            self._try(lambda: self._quick.delete(list(names)))
+
+    def ping(self) -> None:
+        self._found(lambda: self._quick.get("ping"))
+
+    def close(self) -> None:
+        for pool in (self._threads, self._upkeep):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_whole(self, name: str) -> bytes | None:
+        return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
+
+    def _read_first(self, name: str, n_bytes: int) -> bytes | None:
+        # Unlike get_range, it takes a range that goes beyond the end.
+        options: GetOptions = {"range": (0, n_bytes)}
+        return self._found(lambda: self._quick.get(name, options=options).bytes().to_bytes())
+
+    def _members(self, group: str, limit: int) -> list[str]:
+        def names() -> list[str]:
+            pages = self._quick.list(f"{group}/", chunk_size=limit)
+            return [each["path"].rpartition("/")[2] for page in islice(pages, 1) for each in page]
+
+        return self._try(names)
+
+    def _is_there(self, name: str) -> bool:
+        return self._found(lambda: self._quick.head(name)) is not None
+
+    def _all(self, ask: Callable[[str], Answer], names: Sequence[str]) -> list[Answer]:
+        if len(names) == 1:
+            return [ask(names[0])]
+        return list(self._threads.map(ask, names))
+
+    def _found(self, call: Callable[[], Answer]) -> Answer | None:
+        """None: it is not there."""
+
+        def try_to_find() -> Answer | None:
+            try:
+                return call()
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
+                return None
+
+        return self._try(try_to_find)
+
+    def _try(self, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except _FAILURES as error:
+            text = str(error)
+            is_unreachable = any(sign in text for sign in _NOBODY_LISTENS)
+            kind = StoreUnreachable if is_unreachable else TierFailed
+            raise kind(_complaint(text)) from error
+
+
+def _new_store(url: str, *, seconds: float) -> S3Store:
+    parts = urlsplit(url)
+    if not parts.netloc or parts.query or "@" in parts.netloc:
+        raise StartupError("The address of a shared store in S3 is s3://bucket/prefix.")
+    try:
+        return S3Store(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                "timeout": timedelta(seconds=seconds),
+            },
+            retry_config={
+                "max_retries": MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=seconds),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=BACKOFF_SECONDS),
+                    "max_backoff": timedelta(seconds=BACKOFF_SECONDS),
+                    "base": 2,
+                },
+            },
+        )
+    except _FAILURES as error:
+        raise StartupError(f"The shared store cannot be used: {_complaint(str(error))}") from error
+
+
+def _complaint(text: str) -> str:
+    """obstore's errors go on with a page of causes; of these, what the system said."""
+    head, _, causes = text.partition("\n\n")
+    line = " ".join(head.split())[:MAX_COMPLAINT_LETTERS]
+    said = _SYSTEM_SAID.search(causes)
+    return f"{line}: {said[1]}" if said else line

@@ -1,0 +1,1 @@
+"""What disk and shared store have in common."""

@@ -1,1 +1,0 @@
-"""Where the bytes live: one file per store, four verbs each."""

@@ -1,0 +1,1 @@
+"""A cache directory from outside: `rekindle cache`."""

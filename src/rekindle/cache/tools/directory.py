@@ -1,0 +1,354 @@
+"""A cache directory from outside: what it holds, whether it is sound, and making it smaller.
+
+For commands that have no model, while servers may use the directory. They look at a copy of the
+catalogue, and change only what another server could have changed as well. What cannot be done
+is a StartupError.
+"""
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from rekindle.cache.disk.catalogue import Catalog
+from rekindle.cache.disk.database import FILE_NAME as CATALOG_NAME
+from rekindle.cache.disk.database import alone_in
+from rekindle.cache.disk.entry_file import EntryFiles, size_on_disk
+from rekindle.cache.disk.reconcile import open_catalog
+from rekindle.cache.entry import KEY_BYTES, Header, Key
+from rekindle.cache.fingerprint import DIGESTS_NAME
+from rekindle.cache.responses.file import FILE_NAME as RESPONSES_NAME
+from rekindle.cache.responses.file import response_paths
+from rekindle.cache.tools.inventory import Inventory
+from rekindle.cache.tools.lineage import Stored
+from rekindle.cache.tools.turn_upkeep import TurnTotals, repair_turns, verify_turns
+from rekindle.cache.turns.file import FILE_NAME as TURNS_NAME
+from rekindle.cache.turns.file import turn_paths
+from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
+
+_ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
+_PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
+_DATABASES = "|".join(map(re.escape, (CATALOG_NAME, TURNS_NAME, RESPONSES_NAME)))
+_SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
+_DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
+_BATCH_KEYS = 256  # a transaction each; picked
+_WRITE_SECONDS = 60.0  # picked: a writer that did not write for so long was killed
+_SETTLE_SECONDS = 0.5  # picked: evicting a batch takes a server half of it
+
+
+class Flaw(Enum):
+    CATALOG = "the catalogue cannot be read"
+    DAMAGED = "the file is damaged"
+    DIFFERS = "the catalogue describes it differently"
+    UNKNOWN = "the catalogue does not know it"
+    GONE = "the file is gone"
+    TURNS = "not all of the remembered turns can be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    flaw: Flaw
+    path: Path
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    n_entries: int  # that are sound
+    n_bytes: int
+    n_incomplete: int  # of no use until what they follow is computed again
+    turns: TurnTotals  # that are sound
+    problems: list[Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    n_files: int
+    n_bytes: int
+
+
+def check_is_cache(directory: Path) -> None:
+    with failures_told(directory, "read"):
+        os.listdir(directory)
+    if not entry_paths(directory):
+        try:
+            with _catalog_copy(directory):
+                pass
+        except _CatalogUnreadable as error:
+            raise StartupError(
+                f"The directory {directory} is not a cache of Rekindle:"
+                " it has no entries, and no catalogue that can be read."
+            ) from error
+
+
+def read_stored(directory: Path) -> Stored:
+    check_is_cache(directory)
+    try:
+        with _catalog_copy(directory) as catalog:
+            names = [
+                named
+                for fingerprint in catalog.totals()
+                for named in catalog.names(fingerprint=fingerprint)
+            ]
+            return Stored(Inventory(catalog.rows()), names)
+    except _CatalogUnreadable as error:
+        raise StartupError(
+            f"The catalogue of {directory} cannot be read ({error});"
+            " `rekindle cache verify --fix` makes it anew."
+        ) from error
+
+
+def read_inventory(directory: Path) -> Inventory:
+    return read_stored(directory).inventory
+
+
+def entry_paths(directory: Path) -> list[Path]:
+    """Every file that is named like an entry, and lies where that one belongs."""
+    return [
+        path
+        for path in sorted((directory / "entries").glob("[0-9a-f][0-9a-f]/*.kv"))
+        if _ENTRY.fullmatch(path.name) and path.name.startswith(path.parent.name)
+    ]
+
+
+def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Findings:
+    """Reads everything. `on_progress` gets the bytes done and the bytes in all."""
+    check_is_cache(directory)
+    headers: dict[Key, Header] = {}
+    problems: list[Problem] = []
+    inventory = Inventory([])
+    for found in _examine_all(directory, on_progress):
+        if isinstance(found, Header):
+            headers[found.key] = found
+        else:
+            problems.append(found)
+    try:
+        inventory = _inventory(directory)
+        suspected = _disagreements(directory, inventory, headers)
+        if suspected:
+            # A server may be between a file and its row, on the way in or out.
+            time.sleep(_SETTLE_SECONDS)
+            inventory = _inventory(directory)
+            confirmed = set(_disagreements(directory, inventory, headers))
+            problems += [problem for problem in suspected if problem in confirmed]
+    except _CatalogUnreadable as error:
+        problems.append(Problem(Flaw.CATALOG, directory / CATALOG_NAME, str(error)))
+    turns = verify_turns(directory)
+    if turns.trouble is not None:
+        problems.append(Problem(Flaw.TURNS, directory / TURNS_NAME, turns.trouble))
+    return Findings(
+        n_entries=len(headers),
+        n_bytes=sum(size_on_disk(header) for header in headers.values()),
+        n_incomplete=sum(not entry.is_complete for entry in inventory.entries),
+        turns=turns.sound,
+        problems=problems,
+    )
+
+
+def repair(directory: Path, problems: Sequence[Problem]) -> None:
+    """Sets damaged files aside, forgets rows without a file, adopts files without a row.
+
+    Turns that are damaged are forgotten.
+    """
+    files = EntryFiles(directory)
+    with failures_told(directory, "changed"):
+        for problem in problems:
+            # A server may have put a sound one in its place, or evicted it.
+            if problem.flaw is Flaw.DAMAGED and isinstance(_examine(files, problem.path), Problem):
+                with suppress(FileNotFoundError):
+                    files.set_aside(problem.path)
+        with closing(Catalog(directory)) as catalog:
+            catalog.open(files.set_aside)
+            # A wrong row would keep the right one out.
+            wrong = [each for each in problems if each.flaw in (Flaw.DIFFERS, Flaw.UNKNOWN)]
+            catalog.remove([_key(problem.path) for problem in wrong])
+        open_catalog(directory).close()
+        if any(problem.flaw is Flaw.TURNS for problem in problems):
+            repair_turns(directory)
+
+
+def remove(directory: Path, keys: Sequence[Key]) -> int:
+    """How many bytes stay behind because their files could not be deleted."""
+    files = EntryFiles(directory)
+    n_stuck_bytes = 0
+    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+        catalog.open(files.set_aside)
+        for first in range(0, len(keys), _BATCH_KEYS):
+            batch = keys[first : first + _BATCH_KEYS]
+            catalog.remove(batch)
+            n_stuck_bytes += files.remove(batch)
+        _forget_gone(catalog, files)
+    return n_stuck_bytes
+
+
+def clear(directory: Path) -> Cleared:
+    """Deletes every file of ours but the catalogue, which a server may hold open: it is emptied."""
+    check_is_cache(directory)
+    files = EntryFiles(directory)
+    n_bytes = 0
+    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+        catalog.open(files.set_aside)
+        # A server may be storing more. A row that loses its file is noticed, a file its row not.
+        keys = catalog.all_keys()
+        own_files = _own_files(directory)
+        catalog.remove(keys)
+        catalog.clear_names()
+        for path in own_files:
+            n_bytes += _size(path)
+            path.unlink(missing_ok=True)
+        _forget_gone(catalog, files)
+        said = _clear_what_was_said(directory)
+    return Cleared(len(own_files) + said.n_files, n_bytes + said.n_bytes)
+
+
+@contextmanager
+def failures_told(directory: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(
+            f"The cache directory {directory} cannot be {done}: {error.strerror}."
+        ) from error
+    except CacheError as error:
+        raise StartupError(
+            f"The cache directory {directory} cannot be {done}: {error.message}."
+        ) from error
+
+
+def _clear_what_was_said(directory: Path) -> Cleared:
+    """Deleted, not emptied, so that no word of a reply is left; a server notices that."""
+    with alone_in(directory):
+        known = [*turn_paths(directory), *response_paths(directory)]
+        paths = [path for path in known if path.is_file()]
+        n_bytes = sum(map(_size, paths))
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return Cleared(len(paths), n_bytes)
+
+
+def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:
+    """A server may have added the row of a file that was being deleted."""
+    gone = [key for key in catalog.all_keys() if not files.path(key).exists()]
+    catalog.remove(gone, unless=lambda key: files.path(key).exists())
+
+
+class _CatalogUnreadable(Exception):
+    pass
+
+
+def _inventory(directory: Path) -> Inventory:
+    with _catalog_copy(directory) as catalog:
+        return Inventory(catalog.rows())
+
+
+@contextmanager
+def _catalog_copy(directory: Path) -> Iterator[Catalog]:
+    """The catalogue as it is now: no server has to wait, and nothing in the directory changes."""
+
+    def refuse(_copy: Path) -> None:
+        raise _CatalogUnreadable("it is damaged or of another version")
+
+    with TemporaryDirectory(prefix="rekindle-") as folder:
+        _copy_database(directory / CATALOG_NAME, Path(folder) / CATALOG_NAME)
+        with closing(Catalog(Path(folder))) as catalog:
+            try:
+                catalog.open(refuse)
+                yield catalog
+            except TierFailed as error:
+                raise _CatalogUnreadable(error.message) from error
+
+
+def _copy_database(path: Path, copy: Path) -> None:
+    if not path.is_file():
+        raise _CatalogUnreadable("there is none")
+    # Without a log nobody writes to it, and it can be read even where no log could be made.
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    uri = f"file:{quote(str(path.resolve()))}?{'mode=ro' if has_log else 'immutable=1'}"
+    try:
+        with (
+            closing(sqlite3.connect(uri, uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.DatabaseError as error:
+        raise _CatalogUnreadable(str(error)) from error
+
+
+def _examine_all(
+    directory: Path, on_progress: Callable[[int, int], None]
+) -> Iterator[Header | Problem]:
+    files = EntryFiles(directory)
+    sizes = {path: _size(path) for path in entry_paths(directory)}
+    n_total, n_done = sum(sizes.values()), 0
+    for path, n_bytes in sizes.items():
+        if found := _examine(files, path):
+            yield found
+        n_done += n_bytes
+        on_progress(n_done, n_total)
+
+
+def _examine(files: EntryFiles, path: Path) -> Header | Problem | None:
+    try:
+        return files.read(_key(path)).header
+    except FileNotFoundError:
+        return None  # a server evicted it
+    except EntryCorrupt as error:
+        return Problem(Flaw.DAMAGED, path, error.message)
+    except OSError as error:
+        return Problem(Flaw.DAMAGED, path, f"it cannot be read: {error.strerror}")
+
+
+def _disagreements(
+    directory: Path, inventory: Inventory, headers: Mapping[Key, Header]
+) -> list[Problem]:
+    """Between catalogue and files. `headers` is what was read, maybe a while ago."""
+    files = EntryFiles(directory)
+    described = {entry.key: entry.row.header for entry in inventory.entries}
+    problems = []
+    for key, header in headers.items():
+        path = files.path(key)
+        if key not in described:
+            if path.exists():
+                problems.append(Problem(Flaw.UNKNOWN, path))
+        elif described[key] != header and _examine(files, path) == header:
+            problems.append(Problem(Flaw.DIFFERS, path))
+    for key in sorted(described.keys() - headers.keys()):
+        if not files.path(key).exists():
+            problems.append(Problem(Flaw.GONE, files.path(key)))
+    return problems
+
+
+def _own_files(directory: Path) -> list[Path]:
+    """Without the catalogue's own, and without what is being written."""
+    partial = (directory / "entries").glob("[0-9a-f][0-9a-f]/*.tmp")
+    others = [
+        *(path for path in directory.iterdir() if _DIGESTS.fullmatch(path.name)),
+        *(path for path in (directory / "quarantine").glob("*") if _SET_ASIDE.fullmatch(path.name)),
+        *(path for path in partial if _PARTIAL.fullmatch(path.name) and _is_left_behind(path)),
+    ]
+    return entry_paths(directory) + [path for path in others if path.is_file()]
+
+
+def _is_left_behind(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _WRITE_SECONDS
+    except FileNotFoundError:
+        return False
+
+
+def _key(path: Path) -> Key:
+    return bytes.fromhex(path.stem)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

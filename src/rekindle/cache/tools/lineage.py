@@ -1,0 +1,109 @@
+"""What a cache directory holds for each prompt: the entries that a server finds it by. Pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key, Kind
+from rekindle.cache.listing.names import Named
+from rekindle.cache.tools.inventory import Inventory, Listed
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Of one prompt: its blocks and the checkpoints on the way, nothing before what it follows."""
+
+    root: Key
+    tokens: bytes  # big-endian ids
+    entries: tuple[Listed, ...]
+    n_found: int  # tokens whose blocks are stored
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class Stored:
+    def __init__(self, inventory: Inventory, names: Sequence[Named]) -> None:
+        self.inventory = inventory
+        self.names = names
+        self._behind: dict[Key, list[Listed]] = defaultdict(list)
+        for entry in inventory.entries:
+            self._behind[entry.row.header.parent].append(entry)
+
+    def of_entry(self, entry: Listed) -> Lineage:
+        chain = self.inventory.chain(entry)
+        tokens = b"".join(each.row.header.tokens for each in chain)
+        return self._lineage(chain[0].row.header.parent, tokens)
+
+    def of_name(self, named: Named) -> Lineage:
+        return self._lineage(named.root, named.tokens)
+
+    def named(self, name: str) -> list[Named]:
+        """One for each namespace that has the name."""
+        return [each for each in self.names if each.name == name]
+
+    def names_along(self, lineage: Lineage) -> list[Named]:
+        """Those of prompts that it begins with."""
+        return [
+            named
+            for named in self.names
+            if named.root == lineage.root and lineage.tokens.startswith(named.tokens)
+        ]
+
+    def names_by_entry(self) -> dict[Key, list[str]]:
+        """Of each entry in which a prompt with a name ends."""
+        found: dict[Key, list[str]] = defaultdict(list)
+        for named in self.names:
+            lineage = self.of_name(named)
+            if lineage.entries:
+                found[lineage.entries[-1].key].append(named.name)
+        return found
+
+    def _lineage(self, root: Key, tokens: bytes) -> Lineage:
+        entries: list[Listed] = []
+        n_bytes, holder = 0, root
+        while True:
+            rest = tokens[n_bytes:]
+            followers = self._behind.get(holder, [])
+            entries += _checkpoints_on_the_way(followers, rest)
+            block = _nearest_block(followers, rest)
+            if block is None:
+                break
+            entries.append(block)
+            header = block.row.header
+            n_bytes += _n_shared_bytes(header.tokens, rest)
+            if header.n_tokens < BLOCK_TOKENS or not rest.startswith(header.tokens):
+                break
+            holder = header.key
+        return Lineage(root, tokens, tuple(entries), n_bytes // TOKEN_BYTES)
+
+
+def _checkpoints_on_the_way(followers: Sequence[Listed], rest: bytes) -> list[Listed]:
+    return [
+        entry
+        for entry in followers
+        if entry.row.header.kind is Kind.CHECKPOINT and rest.startswith(entry.row.header.tokens)
+    ]
+
+
+def _nearest_block(followers: Sequence[Listed], rest: bytes) -> Listed | None:
+    """The one that shares most with the rest of the prompt; the shortest of those."""
+    blocks = [entry for entry in followers if entry.row.header.kind is Kind.BLOCK]
+    shared = [
+        (_n_shared_bytes(entry.row.header.tokens, rest), -entry.row.header.n_tokens, entry.key)
+        for entry in blocks
+    ]
+    best = max(shared, default=None)
+    if best is None or best[0] == 0:
+        return None
+    return next(entry for entry in blocks if entry.key == best[2])
+
+
+def _n_shared_bytes(a: bytes, b: bytes) -> int:
+    """Of whole tokens that both start with."""
+    n_bytes = min(len(a), len(b))
+    if a[:n_bytes] == b[:n_bytes]:
+        return n_bytes
+    first_other = next(place for place in range(n_bytes) if a[place] != b[place])
+    return first_other // TOKEN_BYTES * TOKEN_BYTES

@@ -1,0 +1,1 @@
+"""The exact tokens of past replies."""

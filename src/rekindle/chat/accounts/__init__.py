@@ -1,0 +1,1 @@
+"""What this process knows of its requests so far: sessions, misses, log lines."""

@@ -1,0 +1,128 @@
+"""What this process knows of its requests so far, and what each new one says about them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rekindle.chat.accounts.miss_reasons import Diagnosis, Found, TextOf, explain
+from rekindle.chat.accounts.recent_prompts import PastPrompt, RecentPrompts, with_reply
+from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes
+from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.parser import Said
+from rekindle.generation.events import PromptEvaluated
+from rekindle.generation.request import Rank
+from rekindle.generation.status import Forecast
+from rekindle.observe.request_record import Miss
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.seen = SeenPrefixes()
+        self.recent = RecentPrompts()
+
+    def open(
+        self, asked: PastPrompt, options: ReplyOptions, text_of: TextOf, *, can_store: bool
+    ) -> "Account":
+        session = self.sessions.use(asked.namespace, asked.session)
+        rank = rank_for(
+            session,
+            asked.conversation,
+            max_tokens=options.max_tokens,
+            declared=_declared(options),
+        )
+        if asked.conversation is not None and asked.conversation.callable_tools:
+            session.has_used_tools = True
+        return Account(self, session, rank, asked, options, text_of, can_store=can_store)
+
+    def forecast_miss(self, asked: PastPrompt, forecast: Forecast, text_of: TextOf) -> Miss | None:
+        """As a request with this prompt would be told, if it were sent now."""
+        n_known = self.seen.n_known(_space(asked), asked.tokens)
+        earlier = self.recent.most_like(asked, n_cached=forecast.n_cached)
+        return explain(asked, earlier, Found(n_cached=forecast.n_cached, n_known=n_known), text_of)
+
+
+class Account:
+    """Of one request: opened when it is asked, settled when its prompt is evaluated."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        session: Session,
+        rank: Rank,
+        asked: PastPrompt,
+        options: ReplyOptions,
+        text_of: TextOf,
+        *,
+        can_store: bool,
+    ) -> None:
+        self.session = session.id
+        self.model = asked.model
+        self.rank = rank
+        self.is_explained = options.explain
+        self.n_twice = 0
+        self.diagnosis = Diagnosis()
+        self._accounts = accounts
+        self._session = session
+        self._asked = asked
+        self._compare_with = options.compare_with
+        self._uses_cache = options.cache_prompt
+        self._text_of = text_of
+        self._can_store = can_store
+        self._space = _space(asked)
+
+    def settle(self, event: PromptEvaluated) -> Diagnosis:
+        n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
+        self.n_twice = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
+        self._accounts.sessions.book(
+            self._session,
+            Ledger(
+                requests=1,
+                prompt_tokens=event.n_prompt,
+                cached_tokens=event.n_cached,
+                prefilled_tokens=event.n_prompt - event.n_cached,
+                prefilled_twice_tokens=self.n_twice,
+            ),
+        )
+        found = Found(
+            n_cached=event.n_cached,
+            n_known=n_known,
+            n_refused=event.n_refused,
+            n_stateless=event.n_stateless,
+            uses_cache=self._uses_cache,
+            can_store=self._can_store,
+        )
+        self.diagnosis = self._diagnosis(found)
+        return self.diagnosis
+
+    def close(
+        self, n_computed: int, reply: Sequence[int], said: Said, call_ids: Sequence[str]
+    ) -> None:
+        """`n_computed` of the prompt's tokens and the reply's: the last is often only sampled."""
+        if not self._uses_cache or n_computed < GRAIN:
+            return
+        sampled = np.fromiter(reply, np.int32, len(reply))
+        computed = np.concatenate((self._asked.tokens, sampled))[:n_computed]
+        self._accounts.seen.add(self._space, computed)
+        self._accounts.recent.add(with_reply(self._asked, computed, said, call_ids))
+
+    def _diagnosis(self, found: Found) -> Diagnosis:
+        recent = self._accounts.recent
+        named = None
+        if self._compare_with is not None:
+            named = recent.named(self._asked.namespace, self._compare_with)
+        earlier = named or recent.most_like(self._asked, n_cached=found.n_cached)
+        miss = explain(self._asked, earlier, found, self._text_of)
+        return Diagnosis(miss, is_compared=self._compare_with is None or named is not None)
+
+
+def _space(asked: PastPrompt) -> str:
+    """Where equal tokens have equal rows."""
+    return f"{asked.namespace}\0{asked.model}"
+
+
+def _declared(options: ReplyOptions) -> Rank | None:
+    if options.rank is not None:
+        return options.rank
+    return None if options.terms.rank is Rank.MAIN else options.terms.rank

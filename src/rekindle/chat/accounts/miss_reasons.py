@@ -1,0 +1,258 @@
+"""Why a prompt did not find more in the cache: what changed since the one most like it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rekindle.chat.accounts.recent_prompts import PastPrompt, n_shared
+from rekindle.chat.accounts.seen_prefixes import GRAIN
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Role,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.chat.prompt.meaning import canonical_json
+from rekindle.observe.request_record import Miss, MissReason
+
+BEFORE_CHARACTERS, SHOWN_CHARACTERS = 24, 80
+SHOWN_TOKENS = 64  # enough for that many characters, nearly always; picked
+
+TextOf = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    miss: Miss | None = None
+    is_compared: bool = True  # False: the client named an earlier reply that is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What became of a prompt."""
+
+    n_cached: int
+    n_known: int  # of its tokens, computed earlier
+    n_refused: int = 0  # stored, and computed again because that is faster
+    n_stateless: int = 0  # stored, but without a state to go on from
+    uses_cache: bool = True  # the client's wish
+    can_store: bool = True  # for this model
+
+
+def explain(
+    now: PastPrompt,
+    earlier: PastPrompt | None,
+    found: Found,
+    text_of: TextOf,
+) -> Miss | None:
+    # The last token of a prompt is always computed.
+    n_gone = max(
+        min(found.n_known, len(now.tokens) - 1) - found.n_cached,
+        found.n_refused,
+        found.n_stateless,
+    )
+    if not found.uses_cache:
+        return Miss(reason=MissReason.CACHE_OFF, tokens_lost=n_gone)
+    change = None
+    if earlier is not None:
+        change = _change(now, earlier, found.n_cached, text_of)
+    if n_gone >= GRAIN and (change is None or change.tokens_lost < 2 * n_gone):
+        return Miss(reason=_gone_because(found, n_gone), tokens_lost=n_gone)
+    if change is not None:
+        return change
+    is_new = earlier is None or earlier.model != now.model
+    if is_new and max(found.n_known, found.n_cached) < GRAIN:
+        return Miss(reason=MissReason.FIRST_REQUEST)
+    return None
+
+
+def _gone_because(found: Found, n_gone: int) -> MissReason:
+    if found.n_refused:
+        return MissReason.RECOMPUTE_FASTER
+    if 2 * found.n_stateless >= n_gone:
+        return MissReason.NO_CHECKPOINT
+    return MissReason.EVICTED if found.can_store else MissReason.CACHE_OFF
+
+
+def _change(now: PastPrompt, earlier: PastPrompt, n_cached: int, text_of: TextOf) -> Miss | None:
+    n_lost = min(len(earlier.tokens), len(now.tokens) - 1) - n_cached
+    if n_lost < GRAIN:
+        return None
+    shared = n_shared(now.tokens, earlier.tokens)
+    is_same_model = now.model == earlier.model
+    if now.conversation is None or earlier.conversation is None:
+        return _raw_change(now, earlier, shared, n_lost, text_of) if is_same_model else None
+    place = _first_change(earlier.conversation.messages, now.conversation.messages)
+    if place is not None and _is_new_branch(now.conversation.messages, place):
+        return None
+    if not is_same_model:
+        return Miss(
+            reason=MissReason.OTHER_MODEL,
+            expected=earlier.model,
+            got=now.model,
+            tokens_lost=n_lost,
+        )
+    tools = _tools_changed(earlier.conversation.tools, now.conversation.tools, n_lost)
+    if tools is not None:
+        return tools
+    if place is not None:
+        return _message_changed(earlier.conversation, now.conversation, place, n_lost)
+    if shared + GRAIN > len(earlier.tokens):
+        return None
+    return _difference(
+        MissReason.TEMPLATE_REWROTE_TURN,
+        *_token_texts(now, earlier, shared, text_of),
+        message=_turn_at(now, earlier),
+        tokens_lost=n_lost,
+    )
+
+
+def _raw_change(
+    now: PastPrompt, earlier: PastPrompt, shared: int, n_lost: int, text_of: TextOf
+) -> Miss | None:
+    """An edit, if how the earlier one ended comes again; otherwise only the beginning is common."""
+    stop = earlier.n_prompt if shared < earlier.n_prompt else len(earlier.tokens)
+    ending = earlier.tokens[max(shared, stop - GRAIN) : stop]
+    if len(ending) < GRAIN or now.tokens[shared:].tobytes().find(ending.tobytes()) < 0:
+        return None
+    texts = _token_texts(now, earlier, shared, text_of)
+    return _difference(MissReason.TEXT_CHANGED, *texts, part="text", tokens_lost=n_lost)
+
+
+def _is_new_branch(messages: Sequence[Message], place: int) -> bool:
+    """Another question after a history that is the same; not an edit of what was said before."""
+    if messages[place].role is Role.SYSTEM:
+        return False
+    if place == len(messages) - 1:
+        return True
+    users = [i for i, message in enumerate(messages) if message.role is Role.USER]
+    is_answered = any(message.role is Role.ASSISTANT for message in messages[place:])
+    return place in users[:1] and not is_answered
+
+
+def _tools_changed(before: Sequence[Tool], now: Sequence[Tool], n_lost: int) -> Miss | None:
+    for old, new in zip_longest(before, now):
+        expected, got = (_definition(old), _definition(new))
+        if expected != got:
+            tool = old or new
+            return _difference(
+                MissReason.TOOLS_CHANGED, expected, got, part=tool.name, tokens_lost=n_lost
+            )
+    return None
+
+
+def _definition(tool: Tool | None) -> str:
+    return canonical_json(tool.definition_json) if tool else ""
+
+
+def _first_change(before: Sequence[Message], now: Sequence[Message]) -> int | None:
+    """In meaning, or failing that in letters. What was added or dropped at the end is no change."""
+    pairs = list(zip(before, now, strict=False))
+    for spelled in (str.strip, str):
+        for index, (old, new) in enumerate(pairs):
+            if old.role is not new.role or _changed_part(old, new, spelled) is not None:
+                return index
+    return None
+
+
+def _message_changed(before: Conversation, now: Conversation, place: int, n_lost: int) -> Miss:
+    old, new = before.messages[place], now.messages[place]
+    changed = _changed_part(old, new, str.strip) or _changed_part(old, new, str)
+    part, expected, got = changed or (None, old.text, new.text)
+    is_system = Role.SYSTEM in (old.role, new.role)
+    reason = MissReason.SYSTEM_CHANGED if is_system else MissReason.TEXT_CHANGED
+    return _difference(reason, expected, got, message=place, part=part, tokens_lost=n_lost)
+
+
+def _changed_part(
+    old: Message, new: Message, spelled: Callable[[str], str]
+) -> tuple[str, str, str] | None:
+    """Which part, and both texts. Reasoning that is left out is given back elsewhere."""
+    if spelled(old.text) != spelled(new.text):
+        return "text", old.text, new.text
+    for call, other_call in zip_longest(old.calls, new.calls):
+        one, other = _called(call, other_call), _called(other_call, call)
+        if one != other:
+            return "tool_call", one, other
+    for one, other in zip_longest(_results(old), _results(new), fillvalue=""):
+        if spelled(one) != spelled(other):
+            return "tool_result", one, other
+    if new.reasoning and spelled(old.reasoning) != spelled(new.reasoning):
+        return "reasoning", old.reasoning, new.reasoning
+    return None
+
+
+def _called(call: ToolCall | None, other: ToolCall | None) -> str:
+    """Arguments are parsed only where they are not the same already: they can be whole files."""
+    if call is None:
+        return ""
+    arguments = call.arguments_json
+    if other is None or other.arguments_json != arguments:
+        arguments = canonical_json(arguments)
+    return f"{call.name} {arguments}"
+
+
+def _results(message: Message) -> list[str]:
+    return [part.text for part in message.parts if isinstance(part, ToolResult)]
+
+
+def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:
+    """The message where the rendered texts part; where they do not, the earlier one's reply."""
+    assert now.conversation is not None
+    end = _n_shared_characters(now.text, earlier.text)
+    if end == len(earlier.text):
+        return len(earlier.digests) - 1
+    position = 0
+    for index, message in enumerate(now.conversation.messages):
+        text = message.text.strip()
+        place = now.text.find(text, position)
+        if place < 0:
+            return None  # the template has changed it; nobody can tell where it is
+        position = place + len(text)
+        if position > end:
+            return index
+    return None
+
+
+def _token_texts(
+    now: PastPrompt, earlier: PastPrompt, shared: int, text_of: TextOf
+) -> tuple[str, str]:
+    """Both texts around the first token that differs, with what both have in front."""
+    start = max(shared - BEFORE_CHARACTERS, 0)
+    old, new = (each.tokens[start : shared + SHOWN_TOKENS].tolist() for each in (earlier, now))
+    return text_of(old), text_of(new)
+
+
+def _difference(
+    reason: MissReason,
+    expected: str,
+    got: str,
+    *,
+    message: int | None = None,
+    part: str | None = None,
+    tokens_lost: int,
+) -> Miss:
+    """Cut to the first difference."""
+    place = _n_shared_characters(expected, got)
+    return Miss(
+        reason=reason,
+        message=message,
+        part=part,
+        before=expected[max(place - BEFORE_CHARACTERS, 0) : place],
+        expected=expected[place : place + SHOWN_CHARACTERS],
+        got=got[place : place + SHOWN_CHARACTERS],
+        tokens_lost=tokens_lost,
+    )
+
+
+def _n_shared_characters(a: str, b: str) -> int:
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

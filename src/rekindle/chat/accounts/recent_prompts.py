@@ -1,0 +1,176 @@
+"""The last prompts with their replies, to tell what a new one changed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.parser import Said
+from rekindle.generation.request import CacheTerms
+
+MAX_BYTES = 64 << 20  # all of these are picked
+MAX_PROMPTS = 512
+MAX_PER_SESSION = 8
+MAX_COMPARED = 32
+COMPARED_TOKENS = 4096  # at once: most prompts part early
+MESSAGE_BYTES = 256  # what a message takes beside its text, about
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PastPrompt:
+    """A prompt, and once it is answered its reply."""
+
+    tokens: Tokens  # all that was computed
+    n_prompt: int  # of these, before the reply
+    text: str  # of the prompt alone
+    conversation: Conversation | None
+    digests: tuple[int, ...]  # one per message; equal ones are written alike, reasoning apart
+    model: str
+    namespace: str
+    session: str
+    reply_id: str | None = None  # by which a client may name it
+
+    @property
+    def n_bytes(self) -> int:
+        # The text stands in the conversation as well.
+        return self.tokens.nbytes + 2 * len(self.text) + MESSAGE_BYTES * len(self.digests)
+
+
+def past_prompt(
+    prompt: Prompt, terms: CacheTerms, *, model: str, reply_id: str | None = None
+) -> PastPrompt:
+    """Blocking: it takes milliseconds for a long prompt."""
+    messages = prompt.conversation.messages if prompt.conversation else ()
+    return PastPrompt(
+        np.fromiter(prompt.tokens, np.int32, len(prompt.tokens)),
+        len(prompt.tokens),
+        prompt.text,
+        prompt.conversation,
+        tuple(map(_digest, messages)),
+        model,
+        terms.namespace,
+        terms.session,
+        reply_id,
+    )
+
+
+def with_reply(
+    past: PastPrompt, computed: Tokens, said: Said, call_ids: Sequence[str]
+) -> PastPrompt:
+    """As a client would send it back. A message that was left open goes on in the reply."""
+    conversation = past.conversation
+    if conversation is None or said == Said("", "", ()):
+        return replace(past, tokens=computed)
+    messages, text = conversation.messages, said.text
+    if conversation.continue_last:
+        text = messages[-1].text + text
+        messages = messages[:-1]
+    parts: list[Part] = [Reasoning(said.reasoning)] if said.reasoning else []
+    if text:
+        parts.append(Text(text))
+    for call_id, call in zip(call_ids, said.calls, strict=True):
+        parts.append(ToolCall(call_id, call.name, call.arguments_json))
+    reply = Message(Role.ASSISTANT, tuple(parts))
+    return replace(
+        past,
+        tokens=computed,
+        conversation=replace(conversation, messages=(*messages, reply), continue_last=False),
+        digests=(*past.digests[: len(messages)], _digest(reply)),
+    )
+
+
+class RecentPrompts:
+    """Bounded in bytes, in all and for each session."""
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._prompts: list[PastPrompt] = []  # the newest last
+        self._n_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self._n_bytes
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, past: PastPrompt) -> None:
+        self._prompts.append(past)
+        self._n_bytes += past.n_bytes
+        of_session = [each for each in self._prompts if _is_of_session(each, past)]
+        if len(of_session) > MAX_PER_SESSION:
+            self._remove(self._prompts.index(of_session[0]))
+        while self._n_bytes > self._max_bytes or len(self._prompts) > MAX_PROMPTS:
+            self._remove(0)
+
+    def named(self, namespace: str, reply_id: str) -> PastPrompt | None:
+        for each in reversed(self._prompts):
+            if each.reply_id == reply_id and each.namespace == namespace:
+                return each
+        return None
+
+    def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
+        """The one with the most in common; of equals one of its session, then the newest.
+
+        One that shares less than was found cannot tell why not more was.
+        """
+        best: PastPrompt | None = None
+        best_likeness = (0, False)
+        for each in islice(self._of_namespace(past.namespace), MAX_COMPARED):
+            likeness = (_likeness(each, past), each.session == past.session)
+            if likeness[0] and likeness > best_likeness and _can_explain(each, past, n_cached):
+                best, best_likeness = each, likeness
+        return best
+
+    def _of_namespace(self, namespace: str) -> Iterator[PastPrompt]:
+        return (each for each in reversed(self._prompts) if each.namespace == namespace)
+
+    def _remove(self, index: int) -> None:
+        self._n_bytes -= self._prompts.pop(index).n_bytes
+
+
+def n_shared(a: Tokens, b: Tokens) -> int:
+    n = min(len(a), len(b))
+    for start in range(0, n, COMPARED_TOKENS):
+        stop = min(start + COMPARED_TOKENS, n)
+        [different] = np.nonzero(a[start:stop] != b[start:stop])
+        if different.size:
+            return start + int(different[0])
+    return n
+
+
+def _likeness(a: PastPrompt, b: PastPrompt) -> int:
+    """Equal messages at equal places, and tools; for raw prompts the tokens that they share."""
+    if a.conversation is None or b.conversation is None:
+        return n_shared(a.tokens, b.tokens) if a.conversation is b.conversation else 0
+    n_equal = sum(x == y for x, y in zip(a.digests, b.digests, strict=False))
+    return n_equal and n_equal + (a.conversation.tools == b.conversation.tools)
+
+
+def _can_explain(earlier: PastPrompt, now: PastPrompt, n_cached: int) -> bool:
+    if earlier.model != now.model:
+        return True
+    return n_shared(earlier.tokens, now.tokens) > n_cached - GRAIN
+
+
+def _is_of_session(a: PastPrompt, b: PastPrompt) -> bool:
+    return (a.namespace, a.session) == (b.namespace, b.session)
+
+
+def _digest(message: Message) -> int:
+    calls = tuple((call.name, call.arguments_json) for call in message.calls)
+    results = tuple(part.text for part in message.parts if isinstance(part, ToolResult))
+    return hash((message.role, message.text.strip(), calls, results))

@@ -1,0 +1,42 @@
+"""One line per reply, when it ends."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.observe.request_record import RequestRecord
+
+_log = logging.getLogger("rekindle.request")
+
+
+def log_request(record: RequestRecord) -> None:
+    first_token, speed = record.first_token_seconds, record.tokens_per_second
+    _log.info(
+        "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d miss=%s"
+        " lost=%d queue_ms=%.0f restore_ms=%.1f first_token_ms=%s generated=%d tokens_per_s=%s"
+        " finish=%s",
+        record.id,
+        record.n_prompt,
+        record.n_cached,
+        by_source(record.spans),
+        record.n_prefilled,
+        record.n_remembered_turns,
+        record.miss.reason if record.miss else "-",
+        record.miss.tokens_lost if record.miss else 0,
+        record.queue_seconds * 1e3,
+        record.restore_seconds * 1e3,
+        "-" if first_token is None else f"{first_token * 1e3:.0f}",
+        record.n_generated,
+        "-" if speed is None else f"{speed:.1f}",
+        record.finish,
+    )
+
+
+def by_source(spans: Sequence[CachedSpan]) -> str:
+    """`live:512,disk:1024`; a source may have several spans."""
+    counts: Counter[CacheSource] = Counter()
+    for span in spans:
+        counts[span.source] += span.stop - span.start
+    parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
+    return ",".join(parts) or "-"

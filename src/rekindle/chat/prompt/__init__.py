@@ -1,0 +1,1 @@
+"""A conversation to token ids, with the tokens of remembered turns."""

@@ -1,0 +1,69 @@
+"""Tool definitions as one text, whatever order a client gives the keys of its JSON objects.
+
+The definitions stand near the head of a prompt: a key in another place would cost the whole
+cached prefix. Values and the order of arrays are never touched.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from rekindle.chat.template.sandbox import Json
+
+# As authors write them and models have seen them; the remaining keys follow, sorted.
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+SCHEMA_KEYS = ("type", "description", "properties", "required", "items", "enum")
+
+NAMED_SCHEMAS = frozenset({"patternProperties", "$defs", "definitions", "dependentSchemas"})
+PLAIN_VALUES = frozenset({"enum", "const", "default", "examples", "example"})
+
+
+def canonical_definition(function: Mapping[str, Json]) -> str:
+    """The whole `{"type": "function", "function": ...}`, as `Tool.definition_json` holds it."""
+    ordered = {
+        key: _schema(function[key]) if key == "parameters" else _plain(function[key])
+        for key in _leading(FUNCTION_KEYS, function)
+    }
+    return json.dumps({"type": "function", "function": ordered}, ensure_ascii=False)
+
+
+def _schema(value: Json) -> Json:
+    match value:
+        case dict():
+            return {key: _keyword(key, value) for key in _leading(SCHEMA_KEYS, value)}
+        case list():
+            return [_schema(item) for item in value]
+        case _:
+            return value
+
+
+def _keyword(key: str, schema: dict[str, Json]) -> Json:
+    value = schema[key]
+    if key in PLAIN_VALUES:
+        return _plain(value)
+    if key == "properties" and isinstance(value, dict):
+        return {name: _schema(value[name]) for name in _leading(_required(schema), value)}
+    if key in NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: _schema(value[name]) for name in sorted(value)}
+    return _schema(value)
+
+
+def _required(schema: dict[str, Json]) -> list[str]:
+    """An array, so its order is the author's even after a shuffle of all keys."""
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _plain(value: Json) -> Json:
+    match value:
+        case dict():
+            return {key: _plain(value[key]) for key in sorted(value)}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def _leading(first: Iterable[str], members: Mapping[str, Json]) -> list[str]:
+    """The names of all members: those of `first` in its order, then the rest sorted."""
+    leading = [name for name in dict.fromkeys(first) if name in members]
+    return leading + sorted(members.keys() - leading)

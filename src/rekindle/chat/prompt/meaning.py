@@ -1,0 +1,112 @@
+"""What a turn means, however the client spells it: white space around it, JSON, call ids."""
+
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from rekindle.chat.conversation import Message, Role, ToolResult
+from rekindle.chat.dialects.base import ReasoningMarks
+from rekindle.chat.reply.parser import Said
+
+KEY_BYTES = 16
+CALL_ID_PREFIX = "call_"
+# Arguments of calls come again with every request. Both are picked.
+MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 1024
+
+
+def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -> bool:
+    """Whether a client's assistant message is what the model said. Left out reasoning is."""
+    reasoning, text = split_reasoning(message, marks)
+    if text.strip() != said.text.strip():
+        return False
+    if reasoning.strip() and reasoning.strip() != said.reasoning.strip():
+        return False
+    return _calls_of(message) == said_calls(said)
+
+
+def said_calls(said: Said) -> list[tuple[str, str]]:
+    return [(call.name, canonical_json(call.arguments_json)) for call in said.calls]
+
+
+def canonical_json(source: str) -> str:
+    """Equal for equal JSON values; what is no JSON stands for itself."""
+    return _canonical(source) if len(source) > MAX_KNOWN_CHARS else _known(source)
+
+
+def _canonical(source: str) -> str:
+    try:
+        return json.dumps(_plain(json.loads(source or "{}")), sort_keys=True)
+    except (ValueError, RecursionError):
+        return source.strip()
+
+
+_known = lru_cache(MAX_KNOWN)(_canonical)
+
+
+def _plain(value: Any) -> Any:
+    """JavaScript has one kind of number: 1.0 comes back as 1."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def new_call_id() -> str:
+    return f"{CALL_ID_PREFIX}{secrets.token_hex(12)}"
+
+
+def call_keys(call_ids: Iterable[str]) -> list[bytes]:
+    """Of our own ids, which are unique: models that write ids use the same ones again."""
+    # One client drops the underscore of `call_x`.
+    bare = ["".join(filter(str.isalnum, call_id)).lower() for call_id in call_ids]
+    ours = (each for each in bare if each.startswith(CALL_ID_PREFIX.rstrip("_")))
+    return [digest(b"call", each.encode("utf-8", "replace")) for each in ours]
+
+
+def history_keys(messages: Iterable[Message], marks: ReasoningMarks | None) -> list[bytes]:
+    """For each message a key of all up to it; equal for conversations that mean the same."""
+    keys = [b""]
+    for message in messages:
+        keys.append(next_key(keys[-1], message, marks))
+    return keys[1:]
+
+
+def next_key(history: bytes, message: Message, marks: ReasoningMarks | None) -> bytes:
+    parts = [str(message.role)]
+    if message.role is Role.ASSISTANT:
+        parts.append(split_reasoning(message, marks)[1].strip())
+    else:
+        parts.append(message.text.strip())
+    parts += [part for call in _calls_of(message) for part in call]
+    results = (part for part in message.parts if isinstance(part, ToolResult))
+    parts += [result.text.strip() for result in results]
+    return digest(history, *(part.encode("utf-8", "replace") for part in parts))
+
+
+def digest(*parts: bytes) -> bytes:
+    state = blake2b(digest_size=KEY_BYTES)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def _calls_of(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, canonical_json(call.arguments_json)) for call in message.calls]
+
+
+def split_reasoning(message: Message, marks: ReasoningMarks | None) -> Sequence[str]:
+    """Reasoning and text; some clients put the one in front of the other, with its marks."""
+    text = message.text
+    if marks is None or message.reasoning or not text.lstrip().startswith(marks.opening):
+        return message.reasoning, text
+    inner, closing, rest = text.lstrip().removeprefix(marks.opening).partition(marks.closing)
+    return (inner, rest) if closing else ("", text)

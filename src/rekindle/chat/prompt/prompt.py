@@ -1,0 +1,441 @@
+"""From a conversation, a text or token ids to the prompt: token ids, and the boundaries in them.
+
+A boundary is a position that a later request is likely to share and then leave: after system
+and tools, before each of the last user messages, before the generation prompt.
+
+Replies that this server gave keep the tokens they were sampled as, wherever the client sends
+them back with the same meaning.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from threading import Lock
+from typing import Any
+
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.prompt.boundaries import Boundaries
+from rekindle.chat.prompt.layout import Layout
+from rekindle.chat.prompt.meaning import (
+    call_keys,
+    history_keys,
+    means_the_same,
+    next_key,
+    split_reasoning,
+)
+from rekindle.chat.prompt.overflow import FULL_SHARE, trim
+from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
+from rekindle.chat.prompt.text_splicer import TextSplicer
+from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
+from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
+from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
+from rekindle.chat.reply.parser import Said
+from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.template import ChatTemplate
+from rekindle.config import ReasoningHistory
+from rekindle.errors import InvalidRequest
+from rekindle.generation.tokenizer import Tokenizer
+
+TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
+MESSAGE_TOKENS = 8  # of a template's own, about, for each message
+MAX_TURNS_TRIED = 16  # of those that may be one message; picked
+MAX_LOOKS = 4  # for the end of a message; picked
+MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
+MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
+
+Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: tuple[int, ...]
+    boundaries: tuple[int, ...]
+    text: str
+    conversation: Conversation | None = None  # None: raw text, which has no parts
+    begins_in_reasoning: bool = False
+    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
+    n_dropped: int = 0  # messages that were left out because they do not fit
+    neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
+    namespace: str = ""
+    build_seconds: float = field(default=0.0, compare=False)
+    # Where a number of messages ends; None: it cannot be told.
+    locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
+    # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
+    remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
+
+    @property
+    def n_remembered(self) -> int:
+        return len(self.remembered)
+
+    def position_of(self, n_messages: int) -> int:
+        """Where that many messages end, or the last boundary before: 0: none is known.
+
+        Of 0 messages: where tools and system end.
+        """
+        if self.conversation is None:
+            return 0
+        messages = self.conversation.messages
+        if n_messages == 0:
+            heads = (m.role is Role.SYSTEM for m in messages)
+            n_messages = next((i for i, is_head in enumerate(heads) if not is_head), len(messages))
+        if n_messages >= len(messages):
+            return len(self.tokens)
+        # Each look renders the history. A template that fits nowhere near fits nowhere at all.
+        for n in range(n_messages, max(n_messages - MAX_LOOKS, -1), -1):
+            if (position := self.locate(n)) is not None:
+                return position
+        return self.boundaries[0] if self.boundaries and n_messages else 0
+
+
+class PromptBuilder:
+    """Blocking: rendering and tokenising a long history takes tens of milliseconds."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        memory: TurnMemory,
+        reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+        *,
+        volatile: VolatileRules | None = None,
+        namespace: str = "",
+    ) -> None:
+        self._namespace = namespace
+        self._volatile = volatile or VolatileRules()
+        self._others: OrderedDict[str, PromptBuilder] = OrderedDict()
+        self._others_lock = Lock()
+        self._template = template
+        self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._memory = memory
+        self._reasoning_history = reasoning_history
+        self._tokenize = PieceTokenizer(tokenizer)
+        self._bounds = Boundaries(template, tokenizer, self._tokenize)
+        self._texts = TextSplicer(memory, tokenizer, self._tokenize)
+        self._switches = _keeping_switches(template.source)
+
+    def within(self, namespace: str) -> "PromptBuilder":
+        """One that remembers nothing of what others said, nor how long it took to read."""
+        if namespace == self._namespace:
+            return self
+        with self._others_lock:
+            other = self._others.pop(namespace, None) or PromptBuilder(
+                self._template,
+                self._tokenizer,
+                self._dialect,
+                self._memory.within(namespace),
+                self._reasoning_history,
+                volatile=self._volatile,
+                namespace=namespace,
+            )
+            self._others[namespace] = other
+            while len(self._others) > 1 and self._knows_too_much():
+                self._others.popitem(last=False)
+        return other
+
+    def _knows_too_much(self) -> bool:
+        n_bytes = sum(
+            each._tokenize.n_bytes + each._memory.n_bytes for each in self._others.values()
+        )
+        return len(self._others) > MAX_NAMESPACES or n_bytes > MAX_NAMESPACES_BYTES
+
+    def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
+        """Without `recalls` every turn is taken as it was sent."""
+        conversation, neutralised = self._volatile.calm(conversation)
+        keys = history_keys(conversation.messages, self._dialect.reasoning)
+        candidates = self._candidates(conversation, keys) if recalls else {}
+        shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
+        self._memory.note_use(list(spliced.turns.values()))
+        history_end, lengths = self._bounds.prefix_lengths(shown, layout.text)
+        tokens = tuple(spliced.run.tokens)
+        opening = layout.text[history_end:]
+        begins_in_reasoning = self._begins_in_reasoning(layout.text)
+
+        def remember(
+            reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
+        ) -> None:
+            *before, answer = _with_reply(conversation, said, call_ids).messages
+            turn = Turn(
+                prompt_key=spliced.run.key(),
+                n_replies_before=sum(m.role is Role.ASSISTANT for m in before),
+                gap_chars=history_end - spliced.end,
+                generation_prompt=opening,
+                begins_in_reasoning=begins_in_reasoning,
+                tokens=tuple(reply),
+                end_text=end_text,
+                said=said,
+            )
+            key = next_key([b"", *keys][len(before)], answer, self._dialect.reasoning)
+            self._memory.remember(turn, [key, *call_keys(call_ids)])
+
+        return Prompt(
+            tokens,
+            self._bounds.boundaries(spliced, lengths),
+            layout.text,
+            conversation=conversation,
+            begins_in_reasoning=begins_in_reasoning,
+            remembered=tuple(spliced.run.remembered),
+            neutralised=neutralised,
+            namespace=self._namespace,
+            locate=cache(partial(self._bounds.locate, shown, layout.text, spliced)),
+            remember=remember,
+        )
+
+    def from_trimmed(
+        self, conversation: Conversation, *, n_ctx: int, recalls: bool = True
+    ) -> Prompt:
+        """Without its oldest turns, if it does not leave room for a reply."""
+        prompt = self.from_conversation(conversation, recalls=recalls)
+        n_head = self._head_size(conversation)
+        for share in TRIMMED_SHARES:  # sizes are estimates: the first one nearly always does
+            if len(prompt.tokens) <= n_ctx * FULL_SHARE:
+                break
+            shorter = trim(
+                conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
+            )
+            prompt = self.from_conversation(shorter.conversation, recalls=recalls)
+            prompt = replace(prompt, n_dropped=shorter.n_dropped)
+        return prompt
+
+    def _size(self, message: Message) -> int:
+        """Tokens, about; the same whenever it is asked for."""
+        texts = [message.text, *(call.arguments_json for call in message.calls)]
+        texts += [part.text for part in message.parts if isinstance(part, ToolResult)]
+        pieces = (Piece(text, parse_special=False) for text in texts if text)
+        return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
+
+    def _head_size(self, conversation: Conversation) -> int:
+        systems = (m for m in conversation.messages if m.role is Role.SYSTEM)
+        tools = (Piece(tool.definition_json, parse_special=False) for tool in conversation.tools)
+        return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
+
+    def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
+        """What prompts after this reply will begin with, up to the next user message."""
+        assert prompt.conversation is not None
+        answered = _with_reply(prompt.conversation, said, call_ids)
+        next_message = Message(Role.USER, (Text(_NEXT),))
+        asked = replace(answered, messages=(*answered.messages, next_message))
+        try:
+            keys = history_keys(asked.messages, self._dialect.reasoning)
+            candidates = self._candidates(asked, keys)
+            _, layout, spliced = self._spliced(self._with_switches(asked), candidates)
+        except InvalidRequest:
+            return ()  # some templates refuse the conversation that would follow
+        place = layout.text.rfind(_NEXT)
+        before = [position for offset, position, _ in spliced.marks if offset <= place]
+        return tuple(spliced.run.tokens[: before[-1]]) if before else ()
+
+    def from_text(self, text: str, *, recalls: bool = True) -> Prompt:
+        run = TokenRun(self._bos_before(text))
+        self._memory.note_use(self._texts.splice(run, text, recalls=recalls))
+        return self._plain(run, text)
+
+    def from_tokens(self, tokens: Sequence[int]) -> Prompt:
+        n_vocab = self._tokenizer.n_vocab
+        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+            for index, token in enumerate(tokens):
+                if 0 <= token < n_vocab:
+                    continue
+                raise InvalidRequest(
+                    f"{token} is not a token of this model: ids go from 0 to {n_vocab - 1}.",
+                    param=f"prompt.{index}",
+                )
+        text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
+        return self._plain(TokenRun(tokens), text)
+
+    def render(self, conversation: Conversation) -> tuple[Piece, ...]:
+        return self._template.render(
+            conversation, add_generation_prompt=not conversation.continue_last
+        )
+
+    def _plain(self, run: TokenRun, text: str) -> Prompt:
+        if not run.tokens:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+
+        def remember(
+            reply: Sequence[int], _end_text: str, _said: Said, _call_ids: Sequence[str]
+        ) -> None:
+            self._texts.remember(run.key(), text, reply)
+
+        return Prompt(
+            tuple(run.tokens),
+            (),
+            text,
+            remembered=tuple(run.remembered),
+            namespace=self._namespace,
+            remember=remember,
+        )
+
+    def _with_switches(self, conversation: Conversation) -> Conversation:
+        """Templates that can keep earlier reasoning do, unless the client says otherwise."""
+        if self._reasoning_history is ReasoningHistory.TEMPLATE or not self._switches:
+            return conversation
+        kwargs = self._switches | conversation.template_kwargs
+        return replace(conversation, template_kwargs=kwargs)
+
+    def _candidates(
+        self, conversation: Conversation, keys: Sequence[bytes]
+    ) -> dict[int, Candidate]:
+        """For each assistant message the turns that mean the same."""
+        wanted = {
+            index: [*call_keys(call.id for call in message.calls), keys[index]]
+            for index, message in enumerate(conversation.messages)
+            if message.role is Role.ASSISTANT
+        }
+        found = self._memory.find([key for each in wanted.values() for key in each])
+        loop_start = _tool_loop_start(conversation.messages)
+        candidates = {}
+        for n_before, (index, its_keys) in enumerate(wanted.items()):
+            message = conversation.messages[index]
+            # A message that copies an earlier one, ids included, must not stand in for it.
+            turns = {
+                turn.id: turn
+                for key in its_keys
+                for turn in found[key]
+                if turn.n_replies_before == n_before
+            }
+            fitting = [
+                turn
+                for turn in turns.values()
+                if means_the_same(message, turn.said, self._dialect.reasoning)
+                or (turn in found[keys[index]] and self._goes_on(message, turn.said))
+            ]
+            if fitting:
+                keeps = self._keeps_reasoning(conversation, in_tool_loop=index >= loop_start)
+                candidates[index] = Candidate(fitting[:MAX_TURNS_TRIED], keeps)
+        return candidates
+
+    def _goes_on(self, message: Message, said: Said) -> bool:
+        """Whether a message that means the same as one left open and its reply ends with it."""
+        reasoning, text = split_reasoning(message, self._dialect.reasoning)
+        return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
+
+    def _keeps_reasoning(self, conversation: Conversation, *, in_tool_loop: bool) -> bool:
+        match self._reasoning_history:
+            case ReasoningHistory.KEEP:
+                return True
+            case ReasoningHistory.TEMPLATE:
+                return False
+            case ReasoningHistory.AUTO:
+                return in_tool_loop or self._is_switched_on(conversation)
+
+    def _is_switched_on(self, conversation: Conversation) -> bool:
+        """The template keeps reasoning, and the client did not tell it otherwise."""
+        chosen = self._switches | conversation.template_kwargs
+        return bool(self._switches) and all(
+            chosen[name] == value for name, value in self._switches.items()
+        )
+
+    def _spliced(
+        self, conversation: Conversation, candidates: Mapping[int, Candidate]
+    ) -> tuple[Conversation, Layout, Spliced]:
+        """Reasoning that the client left out is given back to the turns that are spliced."""
+        marks = self._dialect.reasoning
+        restored = {
+            index: candidate.turns[0].said.reasoning
+            for index, candidate in candidates.items()
+            if not split_reasoning(conversation.messages[index], marks)[0]
+        }
+        schemas = schemas_of(conversation)
+        layout: Layout | None = None
+        changed: set[int] = set()
+        while True:
+            shown = _with_reasoning(conversation, restored)
+            before, layout = layout, Layout(self.render(shown), self._template.guard)
+            if before is None or before.text != layout.text:
+                splicer = Splicer(
+                    layout, self._tokenize, self._dialect, schemas, self._tokenizer.end_strings
+                )
+                run = TokenRun(self._bos_before(layout.text))
+                spliced = splicer.splice(run, candidates)
+            others = {
+                index: _other_reasoning(spliced.shown_otherwise.get(index), reasoning)
+                for index, reasoning in restored.items()
+                if index not in spliced.turns
+            }
+            others |= dict.fromkeys(changed & others.keys(), "")
+            changed |= {index for index, reasoning in others.items() if reasoning}
+            if all(restored[index] == reasoning for index, reasoning in others.items()):
+                return shown, layout, spliced
+            restored |= others
+
+    def _bos_before(self, text: str) -> tuple[int, ...]:
+        bos = self._tokenizer.bos_token
+        return () if bos is None or text.startswith(self._tokenizer.bos_text) else (bos,)
+
+    def _begins_in_reasoning(self, text: str) -> bool:
+        marks = self._dialect.reasoning
+        return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
+
+
+def schemas_of(conversation: Conversation) -> Schemas:
+    schemas: dict[str, dict[str, Any]] = {}
+    for tool in conversation.callable_tools:
+        function = json.loads(tool.definition_json)["function"]
+        schemas[tool.name] = function.get("parameters") or {"type": "object"}
+    return schemas
+
+
+def _tool_loop_start(messages: Sequence[Message]) -> int:
+    """The index behind the last user message: what follows works on one task."""
+    users = [index for index, message in enumerate(messages) if message.role is Role.USER]
+    return users[-1] + 1 if users else 0
+
+
+def _other_reasoning(turn: Turn | None, tried: str) -> str:
+    """For a message that was not spliced: that of the turn which it may be, if not tried yet."""
+    return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
+
+
+def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> Conversation:
+    messages = list(conversation.messages)
+    for index, reasoning in restored.items():
+        message = messages[index]
+        if reasoning:
+            messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
+    return replace(conversation, messages=tuple(messages))
+
+
+def _with_reply(conversation: Conversation, said: Said, call_ids: Sequence[str]) -> Conversation:
+    """As a client will send it back. A message that was left open goes on in the reply."""
+    messages = conversation.messages
+    text = said.text
+    if conversation.continue_last:
+        text = messages[-1].text + text
+        messages = messages[:-1]
+    calls = (
+        ToolCall(call_id, call.name, call.arguments_json)
+        for call_id, call in zip(call_ids, said.calls, strict=True)
+    )
+    reply = Message(Role.ASSISTANT, (Text(text), *calls) if text else tuple(calls))
+    return replace(conversation, messages=(*messages, reply), continue_last=False)
+
+
+_NEXT = "the next message"
+
+# By these templates can be told to keep the reasoning of earlier turns.
+_SWITCHES: dict[str, Any] = {
+    "clear_thinking": False,
+    "preserve_thinking": True,
+    "preserve_reasoning": True,
+    "keep_past_thinking": True,
+    "keep_thinking": True,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+
+
+def _keeping_switches(source: str) -> dict[str, Any]:
+    return {name: value for name, value in _SWITCHES.items() if name in source}

@@ -1,0 +1,181 @@
+"""Puts remembered turns into a rendered conversation: their sampled tokens in place of its text.
+
+A turn is spliced only where three things hold. The tokens in front of it are the prompt it was
+sampled after. What the template rendered there reads, by the model's own dialect, as what the
+model said. And it ends where the template ends the turn. Anything else is tokenised as rendered.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from os.path import commonprefix
+
+from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.prompt.layout import Layout
+from rekindle.chat.prompt.meaning import said_calls
+from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
+from rekindle.chat.prompt.turn_memory import Turn
+from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.template.guard import Piece
+
+MAX_ENDS_TRIED = 32  # of a turn whose own end is not there; picked
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Turns that may be the message, best first."""
+
+    turns: Sequence[Turn]
+    keeps_reasoning: bool  # also where the template leaves it out
+
+
+@dataclass(slots=True)
+class Spliced:
+    run: TokenRun
+    turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
+    # Those that follow their prompt, too, and are shown otherwise than they were said.
+    shown_otherwise: dict[int, Turn] = field(default_factory=dict)
+    end: int = 0  # where the last of the turns ends in the text
+    # Offset in the text and position in the tokens of each piece that was tokenised.
+    marks: list[tuple[int, int, Piece]] = field(default_factory=list)
+
+
+class Splicer:
+    def __init__(
+        self,
+        layout: Layout,
+        tokenize: PieceTokenizer,
+        dialect: Dialect,
+        schemas: Schemas,
+        end_strings: Sequence[str],
+    ) -> None:
+        self._layout = layout
+        self._tokenize = tokenize
+        self._dialect = dialect
+        self._schemas = schemas
+        self._end_strings = frozenset(end_strings)
+
+    def splice(self, run: TokenRun, candidates: Mapping[int, Candidate]) -> Spliced:
+        """`run` holds what comes before the text. Keys are indexes of messages, ascending."""
+        done = Spliced(run)
+        for index, candidate in candidates.items():
+            for turn in candidate.turns:
+                keeps_reasoning = candidate.keeps_reasoning
+                prompt = self._prompt(done, turn, keeps_reasoning=keeps_reasoning)
+                if prompt is None:
+                    continue
+                end = self._end(done, turn, keeps_reasoning=keeps_reasoning)
+                if end is None:
+                    done.shown_otherwise.setdefault(index, turn)
+                    continue
+                self._append(done, prompt)
+                run.extend_sampled(turn.tokens)
+                done.turns[index], done.end = turn, end
+                break
+        self._append(done, self._layout.cut(done.end, len(self._layout.text)))
+        return done
+
+    def _append(self, done: Spliced, pieces: Sequence[tuple[int, Piece]]) -> None:
+        for offset, piece in pieces:
+            done.marks.append((offset, len(done.run.tokens), piece))
+            done.run.extend(self._tokenize(piece))
+
+    def _prompt(
+        self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
+    ) -> list[tuple[int, Piece]] | None:
+        """What stands between the turn and the one before it; None: it was another prompt."""
+        text = self._layout.text
+        history_end = done.end + turn.gap_chars
+        opening = turn.generation_prompt
+        if text.startswith(opening, history_end):
+            prompt = self._layout.cut(done.end, history_end + len(opening))
+        elif keeps_reasoning and history_end <= len(text):
+            prompt = self._layout.followed_by(opening, done.end, history_end)
+        else:
+            return None
+        key = done.run.key(self._tokenize(piece) for _, piece in prompt)
+        return prompt if key == turn.prompt_key else None
+
+    def _end(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+        """Where the turn ends in the text; None: the text there says something else."""
+        text = self._layout.text
+        history_end = done.end + turn.gap_chars
+        is_opened = text.startswith(turn.generation_prompt, history_end)
+        for body in _bodies(text, history_end, turn.generation_prompt):
+            for end in self._ends(body, turn):
+                shown = parse(
+                    self._dialect,
+                    self._schemas,
+                    text[body:end],
+                    begins_in_reasoning=turn.begins_in_reasoning and is_opened,
+                )
+                if _is_same(shown, turn.said, keeps_reasoning=keeps_reasoning):
+                    return end
+                if turn.said.text and turn.said.calls and not shown.calls:
+                    later = self._split_end(end, shown, turn, keeps_reasoning=keeps_reasoning)
+                    if later is not None:
+                        return later
+        return None
+
+    def _split_end(self, end: int, shown: Said, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+        """Where the calls end that were put into a message of their own, behind the text.
+
+        Templates that would leave the text out get two messages for one turn.
+        """
+        text, opening = self._layout.text, turn.generation_prompt
+        [control] = [control for _, control in islice(self._layout.controls(end), 1)] or [""]
+        start = text.find(opening, end + len(control))
+        if not control or start < 0 or text[end + len(control) : start].strip():
+            return None
+        body = start + len(opening)
+        for later in self._ends(body, turn):
+            calls = parse(self._dialect, self._schemas, text[body:later], begins_in_reasoning=False)
+            both = Said(shown.reasoning, shown.text + calls.text, calls.calls)
+            if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
+                return later
+        return None
+
+    def _ends(self, body: int, turn: Turn) -> Iterator[int]:
+        """Where the turn that begins at `body` may end, likeliest first."""
+        likely: list[int] = []
+        others: list[int] = []
+        for offset, control in self._layout.controls(body):
+            if control == turn.end_text:
+                likely.insert(0, offset)
+                break
+            if control in self._end_strings:
+                if likely:
+                    break  # it ends the turn behind this one
+                likely.append(offset)
+                if not turn.end_text:
+                    break
+            others.append(offset)
+            if not turn.said.calls and len(others) == MAX_ENDS_TRIED:
+                break
+        yield from likely
+        # The template may write another end than the model does, behind headers of its own.
+        if not turn.said.calls:  # whose syntax is full of control strings
+            yield from (offset for offset in others if offset not in likely)
+
+
+def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
+    if shown.text.strip() != said.text.strip() or said_calls(shown) != said_calls(said):
+        return False
+    # Results refer to the ids that are shown: sampled ones must be the same.
+    if any(a.id != b.id for a, b in zip(shown.calls, said.calls, strict=True) if b.id):
+        return False
+    reasoning = shown.reasoning.strip()
+    return reasoning == said.reasoning.strip() or (keeps_reasoning and not reasoning)
+
+
+def _bodies(text: str, history_end: int, opening: str) -> Iterator[int]:
+    """Where the turn's own text may begin: behind the opening, or as much of it as is there."""
+    if text.startswith(opening, history_end):
+        yield history_end + len(opening)
+        return
+    shared = commonprefix([opening, text[history_end : history_end + len(opening)]])  # noqa: RUF071
+    yield history_end + len(shared)
+    if (line := shared.rfind("\n") + 1) and line < len(shared):
+        yield history_end + line  # the answer may begin as the rest of the opening does
+    if (control := shared.rfind(">") + 1) and control < len(shared):
+        yield history_end + control

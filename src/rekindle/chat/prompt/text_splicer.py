@@ -1,0 +1,143 @@
+"""Raw text that begins with a prompt and the reply to it keeps the tokens of both.
+
+There is no template, and nothing marks where a reply ends. It is found by keys of the text's
+beginnings at fixed lengths, and the text is compared up to the reply's last character.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from typing import NamedTuple
+
+from rekindle.chat.prompt.meaning import KEY_BYTES, digest
+from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
+from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
+from rekindle.chat.reply.parser import Said
+from rekindle.chat.template.guard import Piece
+from rekindle.generation.tokenizer import Tokenizer
+
+# Steps of lengths, the second from FINE_LIMIT on: fine enough that texts which share a long
+# beginning have keys of their own. All picked.
+FINE_CHARS, FINE_LIMIT, COARSE_CHARS = 64, 65_536, 1024
+MAX_BACK = 8  # tokens of a reply that may be given up for a clean cut; picked
+# Of the text around a cut, enough to see whether a merge crosses it; picked.
+CHARS_BEFORE, CHARS_BEHIND = 1024, 256
+
+
+class TextSplicer:
+    def __init__(self, memory: TurnMemory, tokenizer: Tokenizer, tokenize: PieceTokenizer) -> None:
+        self._memory = memory
+        self._tokenizer = tokenizer
+        self._tokenize = tokenize
+        letter = tokenizer.tokenize("a", parse_special=False)
+        self._adds_space = tokenizer.detokenize(letter, render_special=True) == b" a"
+
+    def splice(self, run: TokenRun, text: str, *, recalls: bool = True) -> list[Turn]:
+        """Appends the text's tokens to `run`; the turns that kept theirs."""
+        used: list[Turn] = []
+        position = 0  # in the text: what comes before it is in the run
+        for turn in self._turns_in(text) if recalls else ():
+            prompt_end = turn.gap_chars
+            if prompt_end < position:
+                continue
+            tokens = self._tokens(text[position:prompt_end], inside=position > 0)
+            if run.key([tokens]) != turn.prompt_key:
+                continue
+            cut = self._cut(turn, text)
+            if cut is not None:
+                run.extend(tokens)
+                run.extend_sampled(turn.tokens[: cut.n_tokens])
+                used.append(turn)
+                position = cut.position
+        run.extend(self._tokens(text[position:], inside=position > 0))
+        return used
+
+    def remember(self, run_key: bytes, prompt: str, tokens: Sequence[int]) -> None:
+        text = self._text(tokens)
+        whole = prompt + text
+        if len(whole) < FINE_CHARS or "\ufffd" in text:
+            return
+        turn = Turn(
+            prompt_key=run_key,
+            n_replies_before=0,
+            gap_chars=len(prompt),
+            generation_prompt="",
+            begins_in_reasoning=False,
+            tokens=tuple(tokens),
+            end_text="",
+            said=Said("", text, ()),
+        )
+        *_, (_, key) = _beginnings(whole)
+        self._memory.remember(turn, [key])
+
+    def _turns_in(self, text: str) -> list[Turn]:
+        """Those whose prompt and reply the text begins with, shortest first."""
+        keys = {key: length for length, key in _beginnings(text)}
+        turns = {
+            turn.id: turn
+            for found in self._memory.find(list(keys)).values()
+            for turn in found
+            if text.startswith(turn.said.text, turn.gap_chars)
+        }
+        return sorted(turns.values(), key=lambda turn: (turn.gap_chars, -len(turn.tokens)))
+
+    def _tokens(self, text: str, *, inside: bool) -> "array[int]":
+        if inside and self._adds_space:
+            text = text.removeprefix(" ")  # which the vocabulary writes unasked
+        return self._tokenize(Piece(text, parse_special=True)) if text else array("i")
+
+    def _cut(self, turn: Turn, text: str) -> "_Cut | None":
+        """The last place in the reply where the text would be cut too if tokenised in one go."""
+        end = turn.gap_chars + len(turn.said.text)
+        start = max(0, end - CHARS_BEFORE)
+        natural = self._token_ends(text[start : end + CHARS_BEHIND])
+        n_before = len(_bytes(text[start:end]))
+        dropped = b""
+        for n_tokens in range(len(turn.tokens), max(0, len(turn.tokens) - MAX_BACK - 1), -1):
+            if n_before - len(dropped) in natural and not _begins_inside_character(dropped):
+                position = end - len(dropped.decode("utf-8", "replace"))
+                if self._can_go_on(text[position : position + 2]):
+                    return _Cut(n_tokens, position)
+            last = turn.tokens[n_tokens - 1 : n_tokens]
+            dropped = self._tokenizer.detokenize(last, render_special=True) + dropped
+        return None
+
+    def _can_go_on(self, text: str) -> bool:
+        return not self._adds_space or not text or (text[0] == " " and len(text) > 1)
+
+    def _token_ends(self, text: str) -> set[int]:
+        """In bytes of the text."""
+        tokens = self._tokenizer.tokenize(text, parse_special=True)
+        lengths = [len(self._tokenizer.detokenize((t,), render_special=True)) for t in tokens]
+        return {length - self._adds_space for length in accumulate(lengths)}
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
+
+
+class _Cut(NamedTuple):
+    n_tokens: int  # of the reply that stay
+    position: int  # in the text
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _begins_inside_character(data: bytes) -> bool:
+    return bool(data) and data[0] & 0xC0 == 0x80
+
+
+def _beginnings(text: str) -> Iterator[tuple[int, bytes]]:
+    """Keys of the text's beginnings, by length."""
+    state = blake2b(digest_size=KEY_BYTES)
+    start = 0
+    lengths = [*range(FINE_CHARS, FINE_LIMIT, FINE_CHARS)]
+    lengths += range(FINE_LIMIT, len(text) + 1, COARSE_CHARS)
+    for length in lengths:
+        if length > len(text):
+            return
+        state.update(_bytes(text[start:length]))
+        yield length, digest(b"text", state.digest())
+        start = length

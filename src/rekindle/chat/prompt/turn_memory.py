@@ -1,0 +1,146 @@
+"""The exact tokens of past replies, so that a history that comes back as text gets them again.
+
+A turn is found by the ids of its tool calls, by what the conversation up to it means, or, for
+raw completions, by its text. Whether it fits is for whoever asks to check.
+"""
+
+import json
+import logging
+import struct
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from rekindle.chat.dialects.base import ReadCall
+from rekindle.chat.prompt.fenced_turns import FencedTurns
+from rekindle.chat.prompt.meaning import digest
+from rekindle.chat.reply.parser import Said
+from rekindle.generation.stored_turns import StoredTurn, TurnStore
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 2
+MAX_DECODED_BYTES = 32_000_000  # picked: some hundred turns of a thousand tokens
+TOKEN_BYTES = 40  # of a Python integer in a tuple
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A reply, and the prompt it was sampled after."""
+
+    prompt_key: bytes  # of the prompt's tokens
+    n_replies_before: int  # in the conversation
+    gap_chars: int  # of the prompt's text, from the last remembered turn in it to its history's end
+    generation_prompt: str  # what the template wrote behind the history
+    begins_in_reasoning: bool
+    tokens: tuple[int, ...]
+    end_text: str  # of the token that ended the turn; empty: nothing did
+    said: Said
+
+    @property
+    def id(self) -> bytes:
+        return digest(self.prompt_key, array("i", self.tokens).tobytes())
+
+
+class TurnMemory:
+    def __init__(self, store: TurnStore) -> None:
+        self._store = store
+        self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        """Of what is decoded."""
+        return self._n_bytes
+
+    def within(self, namespace: str) -> "TurnMemory":
+        """Nothing is found there that was remembered here, nor the other way round."""
+        return TurnMemory(FencedTurns(self._store, namespace))
+
+    def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
+        self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
+        """By key, most recently used first. Blocks for a moment."""
+        found: dict[bytes, list[Turn]] = {key: [] for key in keys}
+        for stored in self._store.find(keys) if keys else ():
+            if (turn := self._turn(stored)) is not None:
+                for key in stored.keys:
+                    if key in found:
+                        found[key].append(turn)
+        return found
+
+    def note_use(self, turns: Sequence[Turn]) -> None:
+        if turns:
+            self._store.touch([turn.id for turn in turns])
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _turn(self, stored: StoredTurn) -> Turn | None:
+        with self._lock:
+            known = self._decoded.get(stored.id)
+            if known is not None and known[0] == stored.data:
+                self._decoded.move_to_end(stored.id)
+                return known[1]
+        turn = _decoded(stored)
+        with self._lock:
+            self._n_bytes += _size(stored.data) - _size(self._decoded.pop(stored.id, (b"",))[0])
+            self._decoded[stored.id] = stored.data, turn
+            while self._n_bytes > MAX_DECODED_BYTES:
+                _, (data, _) = self._decoded.popitem(last=False)
+                self._n_bytes -= _size(data)
+        return turn
+
+
+def _size(data: bytes) -> int:
+    """As the data and decoded, where most of it is tokens."""
+    return len(data) * (1 + TOKEN_BYTES // array("i").itemsize)
+
+
+def _encoded(turn: Turn) -> bytes:
+    fields = {
+        "format": FORMAT,
+        "prompt_key": turn.prompt_key.hex(),
+        "n_replies_before": turn.n_replies_before,
+        "gap_chars": turn.gap_chars,
+        "generation_prompt": turn.generation_prompt,
+        "begins_in_reasoning": turn.begins_in_reasoning,
+        "end_text": turn.end_text,
+        "reasoning": turn.said.reasoning,
+        "text": turn.said.text,
+        "calls": [[call.name, call.arguments_json, call.id] for call in turn.said.calls],
+    }
+    head = json.dumps(fields).encode()  # ASCII: a lone surrogate has no other form
+    return _LENGTH.pack(len(head)) + head + array("i", turn.tokens).tobytes()
+
+
+def _decoded(stored: StoredTurn) -> Turn | None:
+    """None for what another version wrote, or nobody: it is as if it were not there."""
+    try:
+        [n_head] = _LENGTH.unpack_from(stored.data)
+        fields = json.loads(stored.data[_LENGTH.size : _LENGTH.size + n_head])
+        if fields["format"] != FORMAT:
+            return None
+        tokens = array("i")
+        tokens.frombytes(stored.data[_LENGTH.size + n_head :])
+        calls = tuple(ReadCall(*call) for call in fields["calls"])
+        turn = Turn(
+            prompt_key=bytes.fromhex(fields["prompt_key"]),
+            n_replies_before=fields["n_replies_before"],
+            gap_chars=fields["gap_chars"],
+            generation_prompt=fields["generation_prompt"],
+            begins_in_reasoning=fields["begins_in_reasoning"],
+            tokens=tuple(tokens),
+            end_text=fields["end_text"],
+            said=Said(fields["reasoning"], fields["text"], calls),
+        )
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        _log.warning("a remembered turn cannot be read: %s", error)
+        return None
+    return turn if turn.id == stored.id else None

@@ -1,0 +1,1 @@
+"""Tokens to reply events: text, reasoning, calls."""

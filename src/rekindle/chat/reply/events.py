@@ -1,0 +1,147 @@
+"""What a reply is made of, in text: the events that every wire format turns into its own frames."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.prompt.volatile import Neutralised
+from rekindle.generation.events import CachedSpan
+from rekindle.generation.request import DEFAULT_SESSION, CacheTerms, Rank, Sampling
+from rekindle.observe.request_record import Miss
+
+
+class ToolMode(StrEnum):
+    NONE = "none"  # the definitions stay in the prompt, which stays the same
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    mode: ToolMode = ToolMode.AUTO
+    names: tuple[str, ...] = ()  # the tools that may be called; none named: every one
+    parallel: bool = True  # several calls in one reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyOptions:
+    sampling: Sampling
+    max_tokens: int | None = None  # None: until the context ends
+    stop: tuple[str, ...] = ()
+    n_top_logprobs: int | None = None  # None: no log probabilities
+    cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
+    tool_choice: ToolChoice = ToolChoice()
+    terms: CacheTerms = field(default_factory=CacheTerms)
+    rank: Rank | None = None  # as the client declares it; None: found out
+    explain: bool = False  # the reply says why it did not find more in the cache
+    reply_id: str | None = None  # by which a later request may name this one
+    compare_with: str | None = None  # such an id: the miss is told as a change since then
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One token as text. `data` are its exact bytes, which may be part of a character only."""
+
+    token: int
+    text: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    chosen: Candidate
+    top: tuple[Candidate, ...]
+    text_offset: int  # where its text starts in the reply, in characters
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyText:
+    """Whole characters, never part of a stop string."""
+
+    text: str
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReasoning:
+    """Part of what the model thought before it answered."""
+
+    text: str
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCall:
+    """A whole tool call: one that is cut off is text, and never comes as a call."""
+
+    index: int  # among the calls of this reply
+    id: str
+    name: str
+    arguments_json: str  # as it was sampled, where the model writes JSON
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyProgress:
+    n_done: int
+    n_total: int
+    n_cached: int
+    elapsed_seconds: float
+    spans: tuple[CachedSpan, ...] = ()  # where the cached tokens came from
+    diagnosis: Diagnosis | None = None  # None: the prompt is not evaluated yet
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyStats:
+    n_prompt: int
+    n_cached: int
+    n_generated: int
+    spans: tuple[CachedSpan, ...]  # where the cached tokens came from
+    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
+    n_dropped_messages: int = 0  # left out of the prompt because they do not fit
+    neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
+    queue_seconds: float
+    restore_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    session: str = DEFAULT_SESSION
+    rank: Rank = Rank.MAIN
+    n_twice: int = 0  # prompt tokens that were computed though they had been before
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    is_explained: bool = False  # the client wants to know
+    is_kept: bool = True  # False: the cache was not used
+
+    @property
+    def miss(self) -> Miss | None:
+        return self.diagnosis.miss
+
+    @property
+    def n_written(self) -> int:
+        """Prompt tokens that were new to the cache."""
+        return self.n_prefilled if self.is_kept else 0
+
+    @property
+    def n_remembered_turns(self) -> int:
+        return len(self.remembered)
+
+    @property
+    def n_prefilled(self) -> int:
+        return self.n_prompt - self.n_cached
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDone:
+    finish: FinishReason
+    stats: ReplyStats
+    stop_sequence: str | None = None  # the stop string that ended the reply
+
+
+ReplyPart = ReplyText | ReplyReasoning | ReplyCall
+ReplyEvent = ReplyPart | ReplyProgress | ReplyDone

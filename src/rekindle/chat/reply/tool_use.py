@@ -1,0 +1,142 @@
+"""What a reply may call: which calls are read from it, and the grammar that makes them valid."""
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.dialects.lark import literals, usable_schemas
+from rekindle.chat.prompt.prompt import Prompt, schemas_of
+from rekindle.chat.reply.events import ReplyOptions, ToolMode
+from rekindle.errors import InvalidRequest
+from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling
+from rekindle.generation.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+MAX_GRAMMARS = 64  # picked: agents come with a handful of sets of tools
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """For one reply."""
+
+    schemas: Schemas | None  # None: no calls are looked for
+    sampling: Sampling
+
+
+class ToolUses:
+    """`check` compiles a grammar, and raises InvalidRequest where it cannot. Blocking."""
+
+    def __init__(
+        self, dialect: Dialect, tokenizer: Tokenizer, check: Callable[[Grammar], None]
+    ) -> None:
+        self._dialect = dialect
+        self._tokenizer = tokenizer
+        self._check = check
+        self._literal = literals(control_tokens(tokenizer))
+        self._source = lru_cache(MAX_GRAMMARS)(self._make_source)
+        self._is_usable = lru_cache(1024)(self._compiles)
+
+    def marks(self) -> tuple[str, ...]:
+        """Every fixed string of the dialect: a control token among them is part of a reply."""
+        marks: list[str] = []
+
+        def literal(text: str) -> str:
+            marks.append(text)
+            return '""'
+
+        self._dialect.grammar({"name": {"type": "object"}}, parallel=True, literal=literal)
+        marks += [trigger.text for trigger in self._dialect.triggers]
+        marks += self._dialect.hidden + self._dialect.hidden_at_edges
+        if self._dialect.reasoning is not None:
+            marks += [self._dialect.reasoning.opening, self._dialect.reasoning.closing]
+        return tuple(marks)
+
+    def plan(self, prompt: Prompt, options: ReplyOptions) -> ToolUse:
+        """Raises InvalidRequest where what was asked for cannot be held to."""
+        sampling = options.sampling
+        choice = options.tool_choice
+        conversation = prompt.conversation
+        if conversation is None:
+            if sampling.grammar is not None:
+                self._check(sampling.grammar)
+            return ToolUse(None, sampling)
+        start = self._outside_reasoning(prompt)
+        if sampling.grammar is not None:
+            grammar = replace(sampling.grammar, start=start)
+            self._check(grammar)
+            return ToolUse(None, replace(sampling, grammar=grammar))
+        if not conversation.callable_tools:
+            return ToolUse(None, sampling)
+        if choice.mode is ToolMode.NONE:
+            bias = (*sampling.logit_bias, *self._against_calls())
+            return ToolUse(None, replace(sampling, logit_bias=bias))
+        tools = tuple(
+            tool
+            for tool in conversation.callable_tools
+            if not choice.names or tool.name in choice.names
+        )
+        schemas = schemas_of(replace(conversation, tools=tools, more_tools=()))
+        if choice.mode is ToolMode.AUTO:
+            if sampling.ignore_eos:  # a complete call must be able to end
+                return ToolUse(schemas, sampling)
+            start = replace(start, triggers=self._dialect.triggers)
+        definitions = tuple(tool.definition_json for tool in tools)
+        grammar = Grammar(GrammarKind.LARK, self._source(definitions, choice.parallel), start)
+        try:
+            self._check(grammar)
+        except InvalidRequest as error:
+            if choice.mode is ToolMode.REQUIRED:
+                raise InvalidRequest(error.message, "tools") from error
+            _log.warning("calls are not held to their schemas: %s", error.message)
+            return ToolUse(schemas, sampling)
+        return ToolUse(schemas, replace(sampling, grammar=grammar))
+
+    def _outside_reasoning(self, prompt: Prompt) -> GrammarStart:
+        marks = self._dialect.reasoning
+        if marks is None:
+            return GrammarStart()
+        quiet = marks.opening.strip(), marks.closing.strip()
+        return GrammarStart(
+            quiet=quiet,
+            quiet_anywhere=marks.anywhere,
+            begins_quiet=prompt.begins_in_reasoning,
+        )
+
+    def _make_source(self, definitions: tuple[str, ...], parallel: bool) -> str:  # noqa: FBT001
+        functions = [json.loads(definition)["function"] for definition in definitions]
+        schemas = {
+            function["name"]: function.get("parameters") or {"type": "object"}
+            for function in functions
+        }
+        usable = usable_schemas(schemas, lambda schema: self._is_usable(json.dumps(schema)))
+        return self._dialect.grammar(usable, parallel=parallel, literal=self._literal)
+
+    def _compiles(self, schema_json: str) -> bool:
+        try:
+            self._check(Grammar(GrammarKind.JSON_SCHEMA, schema_json))
+        except InvalidRequest:
+            return False
+        return True
+
+    def _against_calls(self) -> list[tuple[int, float]]:
+        """Where a call begins with one token that nothing else does, it cannot be sampled."""
+        tokens = [
+            self._tokenizer.tokenize(trigger.text, parse_special=True)
+            for trigger in self._dialect.triggers
+            if not trigger.at_start
+        ]
+        return [(each[0], -math.inf) for each in tokens if len(each) == 1]
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    found = {}
+    for text in tokenizer.special_strings:
+        tokens = tokenizer.tokenize(text, parse_special=True)
+        if len(tokens) == 1:
+            found[text] = tokens[0]
+    return found

@@ -1,0 +1,424 @@
+"""`rekindle cache`: look at stored prefixes, check them, carry them elsewhere, throw them away.
+
+No model is loaded. A server may be using the directory, or is asked itself (--url).
+"""
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rekindle.cli.cache.keys import complete_key, directory_of, entry_of, lineage_of
+from rekindle.cli.remote import ApiKey, Url, connected, told_in_a_sentence
+from rekindle.config import GIB, KIB, MIB, TIB
+from rekindle.errors import StartupError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+_DIR_HELP = "Cache directory. Without it: REKINDLE_CACHE_DIR, or the user's cache directory."
+_UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNIT_BYTES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
+_AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
+Key = typer.Argument(
+    metavar="KEY", help="Key, or how it starts, or a name.", autocompletion=complete_key
+)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def cache() -> None:
+    """Look after stored prefixes; no model is loaded, and a server may be running.
+
+    \b
+    Examples:
+      rekindle cache ls                         what is stored
+      rekindle cache export docs/v1 -o docs.rk  take a prompt elsewhere
+      rekindle cache prune --to 20GiB           make the cache smaller
+    """
+    # The commands say what went wrong; the log of the tiers is meant for a server's operator.
+    logging.getLogger("rekindle").addHandler(logging.NullHandler())
+
+
+@app.command()
+def ls(
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every entry, not only where conversations end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List what is stored, most recently used first.
+
+    \b
+    Examples:
+      rekindle cache ls
+      rekindle cache ls --all --json
+      rekindle cache ls --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory, every=every)
+        _list_at(url, api_key, as_json=as_json)
+        return
+
+    from rekindle.cache.tools.directory import read_stored
+    from rekindle.cache.tools.turn_upkeep import count_turns
+    from rekindle.cli.cache.report import list_json, print_list
+
+    home = directory_of(directory)
+    stored = read_stored(home)
+    tips = {entry.key for entry in stored.inventory.tips()} | stored.names_by_entry().keys()
+    entries = [entry for entry in stored.inventory.entries if every or entry.key in tips]
+    if as_json:
+        typer.echo(list_json(stored, entries))
+    else:
+        print_list(stored, entries, count_turns(home))
+
+
+@app.command()
+def show(
+    key: Annotated[str, Key],
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Show one entry: its header, what it follows, its token ids.
+
+    \b
+    Examples:
+      rekindle cache show 74aa01
+      rekindle cache show docs/v1 --json
+      rekindle cache show docs/v1 --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory)
+        _show_at(url, api_key, key, as_json=as_json)
+        return
+
+    from rekindle.cache.tools.directory import read_stored
+    from rekindle.cli.cache.report import details_json, print_details
+
+    home = directory_of(directory)
+    stored = read_stored(home)
+    entry = lineage_of(stored, key, home).entries[-1] if stored.named(key) else None
+    chain = stored.inventory.chain(entry or entry_of(stored.inventory, key, home))
+    names = stored.names_by_entry().get(chain[-1].key, [])
+    if as_json:
+        typer.echo(details_json(home, chain, names))
+    else:
+        print_details(home, chain, names)
+
+
+@app.command()
+def export(
+    keys: Annotated[list[str], Key],
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="File to write, or to replace.")
+    ],
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Write prompts and all that they need to one file, for `rekindle cache import`.
+
+    Each is a key, how one starts, or a name. Everything is checked on the way.
+    The file holds what was said: keep it as private as the cache.
+
+    \b
+    Examples:
+      rekindle cache export 74aa01 -o conversation.rk
+      rekindle cache export docs/v1 docs/v2 -o docs.rk
+      rekindle cache export docs/v1 -o docs.rk --url http://127.0.0.1:8080
+    """
+    from rekindle.cache.tools.archive import export_to
+    from rekindle.cache.tools.directory import read_stored
+    from rekindle.cli.cache.report import exported_json, print_exported
+
+    path = Path(output).expanduser()
+    with told_in_a_sentence():
+        home = _home(directory, url, api_key)
+        stored = read_stored(home)
+        wanted = [lineage_of(stored, key, home) for key in keys]
+        with _progress("Reading entries") as on_progress:
+            exported = export_to(path, home, stored, wanted, on_progress)
+    if as_json:
+        typer.echo(exported_json(path, exported))
+    else:
+        print_exported(path, exported)
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `cache export` wrote.")],
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Add what another cache exported to this one.
+
+    All of the file is checked first: nothing is added from one that is damaged.
+    What is there already stays, so that importing twice does no harm.
+    A server that uses the directory finds the new entries at its next start.
+    Where they are too much for its budget, it makes room as for any others.
+
+    \b
+    Examples:
+      rekindle cache import docs.rk
+      rekindle cache import docs.rk --dir /srv/cache --json
+    """
+    from rekindle.cache.tools.archive import import_from
+    from rekindle.cli.cache.report import imported_json, print_imported
+
+    with told_in_a_sentence():
+        home = _home(directory, url, api_key)
+        with _progress("Importing entries") as on_progress:
+            imported = import_from(Path(file).expanduser(), home, on_progress)
+    if as_json:
+        typer.echo(imported_json(home, imported))
+    else:
+        print_imported(home, imported)
+
+
+@app.command()
+def verify(
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Set damaged files aside, and bring the catalogue up to date."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every entry and check it; exit code 1 when anything was wrong.
+
+    \b
+    Examples:
+      rekindle cache verify
+      rekindle cache verify --fix
+      rekindle cache verify --url http://127.0.0.1:8080
+    """
+    from rekindle.cache.tools.directory import repair
+    from rekindle.cache.tools.directory import verify as check
+    from rekindle.cli.cache.report import findings_json, print_findings
+
+    home = _home(directory, url, api_key)
+    with _progress("Reading entries") as on_progress:
+        findings = check(home, on_progress)
+    if fix and findings.problems:
+        repair(home, findings.problems)
+    if as_json:
+        typer.echo(findings_json(findings, fixed=fix))
+    else:
+        print_findings(findings, fixed=fix)
+    if findings.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    *,
+    directory: Dir = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Until no more than this is left.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="What was not used for this long: 90m, 12h, 7d, 2w."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete what was not used for longest, the ends of conversations first.
+
+    With --url, a server forgets the conversations that were not used since.
+    What has a name or is pinned there stays.
+
+    \b
+    Examples:
+      rekindle cache prune --older-than 7d --dry-run
+      rekindle cache prune --to 20GiB
+      rekindle cache prune --older-than 12h --url http://127.0.0.1:8080
+    """
+    if url is not None:
+        _check_no_directory(directory)
+        _prune_at(url, api_key, to, older_than, dry_run=dry_run, as_json=as_json)
+        return
+
+    from rekindle.cache.tools.directory import read_inventory, remove
+    from rekindle.cli.cache.report import print_pruned, pruned_json
+
+    if to is None and older_than is None:
+        raise StartupError("Say what is to go, with --to SIZE or --older-than AGE.")
+    home = directory_of(directory)
+    inventory = read_inventory(home)
+    pruned = inventory.to_prune(
+        now=time.time(),
+        to_bytes=None if to is None else _size(to),
+        used_before=None if older_than is None else time.time() - _age(older_than),
+    )
+    n_stuck_bytes = 0 if dry_run else remove(home, [entry.key for entry in pruned])
+    if as_json:
+        typer.echo(pruned_json(inventory, pruned, dry_run=dry_run))
+    else:
+        print_pruned(inventory, pruned, dry_run=dry_run)
+    if n_stuck_bytes:
+        raise StartupError(f"Files of {decimal(n_stuck_bytes)} in {home} could not be deleted.")
+
+
+@app.command()
+def clear(
+    *,
+    directory: Dir = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete everything that is stored. Files that are not ours stay.
+
+    \b
+    Examples:
+      rekindle cache clear
+      rekindle cache clear --yes --dir /srv/cache
+    """
+    from rekindle.cache.tools.directory import check_is_cache, entry_paths
+    from rekindle.cache.tools.directory import clear as clear_directory
+    from rekindle.cli.cache.report import cleared_json, print_cleared
+
+    home = directory_of(directory)
+    check_is_cache(home)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise StartupError("Nobody can be asked here; to delete everything, add --yes.")
+        n_entries = len(entry_paths(home))
+        typer.confirm(f"Delete all {n_entries} entries in {home}?", abort=True, err=True)
+    cleared = clear_directory(home)
+    if as_json:
+        typer.echo(cleared_json(cleared))
+    else:
+        print_cleared(home, cleared)
+
+
+def _list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
+    from rekindle.cli.cache.remote import print_stored, stored_at
+    from rekindle.cli.plain import as_json as to_json
+
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        reply = stored_at(remote)
+    if as_json:
+        typer.echo(to_json(reply))
+    else:
+        print_stored(reply)
+
+
+def _show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
+    from rekindle.cli.cache.remote import one_stored, print_prefix
+    from rekindle.cli.plain import as_json as to_json
+
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        prefix = one_stored(remote, key)
+    if as_json:
+        typer.echo(to_json(prefix))
+    else:
+        print_prefix(prefix)
+
+
+def _prune_at(
+    url: str,
+    api_key: str | None,
+    to: str | None,
+    older_than: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from rekindle.cli.cache.remote import print_pruned, prune_at, pruned_json
+
+    with told_in_a_sentence():
+        if to is not None or older_than is None:
+            raise StartupError("With --url, say what is to go with --older-than AGE.")
+        used_before = time.time() - _age(older_than)
+        with connected(url, api_key) as remote:
+            pruned = prune_at(remote, used_before=used_before, dry_run=dry_run)
+    if as_json:
+        typer.echo(pruned_json(pruned))
+    else:
+        print_pruned(pruned)
+
+
+def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
+    """Of a running server: the directory that it says it uses, if that is on this machine."""
+    if url is None:
+        return directory_of(directory)
+    _check_no_directory(directory)
+    with told_in_a_sentence(), connected(url, api_key) as remote:
+        cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
+        on_disk = [tier for tier in cache["tiers"] if tier["name"] == "disk"]
+        places = [tier["directory"] for tier in on_disk if tier.get("directory")]
+        if not places:
+            raise StartupError(f"{remote.url} stores nothing on disk.")
+        home = Path(places[0])
+        if not home.is_dir():
+            raise StartupError(
+                f"{remote.url} has its cache in {home}, which is not on this machine."
+            )
+        return home
+
+
+def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
+    with told_in_a_sentence():
+        if directory is not None or every:
+            flag = "--all" if every else "--dir"
+            raise StartupError(f"{flag} is about a directory; with --url there is none.")
+
+
+def _size(text: str) -> int:
+    # A number alone may be meant as MiB or GiB, and would leave next to nothing.
+    match = re.fullmatch(r"(\d+)\s*([kmgt]i?b|b)|0", text.strip().lower())
+    if match is None:
+        raise StartupError(f"--to must be a size such as 500MB, 20GiB or 0, but is {text!r}.")
+    return int(match[1]) * _UNIT_BYTES[match[2]] if match[2] else 0
+
+
+def _age(text: str) -> float:
+    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip().lower())
+    if match is None:
+        raise StartupError(f"--older-than must be an age such as 12h or 7d, but is {text!r}.")
+    return float(match[1]) * _AGE_SECONDS[match[2]]
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,1 @@
+"""`rekindle chat`."""

@@ -1,0 +1,184 @@
+"""`rekindle chat`: a conversation in the terminal, drawn from the events of `chat_client`.
+
+Talks to a running server, or starts one for itself when there is none.
+"""
+
+import io
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from rekindle.cli.serve import load_model, load_settings
+from rekindle.config_sources import api_keys
+
+if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
+    from rekindle.cli.chat.client import ChatClient, ReplyEvent, Timings
+
+_HELP = """\
+/clear        forget the conversation
+/system TEXT  set the system prompt; without TEXT, remove it
+/exit         leave (also Ctrl-D)
+Ctrl-C        stop the reply"""
+
+
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Chat with this model in a server of our own; see serve."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server to talk to. Without it: the local one, or one started for this chat.",
+        ),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
+) -> None:
+    """Chat in the terminal, with a running server or with one of its own."""
+    import httpx
+
+    from rekindle.cli.chat.client import ChatClient
+
+    console = Console(highlight=False)
+    with _endpoint(model, url, api_key) as endpoint:
+        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        with httpx.Client(
+            base_url=endpoint.url,
+            headers=headers,
+            timeout=httpx.Timeout(5.0, read=None),
+            trust_env=url is not None,  # no proxy in front of the loopback
+        ) as http:
+            talk(ChatClient(http), console, _line_reader(), system)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    url: str
+    key: str | None
+
+
+@contextmanager
+def _endpoint(model: str | None, url: str | None, key: str | None) -> Iterator[_Endpoint]:
+    if url is not None:
+        # The configured keys are those of the local server; nobody else gets to see them.
+        yield _Endpoint(url.rstrip("/").removesuffix("/v1"), key)
+        return
+    from rekindle.cli.chat.client import answers
+
+    settings = load_settings(None, {"model": model}).settings
+    key = key or next(iter(api_keys(settings.server)), None)
+    local = f"http://127.0.0.1:{settings.server.port}"
+    if model is None and answers(local):
+        yield _Endpoint(local, key)
+        return
+
+    from rekindle.server import background
+
+    with background(load_model(settings), settings) as own:
+        yield _Endpoint(own, key)
+
+
+def _line_reader() -> Callable[[], str]:
+    if not sys.stdin.isatty():
+        if isinstance(sys.stdin, io.TextIOWrapper):  # whatever is piped in, it is text to us
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        return input
+    import readline  # noqa: F401 - editing and history for input()
+
+    return lambda: input("> ")
+
+
+def talk(
+    client: "ChatClient", console: Console, read_line: Callable[[], str], system: str | None
+) -> None:
+    """The loop: `read_line` raises EOFError when there is nothing more to say."""
+    from rekindle.cli.chat.client import Message
+
+    console.print(f"{client.model} - /help for commands, Ctrl-D to leave", style="dim")
+    history: list[Message] = []
+    while True:
+        try:
+            line = read_line().strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print("\nCtrl-D or /exit leaves", style="dim")
+            continue
+        command, _, rest = line.partition(" ")
+        match command:
+            case "":
+                pass
+            case "/exit":
+                return
+            case "/clear":
+                history.clear()
+            case "/system":
+                system = rest.strip() or None
+            case "/help":
+                console.print(_HELP, style="dim", markup=False)
+            case _ if command.startswith("/"):
+                console.print(f"There is no {command}; see /help", style="dim", markup=False)
+            case _:
+                start = [Message("system", system)] if system else []
+                question = Message("user", line)
+                text = draw(client.reply([*start, *history, question]), console)
+                if text:
+                    history += [question, Message("assistant", text)]
+
+
+def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
+    """Shows a reply as it comes, and returns its text: all there was of it at Ctrl-C."""
+    from rekindle.cli.chat.client import Failed, Prefilling, Reasoning, Text, Timings
+
+    parts: list[str] = []
+    thinking = False
+    ending: Failed | Timings | None = None
+    with Status("Reading the prompt", console=console) as status, closing(events):
+        try:
+            for event in events:
+                match event:
+                    case Prefilling(n_done, n_tokens):
+                        status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
+                    case Reasoning(text):
+                        status.stop()
+                        thinking = True
+                        console.print(text, end="", style="dim", markup=False, soft_wrap=True)
+                    case Text(text):
+                        status.stop()
+                        if thinking:
+                            console.print("\n")
+                            thinking = False
+                        parts.append(text)
+                        console.print(text, end="", markup=False, soft_wrap=True)
+                    case Failed() | Timings():
+                        ending = event
+        except KeyboardInterrupt:
+            ending = None
+    console.print()
+    match ending:
+        case Failed(message):
+            console.print(message, style="red", markup=False, soft_wrap=True)
+        case Timings():
+            console.print(summary(ending), style="dim", markup=False)
+        case None:
+            console.print("stopped", style="dim")
+    return "".join(parts)
+
+
+def summary(timings: "Timings") -> str:
+    n_prompt = timings.n_cached + timings.n_prefilled
+    return (
+        f"prefilled {timings.n_prefilled} of {n_prompt} tokens ({timings.n_cached} cached)"
+        f" in {timings.prefill_seconds:.2f} s - {timings.n_predicted} tokens"
+        f" at {timings.predicted_per_second:.1f} tokens/s"
+    )

@@ -1,0 +1,154 @@
+"""`rekindle top`: a running server's essentials in the terminal, once a second."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+
+from rekindle.cli.plain import as_json as to_json
+from rekindle.cli.remote import ApiKey, Remote, connected, local_server, told_in_a_sentence
+from rekindle.errors import StartupError
+
+if TYPE_CHECKING:
+    from rekindle.cli.top.snapshot import Snapshot, Tokens
+
+INTERVAL_SECONDS = 1.0
+_PIPE_WIDTH = 100  # picked: what is read later is read at any width
+
+
+def top(
+    *,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Server to watch. Without it: the local one.")
+    ] = None,
+    api_key: ApiKey = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
+    ] = False,
+) -> None:
+    """Watch a running server: slots, tokens by where they came from, tiers, sessions.
+
+    Leave with Ctrl-C. A server that goes away is asked again every second.
+
+    \b
+    Examples:
+      rekindle top
+      rekindle top --url http://127.0.0.1:8080 --once
+      rekindle top --json | jq .tokens
+    """
+    with told_in_a_sentence():
+        if url is None:
+            url, local_key = local_server()
+            api_key = api_key or local_key
+        with connected(url, api_key) as remote:
+            observer = Observer(remote)
+            if as_json:
+                typer.echo(to_json(asdict(observer.look())))
+            elif once or not sys.stdout.isatty():
+                _print_one(observer)
+            else:
+                _watch(observer)
+
+
+class Observer:
+    """Takes snapshots of one server.
+
+    What it asks for every time leaves models alone. The rest counts as a use of the model there,
+    and would keep one loaded that nobody else uses.
+    """
+
+    def __init__(self, remote: Remote, now: Callable[[], float] = time.time) -> None:
+        self.url = remote.url
+        self._remote = remote
+        self._now = now
+        self._known = _Known()
+
+    def look(self) -> "Snapshot":
+        """Raises StartupError."""
+        try:
+            return self._look()
+        except StartupError:
+            self._known = _Known()  # it may be another server when it is back
+            raise
+        except (ValueError, LookupError, TypeError) as error:
+            raise StartupError(f"{self.url} does not answer like a server of ours.") from error
+
+    def _look(self) -> "Snapshot":
+        from rekindle.cli.top.snapshot import sessions_of, snapshot_of
+
+        taken_at = self._now()
+        metrics = self._remote.get_text("/metrics")
+        slots = self._remote.get("/slots")
+        if not slots:  # no model is loaded
+            self._known = _Known()
+        elif self._known.props is None:
+            self._known = _Known(props=self._remote.get("/props"), props_at=taken_at)
+        known = self._known
+        snapshot = snapshot_of(
+            taken_at=taken_at,
+            props=known.props,
+            props_age_seconds=taken_at - known.props_at,
+            metrics=metrics,
+            slots=slots,
+            sessions=known.sessions,
+        )
+        if not slots or snapshot.tokens == known.counted:
+            return snapshot
+        told = self._remote.get_if_there("/v1/sessions")
+        sessions = told["data"] if told is not None else []
+        self._known = replace(known, counted=snapshot.tokens, sessions=sessions)
+        return replace(snapshot, sessions=sessions_of(sessions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of the model that is loaded, from the last time that it was asked about."""
+
+    props: dict[str, Any] | None = None
+    props_at: float = 0.0
+    counted: "Tokens | None" = None  # when the sessions were told
+    sessions: Sequence[dict[str, Any]] = ()
+
+
+def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[RenderableType]:
+    """One for each look, for ever; of a server that is gone, the last one and what is wrong."""
+    from rekindle.cli.top.snapshot import rates_between
+    from rekindle.cli.top.view import frame, trouble
+
+    before: Snapshot | None = None
+    last: RenderableType = ""
+    while True:
+        try:
+            snapshot = observer.look()
+        except StartupError as error:
+            before = None
+            yield Group(trouble(error.message), last)
+            continue
+        rates = rates_between(before, snapshot) if before else None
+        before, last = snapshot, frame(observer.url, snapshot, rates, width=width())
+        yield last
+
+
+def _print_one(observer: Observer) -> None:
+    from rekindle.cli.top.view import frame
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(frame(observer.url, observer.look(), None, width=console.width))
+
+
+def _watch(observer: Observer) -> None:
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            for each in frames(observer, width=lambda: console.width):
+                live.update(each, refresh=True)
+                time.sleep(INTERVAL_SECONDS)
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,1 @@
+"""Rows of slots on their way to the cache."""

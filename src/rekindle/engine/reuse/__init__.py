@@ -1,0 +1,1 @@
+"""Where a sequence starts: the longest live or stored prefix."""

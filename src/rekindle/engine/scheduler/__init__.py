@@ -1,0 +1,1 @@
+"""Which sequences run next, and which tokens form the next batch."""

@@ -1,0 +1,137 @@
+"""Who runs and who waits, and how a request ends or gives its slot back.
+
+Owned by the engine thread; other threads may glance at the two lists.
+"""
+
+import time
+from collections import deque
+
+from rekindle.engine.backend import Backend
+from rekindle.engine.export.persist_queue import PersistQueue
+from rekindle.engine.outbox import Outbox
+from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.slots import Slots
+from rekindle.errors import RekindleError
+from rekindle.generation.events import Finished, StopCause
+
+MIN_WAIT_SECONDS = 0.001  # picked
+
+
+class Roster:
+    """What runs and waits is all in the background, or none of it is."""
+
+    def __init__(
+        self, backend: Backend, slots: Slots, persisting: PersistQueue, outbox: Outbox
+    ) -> None:
+        self._backend = backend
+        self._slots = slots
+        self._persisting = persisting
+        self._outbox = outbox
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+        self.is_crowded = False  # llama.cpp said full, and nobody has left since
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.running and not self.waiting
+
+    @property
+    def is_in_background(self) -> bool:
+        return bool(self.running) and self.running[0].request.background
+
+    @property
+    def has_foreground(self) -> bool:
+        return any(not sequence.request.background for sequence in self._everyone())
+
+    def seconds_to_wait(self, most: float) -> float:
+        """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
+        now = time.monotonic()
+        probes = [each.probe for each in self.waiting if each.probe is not None]
+        patience = [probe.deadline - now for probe in probes if not probe.is_over]
+        return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
+
+    def enlist(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def admit(self, sequence: Sequence) -> None:
+        """It has a slot."""
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+
+    def wait_again(self, sequence: Sequence) -> None:
+        """Without a slot, and before all others."""
+        self._leave_slot(sequence)
+        sequence.is_resumed = True
+        sequence.phase = Phase.WAITING
+        self.waiting.appendleft(sequence)
+
+    def finish(self, sequence: Sequence, cause: StopCause, token: int | None = None) -> None:
+        finished = Finished(cause, token)
+        if sequence.request.terms.persist and cause is not StopCause.YIELDED:
+            self._persisting.add(sequence, finished)
+        else:
+            self._outbox.put(sequence.request.id, finished)
+        self._release(sequence)
+
+    def fail(self, sequence: Sequence, error: RekindleError) -> None:
+        self._outbox.put(sequence.request.id, error)
+        self._release(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        for sequence in self._everyone():
+            if sequence.request.id == request_id:
+                self._release(sequence)
+
+    def yield_background(self) -> None:
+        for sequence in self._everyone():
+            if sequence.request.background:
+                self.finish(sequence, StopCause.YIELDED)
+
+    def fail_all(self, error: RekindleError) -> None:
+        for sequence in self._everyone():
+            self.fail(sequence, error)
+
+    def abandon(self, error: RekindleError) -> list[Sequence]:
+        """Everyone is told and struck off; their slots, restores and samplers are left as they are.
+
+        For an engine that failed in the middle of anything, perhaps of a move between the lists.
+        """
+        sequences = list(dict.fromkeys(self._everyone()))
+        self.running, self.waiting = [], deque()
+        self.is_crowded = False
+        for sequence in sequences:
+            self._outbox.put(sequence.request.id, error)
+            sequence.phase = Phase.DONE
+        return sequences
+
+    def _everyone(self) -> list[Sequence]:
+        return [*self.running, *self.waiting]
+
+    def _release(self, sequence: Sequence) -> None:
+        self.is_crowded = False
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            self._leave_slot(sequence)
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+        sequence.phase = Phase.DONE
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        """The slot is idle from now on, and keeps the rows whose computation is complete."""
+        self.running.remove(sequence)
+        slot = self._slots.all[sequence.slot]
+        is_half_restored = (
+            sequence.phase is Phase.RESTORING and self._backend.traits.has_checkpoints
+        )
+        if sequence.restore is not None:
+            sequence.restore.give_up()
+            sequence.restore = None
+        slot.sequence, slot.n_kept_rows = None, sequence.n_computed
+        slot.last_used_at = time.monotonic()
+        slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
+        slot.is_looked_after = False
+        sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
+        if is_half_restored or not sequence.request.cache_prompt:
+            self._backend.clear_slot(slot.id)
+            self._slots.forget(slot)

@@ -1,0 +1,1 @@
+"""Constrained output through llguidance."""

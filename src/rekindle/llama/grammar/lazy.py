@@ -1,0 +1,144 @@
+"""Grammars that wait: a scanner that sees the reply's bytes and says where its grammar begins.
+
+Until then tokens are sampled as if there were no grammar. The scanner goes byte by byte, so how
+the text is cut into tokens cannot matter.
+"""
+
+import logging
+from collections import deque
+from typing import NamedTuple
+
+from rekindle.generation.request import GrammarStart
+from rekindle.llama.grammar.compiler import Matcher
+from rekindle.llama.tokenizer.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+class TriggerScanner:
+    """Finds the trigger that is complete first; of those complete at once, the longest."""
+
+    def __init__(self, start: GrammarStart) -> None:
+        assert start.quiet is not None or not start.begins_quiet
+        opening, closing = start.quiet or ("", "")
+        marks = [_Mark(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
+        marks += [_Mark(each.text.encode(), at_start=each.at_start) for each in start.triggers]
+        marks.sort(key=lambda mark: -len(mark.text))
+        self._marks = [mark for mark in marks if mark.text]
+        self._texts = tuple(mark.text for mark in self._marks)
+        self._closing = closing.encode()
+        self._n_recent = max(map(len, (self._closing, *self._texts)))
+        self._has_triggers = bool(start.triggers)
+        self._is_quiet = start.begins_quiet
+        # The end of the present stretch, quiet or not: no mark reaches back over its beginning.
+        self._recent = bytearray()
+        self._has_begun = False  # the reply: more than white space came before `_recent`
+        self.n_bytes = 0
+
+    def feed(self, data: bytes) -> int | None:
+        """Where the grammar begins, in bytes since the reply did, once that is known."""
+        for byte in data:
+            self.n_bytes += 1
+            self._recent.append(byte)
+            n_covered = self._covered_in_quiet() if self._is_quiet else self._covered()
+            if n_covered is not None:
+                return self.n_bytes - n_covered
+        self._forget(max(0, len(self._recent) - self._n_recent))
+        return None
+
+    def _covered(self) -> int | None:
+        """How many of the last bytes the grammar covers; None: it has not begun."""
+        if not self._recent.endswith(self._texts):
+            return None
+        for mark in self._marks:
+            if not self._recent.endswith(mark.text):
+                continue
+            before = self._recent[: -len(mark.text)]
+            if mark.at_start and (self._has_begun or before.strip()):
+                continue
+            if not mark.opens_quiet:
+                return len(mark.text)
+            self._forget(len(before))
+            self._recent.clear()
+            self._is_quiet = True
+            return None
+        return None
+
+    def _covered_in_quiet(self) -> int | None:
+        if not self._recent.endswith(self._closing):
+            return None
+        self._recent.clear()
+        self._is_quiet = False
+        return None if self._has_triggers else 0
+
+    def _forget(self, n_bytes: int) -> None:
+        if not self._is_quiet and self._recent[:n_bytes].strip():
+            self._has_begun = True
+        del self._recent[:n_bytes]
+
+
+class LazyGrammar:
+    """A matcher that is not used yet, with the scanner that it waits for.
+
+    A trigger behind which the reply went off the grammar at once, in one token, was none.
+    """
+
+    def __init__(self, matcher: Matcher, start: GrammarStart, vocabulary: Vocabulary) -> None:
+        self.matcher = matcher
+        self._must_begin = not start.triggers
+        self._scanner = TriggerScanner(start)
+        self._vocabulary = vocabulary
+        self._n_bytes = 0
+        # As many as the longest trigger can be cut into: each has a byte of it.
+        n_recent = max((len(trigger.text.encode()) for trigger in start.triggers), default=1)
+        self._recent: deque[int] = deque(maxlen=n_recent)
+
+    def take_in(self, token: int) -> bool:
+        """Each token of the reply in turn, until it says that the wait is over."""
+        piece = self._vocabulary.detokenize([token], render_special=True)
+        if not piece:
+            return False
+        self._recent.append(token)
+        self._n_bytes += len(piece)
+        while piece:
+            n_scanned = self._scanner.n_bytes
+            position = self._scanner.feed(piece)
+            if position is None:
+                return False
+            if self._caught_up(self._n_bytes - position):
+                return True
+            piece = piece[self._scanner.n_bytes - n_scanned :]  # a false alarm
+        return False
+
+    @property
+    def must_begin(self) -> bool:
+        """The reply may not end before it: it waits for the end of the reasoning alone."""
+        return self._must_begin
+
+    def _caught_up(self, n_covered: int) -> bool:
+        """The matcher takes in what the grammar covers of the text that is there already."""
+        cut, tokens = self._covered(n_covered)
+        # White space that comes in one token with the end of a quiet span may belong to that.
+        for text in (cut, cut.lstrip()):
+            as_bytes = self._vocabulary.tokenize_bytes(text)
+            if as_bytes is not None and self.matcher.try_accept([*as_bytes, *tokens]):
+                return True
+        _log.debug("a grammar has nothing that begins with %r", cut)
+        return self._must_begin  # then with the next token
+
+    def _covered(self, n_covered: int) -> tuple[bytes, list[int]]:
+        """The last bytes of the reply: the end of a token, and the tokens behind it."""
+        tokens: list[int] = []
+        for token in reversed(self._recent):
+            piece = self._vocabulary.detokenize([token], render_special=True)
+            if n_covered < len(piece):
+                return piece[len(piece) - n_covered :], tokens
+            tokens.insert(0, token)
+            n_covered -= len(piece)
+        return b"", tokens
+
+
+class _Mark(NamedTuple):
+    text: bytes
+    at_start: bool = False
+    opens_quiet: bool = False

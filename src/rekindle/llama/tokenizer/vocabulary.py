@@ -1,0 +1,177 @@
+"""The model's vocabulary, a `generation.Tokenizer`. It never changes: any thread may ask."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from rekindle.errors import InvalidRequest
+from rekindle.llama.library import holding_gil, lib
+from rekindle.llama.tokenizer.deep_stack import call_with_stack, own_stack_bytes
+from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
+from rekindle.llama.tokenizer.special_strings import SpecialStrings
+
+# Called for every token of the vocabulary, while other threads import or serve.
+_token_to_piece = holding_gil("llama_token_to_piece")
+_attributes = holding_gil("llama_vocab_get_attr")
+_is_eog = holding_gil("llama_vocab_is_eog")
+
+
+class Vocabulary:
+    def __init__(self, handle: Any, pre_tokenizer: PreTokenizer) -> None:
+        self.handle = handle
+        self._pre_tokenizer = pre_tokenizer
+        self._own_stack_bytes = own_stack_bytes()
+        self._n_vocab: int = lib.llama_vocab_n_tokens(handle)
+        tokens = range(self._n_vocab)
+        hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        self._pieces = self._read_pieces()
+        self._visible = list(self._pieces)
+        self._controls: list[int] = []
+        user_defined: list[int] = []  # found in plain text as well
+        special: list[int] = []
+        for token in tokens:
+            attributes = _attributes(handle, token)
+            if attributes & hidden:
+                self._visible[token] = b""
+            if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
+                self._controls.append(token)
+            if attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+                user_defined.append(token)
+            if attributes & (hidden | lib.LLAMA_TOKEN_ATTR_USER_DEFINED):
+                special.append(token)
+        self._in_text = self._special_strings(user_defined)
+        self._in_prompt = self._special_strings(special)
+        self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
+
+    @property
+    def n_vocab(self) -> int:
+        return self._n_vocab
+
+    @property
+    def backtracks(self) -> bool:
+        """Tokenising some short texts takes a second already."""
+        return self._pre_tokenizer.backtracks
+
+    def pieces(self, *, control_mark: bytes) -> list[bytes]:
+        """Of every token, control tokens as the text they are written as behind a mark."""
+        pieces = list(self._pieces)
+        for token in self._controls:
+            pieces[token] = control_mark + pieces[token]
+        return pieces
+
+    @cached_property
+    def special_strings(self) -> tuple[str, ...]:
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in self._controls}
+        return tuple(sorted(texts - {""}))
+
+    @cached_property
+    def end_strings(self) -> tuple[str, ...]:
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in self.eog_tokens}
+        return tuple(sorted(texts - {""}))
+
+    @cached_property
+    def bos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_bos(self.handle))
+
+    @cached_property
+    def eos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_eos(self.handle))
+
+    @cached_property
+    def bos_token(self) -> int | None:
+        token: int = lib.llama_vocab_bos(self.handle)
+        return token if token >= 0 and lib.llama_vocab_get_add_bos(self.handle) else None
+
+    @cached_property
+    def added_eos_token(self) -> int | None:
+        """The token that ends every text of an embedding model, or None if it wants none."""
+        token: int = lib.llama_vocab_eos(self.handle)
+        return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        self._pre_tokenizer.check_time(text)  # of the whole, before it is cut
+        special = self._in_prompt if parse_special else self._in_text
+        tokens: list[int] = []
+        for part in special.parts(text):
+            tokens += self._tokenize(part, parse_special=parse_special)
+        return tokens
+
+    def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        # A token is one byte or more, but for the space some vocabularies put in front.
+        capacity = len(data) + 2
+        tokens = (ctypes.c_int32 * capacity)()
+        add_special = False
+        count = self.with_stack_for(
+            text,
+            lambda: lib.llama_tokenize(
+                self.handle, data, len(data), tokens, capacity, add_special, parse_special
+            ),
+        )
+        assert count >= 0, f"llama_tokenize wants {-count} places for {len(data)} bytes"
+        return tokens[:count]
+
+    def with_stack_for(self, text: str, call: Callable[[], int]) -> int:
+        """Make the call, which tokenises the text, where its recursion has room.
+
+        Raise InvalidRequest for a text that takes too much stack or time.
+        """
+        self._pre_tokenizer.check_time(text)
+        needed = self._pre_tokenizer.stack_bytes(text)
+        if needed <= self._own_stack_bytes:
+            return call()
+        try:
+            return call_with_stack(call, needed)
+        except MemoryError as error:
+            raise InvalidRequest(
+                f"Tokenising this text may take {needed // 2**20:,} MiB of memory, more than this"
+                " server has. Break up its longest run of characters with spaces or line breaks."
+            ) from error
+
+    def tokenize_bytes(self, data: bytes) -> list[int] | None:
+        """One token for each byte, also where they are no characters; None: one has no token."""
+        try:
+            return [self._byte_tokens[byte] for byte in data]
+        except KeyError:
+            return None
+
+    def piece(self, token: int) -> bytes:
+        return self._visible[token]
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
+        pieces = self._pieces if render_special else self._visible
+        return b"".join([pieces[token] for token in tokens])
+
+    @cached_property
+    def _byte_tokens(self) -> dict[int, int]:
+        return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
+
+    def _special_text(self, token: int) -> str:
+        return self._pieces[token].decode() if token >= 0 else ""
+
+    def _special_strings(self, tokens: Sequence[int]) -> SpecialStrings:
+        texts = {
+            t: lib.llama_vocab_get_text(self.handle, t).decode("utf-8", "replace") for t in tokens
+        }
+        # Beside some, llama.cpp drops white space: what may be dropped must stay in one call.
+        stripping = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
+        strips = {t for t in tokens if _attributes(self.handle, t) & stripping}
+        cuttable = [
+            text
+            for token, text in texts.items()
+            if token not in strips and not (strips and text != text.strip())
+        ]
+        return SpecialStrings(texts.values(), cuttable=cuttable)
+
+    def _read_pieces(self) -> list[bytes]:
+        buffer = ctypes.create_string_buffer(64)
+        render_special = True
+        pieces = []
+        for token in range(self._n_vocab):
+            length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
+            pieces.append(ctypes.string_at(buffer, length))
+        return pieces

@@ -1,0 +1,1 @@
+"""Which models are served, and what each of them needs to answer."""

@@ -1,0 +1,243 @@
+"""One model with all that it takes to answer: weights, engine, template, turns, its card."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from rekindle.cache.fingerprint import Identity
+from rekindle.chat.accounts.accounts import Accounts
+from rekindle.chat.responder import Responder
+from rekindle.chat.rewarm import Rewarmer
+from rekindle.config import EngineSettings, Settings
+from rekindle.engine.handle import EngineHandle
+from rekindle.errors import ShuttingDown
+from rekindle.generation.model_state import StateTraits
+from rekindle.generation.status import EngineStatus
+from rekindle.generation.tokenizer import Tokenizer
+from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.embedder import LlamaEmbedder
+from rekindle.llama.library import STATE_VERSION
+from rekindle.llama.model import Model, ModelFacts
+from rekindle.llama.threads import physical_cores
+from rekindle.models.card import ModelCard
+from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.source import ModelFile
+from rekindle.models.stores import ModelStores
+from rekindle.observe.request_record import Observer
+
+# How long one thread may keep another from the GIL. Python's default of 5 ms is half a decode
+# step of a small model.
+SWITCH_SECONDS = 0.0005
+# While llama.cpp reads a file it tells a thousand times what it does, and waits each time.
+OPENING_SWITCH_SECONDS = 0.00002
+
+OpenedModel = Future[Model]
+
+
+class ClosableTokenizer:
+    """A vocabulary that can be taken away while threads still ask it.
+
+    Work in a thread goes on when whoever waits for it has gone, also past the last lease.
+    """
+
+    def __init__(self, vocabulary: Tokenizer) -> None:
+        self._vocabulary = vocabulary
+        # Looked up here once: none of them may ask llama.cpp later.
+        self.n_vocab = vocabulary.n_vocab
+        self.special_strings = vocabulary.special_strings
+        self.end_strings = vocabulary.end_strings
+        self.bos_text = vocabulary.bos_text
+        self.eos_text = vocabulary.eos_text
+        self.bos_token = vocabulary.bos_token
+        self.piece = vocabulary.piece
+        self._n_asking = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        with self._changed:
+            if self._is_closed:
+                raise ShuttingDown("The model was unloaded.")
+            self._n_asking += 1
+        try:
+            return self._vocabulary.tokenize(text, parse_special=parse_special)
+        finally:
+            with self._changed:
+                self._n_asking -= 1
+                self._changed.notify_all()
+
+    def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
+        return self._vocabulary.detokenize(tokens, render_special=render_special)
+
+    def close(self) -> None:
+        """Waits for those that are asking."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: self._n_asking == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    card: ModelCard
+    responder: Responder
+    engine: EngineHandle
+    model: Model
+    tokenizer: ClosableTokenizer
+    stores: ModelStores
+    n_cells: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Weights, and the rows of a full context."""
+        return self.card.size_bytes + self.stores.row_bytes * self.n_cells
+
+    def start(self) -> None:
+        self.engine.start()
+
+    def status(self) -> EngineStatus:
+        return self.engine.status()
+
+    async def shut_down(self, grace_seconds: float) -> None:
+        await self.engine.shut_down(grace_seconds)
+
+    def cut(self) -> None:
+        self.engine.cut()
+
+    def close(self) -> None:
+        """What its slots hold is stored first. Blocking."""
+        self.engine.close()
+        self.stores.close()
+        self.tokenizer.close()
+        self.model.close()
+
+
+def open_ahead(
+    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
+) -> OpenedModel:
+    """On a thread of its own: llama.cpp reads the weights while Python imports the rest of us."""
+    sys.setswitchinterval(OPENING_SWITCH_SECONDS)
+    executor = ThreadPoolExecutor(max_workers=1)
+    opened = executor.submit(_open, settings, file, on_progress)
+    executor.shutdown(wait=False)
+    return opened
+
+
+def _open(
+    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool] | None
+) -> Model:
+    return Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
+
+
+def load(
+    settings: Settings,
+    file: ModelFile,
+    name: str,
+    stores: ModelStores,
+    accounts: Accounts,
+    on_load_progress: Callable[[float], bool] | None = None,
+    on_digest_progress: Callable[[int, int], None] | None = None,
+    *,
+    opened: OpenedModel | None = None,
+    observers: Sequence[Observer] = (),
+) -> LoadedModel:
+    """Blocking. Raises StartupError. `opened`: somebody has begun to read the file."""
+    weights = stores.weights(file, on_digest_progress)
+    model = opened.result() if opened else _open(settings, file, on_load_progress)
+    try:
+        return _assemble(settings, file, name, stores, accounts, weights, model, observers)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _assemble(
+    settings: Settings,
+    file: ModelFile,
+    name: str,
+    stores: ModelStores,
+    accounts: Accounts,
+    weights: str,
+    model: Model,
+    observers: Sequence[Observer],
+) -> LoadedModel:
+    vocabulary = model.vocabulary
+    tokenizer = ClosableTokenizer(vocabulary)
+    params = _context_params(settings.engine, model)
+    backend = LlamaBackend(model, params)
+    engine = EngineHandle(
+        backend,
+        partial(stores.open_cache, partial(_identity, weights, model.facts, params)),
+        queue_size=settings.engine.queue_size,
+        embedder=LlamaEmbedder(
+            model,
+            max_cells=params.n_cells,
+            n_threads=params.n_threads,
+            flash_attn=params.flash_attn,
+        ),
+    )
+    chat = set_up_chat(settings, tokenizer, model.facts.chat_template, stores.open_turns(weights))
+    responder = Responder(
+        engine,
+        tokenizer,
+        chat.prompts,
+        chat.dialect,
+        model.facts.default_sampling,
+        default_cache_prompt=settings.cache.cache_prompt,
+        default_overflow=settings.chat.overflow,
+        rewarmer=Rewarmer(engine, chat.prompts) if settings.chat.rewarm else None,
+        embedding_end_token=vocabulary.added_eos_token,
+        model=name,
+        accounts=accounts,
+        observers=observers,
+    )
+    card = ModelCard(
+        id=name,
+        path=str(file.path),
+        created=int(time.time()),
+        n_ctx=backend.n_ctx,
+        n_ctx_train=model.facts.n_ctx_train,
+        n_vocab=tokenizer.n_vocab,
+        n_params=model.facts.n_params,
+        size_bytes=model.facts.size_bytes,
+        architecture=model.facts.architecture,
+        quantization=model.facts.quantization,
+        chat_template=chat.template_source,
+        bos_text=tokenizer.bos_text,
+        eos_text=tokenizer.eos_text,
+    )
+    return LoadedModel(card, responder, engine, model, tokenizer, stores, params.n_cells)
+
+
+def _context_params(settings: EngineSettings, model: Model) -> ContextParams:
+    return ContextParams(
+        n_cells=settings.ctx_size or model.facts.n_ctx_train,
+        n_slots=settings.parallel,
+        n_batch=settings.batch_size,
+        n_ubatch=settings.ubatch_size,
+        n_threads=settings.threads or physical_cores(),
+        flash_attn=settings.flash_attn.value,
+        type_k=settings.cache_type_k.value,
+        type_v=settings.cache_type_v.value,
+        swa_full=settings.swa_full,
+    )
+
+
+def _identity(
+    weights: str, facts: ModelFacts, params: ContextParams, traits: StateTraits
+) -> Identity:
+    return Identity(
+        weights=weights,
+        model_class=traits.model_class,
+        type_k=params.type_k,
+        type_v=params.type_v,
+        flash_attn=params.flash_attn,
+        swa_full=params.swa_full,
+        rope_n_ctx=params.n_cells if facts.rope_depends_on_n_ctx else None,
+        attn_rot_disable=os.environ.get("LLAMA_ATTN_ROT_DISABLE"),
+        state_version=STATE_VERSION,
+    )

@@ -1,0 +1,215 @@
+"""One model behind vLLM servers, with all that it takes to answer: tokenizer, template, turns."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from rekindle.chat.accounts.accounts import Accounts
+from rekindle.chat.responder import Responder
+from rekindle.config import Settings
+from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
+from rekindle.generation.status import EngineStatus
+from rekindle.models.card import ModelCard
+from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.stores import ModelStores
+from rekindle.observe.request_record import Observer
+from rekindle.vllm.engine import VllmEngine
+from rekindle.vllm.fleet import Fleet, check_same
+from rekindle.vllm.hf_folder import HfFolder, read_folder
+from rekindle.vllm.hf_tokenizer import HfTokenizer
+from rekindle.vllm.upstream import FIRST_BYTE_SECONDS, ProbeTerms, Served, Upstream
+
+KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
+PROBE_TEXT = "One, two,"
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSource:
+    """Servers that were asked what they serve, and the folder that knows their tokens."""
+
+    upstreams: tuple[Upstream, ...]
+    served: Served
+    folder: HfFolder
+
+    @property
+    def name(self) -> str:
+        return Path(self.served.model).name
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamModel:
+    card: ModelCard
+    responder: Responder
+    engine: VllmEngine
+    stores: ModelStores
+
+    @property
+    def n_bytes(self) -> int:
+        """Here: next to nothing."""
+        return 0
+
+    def start(self) -> None:
+        self.engine.start()
+
+    def status(self) -> EngineStatus:
+        return self.engine.status()
+
+    async def shut_down(self, grace_seconds: float) -> None:
+        await self.engine.shut_down(grace_seconds)
+
+    def cut(self) -> None:
+        self.engine.cut()
+
+    def close(self) -> None:
+        self.stores.close()
+
+
+def find_upstreams(settings: Settings) -> UpstreamSource:
+    """Blocking, where no event loop runs. Raises StartupError."""
+    urls = settings.engine.upstream
+    if not urls:
+        raise StartupError("--engine vllm needs --upstream with the base URL of a vLLM server.")
+    if settings.model.models or settings.model.models_dir:
+        raise StartupError("--models and --models-dir are not for --engine vllm.")
+    for url in urls:
+        if not _is_http(url):
+            raise StartupError(f"--upstream {url} is not an http:// or https:// URL.")
+    upstreams = tuple(Upstream(url, api_key=os.environ.get(KEY_VARIABLE)) for url in urls)
+    served = asyncio.run(_find_model(upstreams))
+    if settings.engine.ctx_size:
+        served = replace(served, n_ctx=min(served.n_ctx, settings.engine.ctx_size))
+    return UpstreamSource(upstreams, served, _folder(settings.model.model, served))
+
+
+def load_upstream(
+    settings: Settings,
+    source: UpstreamSource,
+    name: str,
+    stores: ModelStores,
+    accounts: Accounts,
+    *,
+    observers: Sequence[Observer] = (),
+) -> UpstreamModel:
+    """Blocking, where no event loop runs. Raises StartupError."""
+    folder, served = source.folder, source.served
+    tokenizer = HfTokenizer(folder)
+    terms = ProbeTerms(
+        prompt=tokenizer.tokenize(PROBE_TEXT, parse_special=False),
+        n_vocab=tokenizer.n_vocab,
+        end_tokens=tokenizer.end_tokens,
+    )
+    asyncio.run(_probe(source, terms))
+    engine = VllmEngine(
+        Fleet(source.upstreams, served, terms, n_each=settings.engine.parallel),
+        n_vocab=tokenizer.n_vocab,
+        end_tokens=tokenizer.end_tokens,
+        queue_size=settings.engine.queue_size,
+        first_byte_seconds=FIRST_BYTE_SECONDS,
+    )
+    chat = set_up_chat(
+        settings,
+        tokenizer,
+        folder.chat_template,
+        stores.open_turns(folder.digest(served.model)),
+    )
+    responder = Responder(
+        engine,
+        tokenizer,
+        chat.prompts,
+        chat.dialect,
+        folder.default_sampling,
+        default_cache_prompt=settings.cache.cache_prompt,
+        default_overflow=settings.chat.overflow,
+        rewarmer=None,  # vLLM knows no work that makes way for all other
+        model=name,
+        accounts=accounts,
+        observers=observers,
+    )
+    card = ModelCard(
+        id=name,
+        path=str(folder.path),
+        created=int(time.time()),
+        n_ctx=served.n_ctx,
+        n_ctx_train=folder.n_ctx_train or served.n_ctx,
+        n_vocab=tokenizer.n_vocab,
+        n_params=0,
+        size_bytes=0,
+        architecture=folder.architecture,
+        quantization="",
+        chat_template=chat.template_source,
+        bos_text=tokenizer.bos_text,
+        eos_text=tokenizer.eos_text,
+    )
+    return UpstreamModel(card, responder, engine, stores)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        return httpx.URL(url).scheme in ("http", "https")
+    except httpx.InvalidURL:
+        return False
+
+
+async def _find_model(upstreams: Sequence[Upstream]) -> Served:
+    """One that all who answer have; their shortest context."""
+    async with httpx.AsyncClient() as client:
+        found = await asyncio.gather(
+            *(each.find_model(client) for each in upstreams), return_exceptions=True
+        )
+    answers: list[tuple[Upstream, Served]] = []
+    for upstream, outcome in zip(upstreams, found, strict=True):
+        if isinstance(outcome, Served):
+            answers.append((upstream, outcome))
+        elif isinstance(outcome, RekindleError):
+            upstream.trouble = outcome.message
+        else:
+            raise outcome
+    if not answers:
+        raise UpstreamsAway(_nobody(upstreams))
+    served = min((served for _, served in answers), key=lambda each: each.n_ctx)
+    try:
+        for upstream, answer in answers:
+            check_same(upstream, answer, served)
+    except UpstreamFailed as error:
+        raise StartupError(error.message) from error
+    return served
+
+
+async def _probe(source: UpstreamSource, terms: ProbeTerms) -> None:
+    answering = [each for each in source.upstreams if each.served is not None]
+    async with httpx.AsyncClient() as client:
+        outcomes = await asyncio.gather(
+            *(each.probe(client, terms) for each in answering), return_exceptions=True
+        )
+    for upstream, outcome in zip(answering, outcomes, strict=True):
+        if isinstance(outcome, RekindleError):
+            upstream.trouble = outcome.message
+        elif outcome is not None:
+            raise outcome
+    if all(each.trouble for each in source.upstreams):
+        raise UpstreamsAway(_nobody(source.upstreams))
+
+
+def _nobody(upstreams: Sequence[Upstream]) -> str:
+    return "No upstream can be used. " + " ".join(each.trouble or "" for each in upstreams)
+
+
+def _folder(setting: str | None, served: Served) -> HfFolder:
+    if setting is not None:
+        return read_folder(Path(setting).expanduser())
+    if served.root and (root := Path(served.root)).is_dir():
+        return read_folder(root)
+    raise StartupError(
+        f"The tokenizer of {served.model} is needed here: pass as MODEL a folder with its"
+        " tokenizer.json, tokenizer_config.json and generation_config.json. vLLM's own"
+        " /tokenize cannot keep a client's text from becoming control tokens."
+    )

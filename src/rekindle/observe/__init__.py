@@ -1,0 +1,1 @@
+"""Metrics, the trace, OpenTelemetry spans: what became of each request."""

@@ -1,0 +1,166 @@
+"""Spans for OpenTelemetry: one per reply, and within it what the time went to.
+
+The packages are optional and imported only where spans are wanted. Names are those of the
+semantic conventions for generative AI, written out: the package with them is not stable.
+"""
+
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rekindle import __version__
+from rekindle.errors import StartupError
+from rekindle.observe.request_record import Observer, RequestRecord
+from rekindle.observe.trace import sent_request
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+_log = logging.getLogger("rekindle.observe.otel")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
+MISSING = "Spans need packages that are not installed: pip install 'rekindle[otel]'."
+CLOSE_SECONDS = 5.0  # picked
+OPERATIONS = {"/v1/completions": "text_completion", "/completion": "text_completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a reply's time; seconds since the epoch."""
+
+    name: str
+    began_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSender:
+    observe: Observer
+    close: Callable[[], None]
+
+
+def is_wanted(*, asked_for: bool) -> bool:
+    return asked_for or any(os.environ.get(name) for name in ENDPOINTS)
+
+
+def span_sender(*, asked_for: bool) -> SpanSender | None:
+    """None: nobody wants spans, or they cannot be had. Raises StartupError where `asked_for`."""
+    if not is_wanted(asked_for=asked_for):
+        return None
+    if not all(map(_is_installed, PACKAGES)):
+        if asked_for:
+            raise StartupError(MISSING)
+        _log.warning("%s", MISSING)  # the variable may be there for other programs
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = new_provider()
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return SpanSender(observer(provider), lambda: shut_down(provider))
+
+
+def new_provider() -> "TracerProvider":
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    ours = Resource({"service.name": "rekindle", "service.version": __version__})
+    resource = ours.merge(OTELResourceDetector().detect())
+    return TracerProvider(resource=resource, shutdown_on_exit=False)
+
+
+def shut_down(provider: "TracerProvider") -> None:
+    """Sends what waits, for a while: the SDK alone tries half a minute where nobody listens."""
+    sending = threading.Thread(target=provider.shutdown, name="otel-shutdown", daemon=True)
+    sending.start()
+    sending.join(CLOSE_SECONDS)
+
+
+def observer(provider: "TracerProvider") -> Observer:
+    tracer = provider.get_tracer("rekindle", __version__)
+    return lambda record: _send(tracer, record)
+
+
+def phases_of(record: RequestRecord) -> Iterator[Phase]:
+    """In order. What a reply never came to has none."""
+    handed_over = record.started_at
+    yield Phase("render", handed_over - record.build_seconds, handed_over)
+    if not record.is_evaluated:
+        return
+    at = handed_over
+    for name, seconds in (
+        ("queue", record.queue_seconds),
+        ("restore", record.restore_seconds),
+        ("prefill", record.prefill_seconds),
+    ):
+        if seconds > 0:
+            yield Phase(name, at, at + seconds)
+            at += seconds
+    if record.first_token_seconds is not None:
+        first = handed_over + record.first_token_seconds
+        yield Phase("decode", first, first + record.decode_seconds)
+
+
+def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": OPERATIONS.get(path or "", "chat"),
+        "gen_ai.provider.name": "rekindle",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+        "gen_ai.response.id": record.id,
+        "gen_ai.response.finish_reasons": (record.finish.partition(":")[0],),
+        "gen_ai.conversation.id": record.session,
+        "gen_ai.usage.input_tokens": record.n_prompt,
+        "gen_ai.usage.output_tokens": record.n_generated,
+        "gen_ai.usage.cache_read.input_tokens": record.n_cached,
+        "rekindle.prefilled_tokens": record.n_prefilled,
+        "rekindle.prefilled_twice_tokens": record.n_twice,
+        "rekindle.remembered_turns": record.n_remembered_turns,
+    }
+    for source in {span.source for span in record.spans}:
+        n_tokens = sum(span.stop - span.start for span in record.spans if span.source is source)
+        attributes[f"rekindle.cached_tokens.{source.value}"] = n_tokens
+    if record.miss is not None:  # without its texts, which are the client's
+        attributes["rekindle.miss.reason"] = record.miss.reason.value
+        attributes["rekindle.miss.tokens_lost"] = record.miss.tokens_lost
+    return attributes
+
+
+def _send(tracer: "Tracer", record: RequestRecord) -> None:
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    sent = sent_request.get()
+    caller = {"traceparent": sent.traceparent} if sent and sent.traceparent else {}
+    attributes = attributes_of(record, sent.path if sent else None)
+    root = tracer.start_span(
+        f"{attributes['gen_ai.operation.name']} {record.model}",
+        context=TraceContextTextMapPropagator().extract(caller),
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        start_time=_ns(record.started_at - record.build_seconds),
+    )
+    within = set_span_in_context(root)
+    for phase in phases_of(record):
+        child = tracer.start_span(phase.name, context=within, start_time=_ns(phase.began_at))
+        child.end(_ns(phase.ended_at))
+    if record.finish.startswith("failed"):
+        root.set_status(Status(StatusCode.ERROR, record.finish))
+    root.end(_ns(record.started_at + record.total_seconds))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is part of
+        return False
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

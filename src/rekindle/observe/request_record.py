@@ -1,0 +1,75 @@
+"""What became of one reply: the value that the log, the metrics, the trace and the page share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rekindle.generation.events import CachedSpan
+from rekindle.generation.request import Rank
+
+
+class MissReason(StrEnum):
+    FIRST_REQUEST = "first_request"
+    EVICTED = "evicted"
+    OTHER_MODEL = "other_model"
+    TEXT_CHANGED = "text_changed"
+    TOOLS_CHANGED = "tools_changed"
+    SYSTEM_CHANGED = "system_changed"
+    TEMPLATE_REWROTE_TURN = "template_rewrote_turn"
+    CACHE_OFF = "cache_off"
+    RECOMPUTE_FASTER = "recompute_faster"
+    NO_CHECKPOINT = "no_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    reason: MissReason
+    message: int | None = None  # which one changed
+    part: str | None = None  # text, tool_call, tool_result, reasoning; the name of a tool
+    before: str = ""  # what stands in front of the first difference
+    expected: str = ""
+    got: str = ""
+    tokens_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    id: str
+    model: str
+    namespace: str
+    session: str
+    rank: Rank
+    started_at: float  # seconds since the epoch
+    n_prompt: int
+    is_evaluated: bool  # all of the prompt; otherwise it ended before
+    spans: tuple[CachedSpan, ...]  # what of the prompt was not computed, and where it was
+    n_generated: int
+    n_twice: int  # prompt tokens that were computed though they had been before
+    n_remembered_turns: int
+    n_dropped_messages: int
+    miss: Miss | None
+    build_seconds: float  # to render and tokenise the prompt
+    queue_seconds: float
+    restore_seconds: float
+    prefill_seconds: float
+    first_token_seconds: float | None  # since it was handed to the engine; None: there was none
+    decode_seconds: float  # from the first token to the last
+    total_seconds: float
+    finish: str  # stop, length, tool_calls, cancelled, or failed: and why
+    prompt_text: str  # what the model saw; nobody writes it down unasked
+
+    @property
+    def n_cached(self) -> int:
+        return self.spans[-1].stop if self.spans else 0
+
+    @property
+    def n_prefilled(self) -> int:
+        return self.n_prompt - self.n_cached if self.is_evaluated else 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of those after the first one."""
+        return (self.n_generated - 1) / self.decode_seconds if self.decode_seconds > 0 else None
+
+
+Observer = Callable[[RequestRecord], None]  # called on the event loop, and quick

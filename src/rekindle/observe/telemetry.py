@@ -1,0 +1,368 @@
+"""The server's own counters, in a Prometheus registry that belongs to one server.
+
+Written from the event loop only; what the engine counts is read when someone looks. Every label
+has a bounded set of values.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.observe.request_record import MissReason, RequestRecord
+
+MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
+OTHER = "other"
+FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
+
+FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
+# Seconds; from what nobody notices to what everybody gives up on. Picked.
+WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "rekindle_http_requests",
+            "Requests answered, by route and status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._in_flight = Gauge(
+            "rekindle_http_requests_in_flight",
+            "Requests being answered now.",
+            registry=self._registry,
+        )
+        self._prompt_tokens = Counter(
+            "rekindle_prompt_tokens",
+            "Prompt tokens of all complete replies.",
+            registry=self._registry,
+        )
+        self._generated_tokens = Counter(
+            "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
+        )
+        self._remembered_turns = Counter(
+            "rekindle_remembered_turns",
+            "Earlier replies that kept their sampled tokens in a prompt.",
+            registry=self._registry,
+        )
+        self._ignored_fields = Counter(
+            "rekindle_ignored_fields",
+            "Request fields that this server does not know, by name.",
+            ["field"],
+            registry=self._registry,
+        )
+        self._field_names: set[str] = set()
+        self._replies = _Replies(self._registry)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Counts a reply that has ended."""
+        self._replies.count(record)
+
+    def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
+        """Shows how many lines were written, and how many dropped."""
+        self._registry.register(_TraceCollector(counts))
+
+    def watch(self, status: Callable[[], EngineStatus]) -> None:
+        """Shows the engines' numbers, too."""
+        self._registry.register(_EngineCollector(status))
+
+    def request_began(self) -> None:
+        self._in_flight.inc()
+
+    def request_ended(self, *, route: str, status: int) -> None:
+        self._in_flight.dec()
+        self._requests.labels(route=route, status=str(status)).inc()
+
+    def count_reply(self, *, n_prompt: int, n_generated: int, n_remembered_turns: int) -> None:
+        self._prompt_tokens.inc(n_prompt)
+        self._generated_tokens.inc(n_generated)
+        self._remembered_turns.inc(n_remembered_turns)
+
+    def count_ignored_field(self, name: str) -> None:
+        self._ignored_fields.labels(field=self._bounded(name)).inc()
+
+    def render(self) -> bytes:
+        """The text exposition format that `GET /metrics` serves."""
+        return generate_latest(self._registry)
+
+    def _bounded(self, name: str) -> str:
+        if name in self._field_names:
+            return name
+        if len(self._field_names) == MAX_FIELD_NAMES or not FIELD_NAME.fullmatch(name):
+            return OTHER
+        self._field_names.add(name)
+        return name
+
+
+class _Replies:
+    """What the records of replies add up to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "rekindle_replies", "Replies that ended, by how.", ["finish"], registry=registry
+        )
+        self._twice = Counter(
+            "rekindle_prompt_tokens_prefilled_twice",
+            "Prompt tokens computed that this process had computed before.",
+            registry=registry,
+        )
+        self._misses = Counter(
+            "rekindle_misses",
+            "Prompts that found less than an earlier one had left, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._lost = Counter(
+            "rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"], registry=registry
+        )
+        for finish in FINISHES:
+            self._ended.labels(finish=finish)
+        for reason in MissReason:
+            self._misses.labels(reason=reason.value)
+            self._lost.labels(reason=reason.value)
+        self._decode_tokens = Counter(
+            "rekindle_decode_tokens", "Tokens sampled after each reply's first.", registry=registry
+        )
+        self._decode_seconds = Counter(
+            "rekindle_decode_seconds",
+            "From each reply's first token to its last.",
+            registry=registry,
+        )
+        self._build = _waits("rekindle_render_seconds", "To render and tokenise.", registry)
+        self._queue = _waits("rekindle_queue_seconds", "Waiting for a slot.", registry)
+        self._restore = _waits("rekindle_restore_seconds", "Bringing stored rows back.", registry)
+        self._prefill = _waits("rekindle_prefill_seconds", "Computing the prompt.", registry)
+        self._first_token = _waits("rekindle_first_token_seconds", "To the first token.", registry)
+        self._total = _waits("rekindle_reply_seconds", "To the end of the reply.", registry)
+        self._pace = Histogram(
+            "rekindle_inter_token_seconds",
+            "Between two tokens: the mean of each reply.",
+            buckets=PACES,
+            registry=registry,
+        )
+
+    def count(self, record: RequestRecord) -> None:
+        finish = record.finish.partition(":")[0]
+        self._ended.labels(finish=finish if finish in FINISHES else OTHER).inc()
+        self._total.observe(record.total_seconds)
+        self._build.observe(record.build_seconds)
+        if record.is_evaluated:
+            self._twice.inc(record.n_twice)
+            self._queue.observe(record.queue_seconds)
+            self._prefill.observe(record.prefill_seconds)
+            if record.restore_seconds > 0:
+                self._restore.observe(record.restore_seconds)
+        if record.miss is not None:
+            self._misses.labels(reason=record.miss.reason.value).inc()
+            self._lost.labels(reason=record.miss.reason.value).inc(record.miss.tokens_lost)
+        if record.first_token_seconds is not None:
+            self._first_token.observe(record.first_token_seconds)
+        if record.n_generated > 1:
+            self._decode_tokens.inc(record.n_generated - 1)
+            self._decode_seconds.inc(record.decode_seconds)
+            self._pace.observe(record.decode_seconds / (record.n_generated - 1))
+
+
+def _waits(name: str, about: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, about, buckets=WAITS, registry=registry)
+
+
+def total(
+    engines: Sequence[EngineStatus], caches: Sequence[CacheStatus], past: CacheCounters
+) -> EngineStatus:
+    """Of all models. What `past` ones have counted stays counted."""
+    return EngineStatus(
+        n_slots=sum(each.n_slots for each in engines),
+        n_running=sum(each.n_running for each in engines),
+        n_waiting=sum(each.n_waiting for each in engines),
+        max_waiting=sum(each.max_waiting for each in engines),
+        n_ctx=max((each.n_ctx for each in engines), default=0),
+        n_cells=sum(each.n_cells for each in engines),
+        n_cells_used=sum(each.n_cells_used for each in engines),
+        cache=_total_cache(caches, past) if caches or past != CacheCounters() else None,
+    )
+
+
+def sum_of(counters: Sequence[CacheCounters]) -> CacheCounters:
+    names = [each.name for each in fields(CacheCounters)]
+    return CacheCounters(**{name: sum(getattr(one, name) for one in counters) for name in names})
+
+
+def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheStatus:
+    tiers: dict[CacheSource, list[TierStatus]] = {}
+    for cache in caches:
+        for tier in cache.tiers:
+            tiers.setdefault(tier.name, []).append(tier)
+    return CacheStatus(
+        model_class="",
+        off_because=None,
+        tiers=tuple(_total_tier(name, parts) for name, parts in tiers.items()),
+        counters=sum_of([past, *(cache.counters for cache in caches)]),
+    )
+
+
+def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
+    # Memory is divided among the models; on disk, each counts all of them.
+    joined = max if name is CacheSource.DISK else sum
+    return TierStatus(
+        name=name,
+        n_entries=sum(part.n_entries for part in parts),
+        n_bytes=joined([part.n_bytes for part in parts]),
+        budget_bytes=joined([part.budget_bytes for part in parts]),
+        trouble=next((part.trouble for part in parts if part.trouble is not None), None),
+        directory=parts[0].directory,
+    )
+
+
+class _EngineCollector(Collector):
+    """Asks the engine once per look, so that its numbers belong together."""
+
+    def __init__(self, status: Callable[[], EngineStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        gauge = GaugeMetricFamily
+        yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
+        yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
+        yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
+        yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
+        yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
+        if status.cache is not None:
+            yield from _tier_metrics(status.cache.tiers)
+            yield from _cache_counters(status.cache.counters)
+            yield from _shared_counters(status.cache.counters)
+
+
+class _TraceCollector(Collector):
+    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        n_written, n_dropped = self._counts()
+        yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
+        yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
+
+
+def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
+    entries = GaugeMetricFamily("rekindle_cache_entries", "Entries of this model.", labels=["tier"])
+    used = GaugeMetricFamily("rekindle_cache_bytes", "Bytes taken.", labels=["tier"])
+    budget = GaugeMetricFamily(
+        "rekindle_cache_budget_bytes", "Most bytes that may be taken.", labels=["tier"]
+    )
+    for tier in tiers:
+        entries.add_metric([tier.name], tier.n_entries)
+        if tier.name is CacheSource.SHARED:
+            # Others store there, too: nobody here knows its bytes.
+            is_up = int(tier.trouble is None)
+            yield GaugeMetricFamily("rekindle_shared_store_up", "1: it answers; 0: not.", is_up)
+        else:
+            used.add_metric([tier.name], tier.n_bytes)
+            budget.add_metric([tier.name], tier.budget_bytes)
+    yield from (entries, used, budget)
+
+
+def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
+    reused = CounterMetricFamily(
+        "rekindle_prompt_tokens_reused",
+        "Prompt tokens taken from the cache, by where they were.",
+        labels=["source"],
+    )
+    reused.add_metric([CacheSource.LIVE], counted.live_tokens)
+    reused.add_metric([CacheSource.MEMORY], counted.memory_tokens)
+    reused.add_metric([CacheSource.DISK], counted.disk_tokens)
+    reused.add_metric([CacheSource.SHARED], counted.shared_tokens)
+    reused.add_metric([CacheSource.UPSTREAM], counted.upstream_tokens)
+    evictions = CounterMetricFamily(
+        "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
+    )
+    evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
+    evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
+    drops = CounterMetricFamily(
+        "rekindle_cache_drops", "Entries dropped for another reason than room.", labels=["reason"]
+    )
+    drops.add_metric(["covered"], counted.covered)
+    drops.add_metric(["thinned"], counted.thinned)
+    drops.add_metric(["deleted"], counted.deleted)
+    yield from (reused, evictions, drops)
+    yield from _moved_bytes(counted)
+    for name, about, value in (
+        ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
+        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
+        ("rekindle_cache_vanished", "Entries missed on disk.", counted.vanished),
+        ("rekindle_cache_writes", "Entries written to disk.", counted.writes),
+        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.written_bytes),
+        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.read_bytes),
+        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", counted.writes_refused),
+        ("rekindle_cache_writes_failed", "Writes that failed.", counted.writes_failed),
+        ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
+        ("rekindle_steps", "Batches computed.", counted.steps),
+        ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
+    ):
+        yield CounterMetricFamily(name, about, value)
+
+
+def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
+    for name, about, memory, disk, shared in (
+        (
+            "rekindle_cache_restored_bytes",
+            "Bytes brought back: from disk or the shared store into memory, from memory to a slot.",
+            counted.put_bytes,
+            counted.read_bytes,
+            counted.shared_read_bytes,
+        ),
+        (
+            "rekindle_cache_restore_seconds",
+            "Seconds that took.",
+            counted.put_microseconds / 1e6,
+            counted.read_microseconds / 1e6,
+            counted.shared_read_microseconds / 1e6,
+        ),
+        (
+            "rekindle_cache_saved_bytes",
+            "Bytes stored: from a slot into memory, from memory to disk or the shared store.",
+            counted.saved_bytes,
+            counted.written_bytes,
+            counted.shared_written_bytes,
+        ),
+        (
+            "rekindle_cache_save_seconds",
+            "Seconds that took.",
+            counted.save_microseconds / 1e6,
+            counted.write_microseconds / 1e6,
+            counted.shared_write_microseconds / 1e6,
+        ),
+    ):
+        family = CounterMetricFamily(name, about, labels=["tier"])
+        family.add_metric([CacheSource.MEMORY], memory)
+        family.add_metric([CacheSource.DISK], disk)
+        family.add_metric([CacheSource.SHARED], shared)
+        yield family
+
+
+def _shared_counters(counted: CacheCounters) -> Iterator[Metric]:
+    for name, about, value in (
+        ("probes", "Prompts looked up there.", counted.shared_probes),
+        ("probes_failed", "Look-ups without an answer in time.", counted.shared_probes_failed),
+        ("writes", "Entries written there.", counted.shared_writes),
+        ("writes_refused", "Writes ruled out, or too many.", counted.shared_writes_refused),
+        ("writes_failed", "Writes that failed.", counted.shared_writes_failed),
+        ("vanished", "Entries missed there.", counted.shared_vanished),
+        ("quarantined", "Entries that failed a check.", counted.shared_quarantined),
+    ):
+        yield CounterMetricFamily(f"rekindle_shared_{name}", about, value)

@@ -1,0 +1,262 @@
+"""`--trace FILE`: one line of JSON per reply, written by a thread of its own.
+
+Whoever ends a reply hands over its record and goes on. Where the disk is too slow for what
+waits, lines are dropped and counted.
+"""
+
+import json
+import logging
+import os
+import stat
+import threading
+from collections import deque
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rekindle.errors import StartupError
+from rekindle.generation.request import Rank
+from rekindle.observe.request_record import Miss, RequestRecord
+
+_log = logging.getLogger("rekindle.observe.trace")
+
+MAX_WAITING_BYTES = 64 * 2**20  # of lines that are not written yet; picked
+LINE_BYTES = 4096  # that a line takes beside its prompt and its body; a guess on the high side
+CLOSE_SECONDS = 5.0  # for what waits, at the end; picked
+PRIVATE = 0o600
+CLASSES = {Rank.MAIN: "main", Rank.BACKGROUND: "background", Rank.EPHEMERAL: "ephemeral"}
+
+
+@dataclass(slots=True)
+class Sent:
+    """What a client sent, for whoever looks on when a reply to it ends."""
+
+    path: str
+    traceparent: str = ""
+    body: bytearray = field(default_factory=bytearray)
+
+    def take_body(self) -> bytearray:
+        """Once: of several replies to one request, the first to end has it."""
+        body, self.body = self.body, bytearray()
+        return body
+
+
+sent_request: ContextVar[Sent | None] = ContextVar("sent_request", default=None)
+
+
+class SentRequests:
+    """Middleware that keeps `sent_request`; the bytes of a body only where it `keeps_bodies`."""
+
+    def __init__(self, app: ASGIApp, *, keeps_bodies: bool) -> None:
+        self._app = app
+        self._keeps_bodies = keeps_bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        sent = Sent(scope["path"], headers.get(b"traceparent", b"").decode("latin-1"))
+
+        async def receive_and_keep() -> Message:
+            message = await receive()
+            sent.body += message.get("body", b"")
+            return message
+
+        sent_request.set(sent)
+        await self._app(scope, receive_and_keep if self._keeps_bodies else receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    record: RequestRecord
+    path: str | None
+    body: bytes | bytearray
+
+    @property
+    def n_bytes(self) -> int:
+        return LINE_BYTES + len(self.body) + len(self.record.prompt_text)
+
+
+class Trace:
+    """Raises StartupError where the file cannot be written."""
+
+    def __init__(self, path: Path, *, max_bytes: int, has_prompts: bool) -> None:
+        self._file = _File(path, max_bytes)
+        self._has_prompts = has_prompts
+        self._changed = threading.Condition()
+        self._waiting: deque[_Line] = deque()
+        self._waiting_bytes = 0
+        self._is_closing = False
+        self.n_written = 0
+        self.n_dropped = 0
+        self._thread = threading.Thread(target=self._work, name="trace-writer", daemon=True)
+        self._thread.start()
+
+    def observe(self, record: RequestRecord) -> None:
+        sent = sent_request.get()
+        body = sent.take_body() if sent else b""
+        line = _Line(record, sent.path if sent else None, body)
+        with self._changed:
+            if self._waiting and self._waiting_bytes + line.n_bytes > MAX_WAITING_BYTES:
+                self.n_dropped += 1
+                return
+            self._waiting.append(line)
+            self._waiting_bytes += line.n_bytes
+            self._changed.notify()
+
+    def counts(self) -> tuple[int, int]:
+        return self.n_written, self.n_dropped
+
+    def close(self) -> None:
+        """Writes what waits, for a while. Harmless when repeated."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        is_well = True
+        while (line := self._next()) is not None:
+            try:
+                self._file.write(self._encoded(line))
+            except Exception as error:  # one bad line must not end the trace
+                self.n_dropped += 1
+                if is_well:
+                    _log.warning("the trace cannot be written, and goes on without: %s", error)
+                is_well = False
+            else:
+                self.n_written += 1
+                is_well = True
+        self._file.close()
+
+    def _encoded(self, line: _Line) -> bytes:
+        return encode(line.record, line.path, line.body, has_prompt=self._has_prompts)
+
+    def _next(self) -> _Line | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._waiting:
+                return None
+            line = self._waiting.popleft()
+            self._waiting_bytes -= line.n_bytes
+            return line
+
+
+class _File:
+    """Appends whole lines; at its size it becomes FILE.1, and a new one begins."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._fd = -1
+        self._n_bytes = 0
+        self._can_rotate = False
+        self._is_torn = False  # its last line has no end
+        try:
+            self._open()
+        except OSError as error:
+            raise StartupError(f"The trace {path} cannot be written: {error.strerror}.") from error
+
+    def write(self, line: bytes) -> None:
+        if self._can_rotate and self._n_bytes and self._n_bytes + len(line) > self._max_bytes:
+            self._begin_anew()
+        data = memoryview(b"\n" + line if self._is_torn else line)
+        while data:
+            n_written = os.write(self._fd, data)
+            self._n_bytes += n_written
+            data = data[n_written:]
+            self._is_torn = bool(data)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _begin_anew(self) -> None:
+        full = self._fd
+        with suppress(FileNotFoundError):  # somebody took it away
+            os.replace(self._path, f"{self._path}.1")
+        self._open()
+        os.close(full)
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
+        self._is_torn = False
+        found = os.fstat(self._fd)
+        self._n_bytes = found.st_size
+        self._can_rotate = stat.S_ISREG(found.st_mode)
+        if not self._can_rotate:
+            return
+        self._path.chmod(PRIVATE)  # it may have been there before, open to all
+        if self._n_bytes:
+            os.lseek(self._fd, -1, os.SEEK_END)
+            self._is_torn = os.read(self._fd, 1) != b"\n"
+
+
+def encode(
+    record: RequestRecord, path: str | None, body: bytes | bytearray, *, has_prompt: bool
+) -> bytes:
+    """One line. The body is what the client sent, which was JSON, or there were no reply."""
+    content = _content(record, path)
+    if has_prompt:
+        content["prompt"] = record.prompt_text
+    line = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    if body:
+        # Within JSON a line break is white space, never part of a text.
+        one_line = body.replace(b"\n", b" ").replace(b"\r", b" ")
+        line = line[:-1] + b',"body":' + one_line + b"}"
+    return line + b"\n"
+
+
+def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
+    return {
+        "t": round(record.started_at, 6),
+        "t_end": round(record.started_at + record.total_seconds, 6),
+        "id": record.id,
+        "path": path,
+        "model": record.model,
+        "session": record.session,
+        "class": CLASSES[record.rank],
+        "namespace": record.namespace,  # a digest
+        "finish": record.finish,
+        "prompt_tokens": record.n_prompt,
+        "cached_tokens": record.n_cached,
+        "prefilled_tokens": record.n_prefilled,
+        "prefilled_twice_tokens": record.n_twice,
+        "generated_tokens": record.n_generated,
+        "sources": [
+            {"source": span.source.value, "start": span.start, "stop": span.stop}
+            for span in record.spans
+        ],
+        "remembered_turns": record.n_remembered_turns,
+        "dropped_messages": record.n_dropped_messages,
+        "miss": _miss(record.miss) if record.miss else None,
+        "ms": {
+            "render": _ms(record.build_seconds),
+            "queue": _ms(record.queue_seconds),
+            "restore": _ms(record.restore_seconds),
+            "prefill": _ms(record.prefill_seconds),
+            "first_token": _ms(record.first_token_seconds),
+            "decode": _ms(record.decode_seconds),
+            "total": _ms(record.total_seconds),
+        },
+    }
+
+
+def _miss(miss: Miss) -> dict[str, Any]:
+    return {
+        "reason": miss.reason.value,
+        "message": miss.message,
+        "part": miss.part,
+        "before": miss.before,
+        "expected": miss.expected,
+        "got": miss.got,
+        "tokens_lost": miss.tokens_lost,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

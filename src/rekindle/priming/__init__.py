@@ -1,0 +1,1 @@
+"""Prompts computed ahead of the request that needs them."""

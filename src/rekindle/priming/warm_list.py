@@ -1,0 +1,195 @@
+"""The warm list: files that a server primes when it starts, and again when they change.
+
+One asyncio task looks at the files every now and then, and primes one request at a time. The
+engine queues them like any other.
+"""
+
+import asyncio
+import glob
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from rekindle.errors import Overloaded
+from rekindle.priming.files import PrimeError, PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.priming.stream import Primed, outcome_of, refusal_in
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0  # picked
+OVERLOADED_STATUSES = (429, 529)  # OpenAI's and Anthropic's
+
+Send = Callable[[PrimeRequest], Awaitable[Primed]]  # raises PrimeError, or Overloaded: try later
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    mtime_ns: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A file as it was when it was primed; without a stamp: it was not there."""
+
+    stamp: _Stamp | None
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    path: Path
+    content: bytes
+
+
+class WarmList:
+    """`paths` are files, folders and globs; what they name is found anew in each round."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        send: Send,
+        poll_seconds: float = POLL_SECONDS,
+        *,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._send = send
+        self._poll_seconds = poll_seconds
+        self._sleep = sleep
+        self._seen: dict[Path, _Seen] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        assert self._task is None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="warm-list")
+
+    async def close(self) -> None:
+        """Ends a request that runs, too."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await self._prime_changes()
+            await self._sleep(self._poll_seconds)
+
+    async def _prime_changes(self) -> None:
+        found = await asyncio.to_thread(_expand, self._paths)
+        for gone in self._seen.keys() - set(found):
+            del self._seen[gone]
+        for path in found:
+            changed = await asyncio.to_thread(self._look_at, path)
+            if changed is not None:
+                await self._prime(changed)
+
+    def _look_at(self, path: Path) -> _Changed | None:
+        before = self._seen.get(path)
+        try:
+            status = path.stat()
+            stamp = _Stamp(status.st_mtime_ns, status.st_size)
+            if before is not None and before.stamp == stamp:
+                return None
+            content = path.read_bytes()
+        except OSError as error:
+            if before is None or before.stamp is not None:
+                _log.warning("warm list: %s cannot be read: %s", path, error.strerror)
+            self._seen[path] = _Seen(None, b"")
+            return None
+        digest = hashlib.blake2b(content).digest()
+        self._seen[path] = _Seen(stamp, digest)
+        if before is not None and before.digest == digest:
+            return None
+        return _Changed(path, content)
+
+    async def _prime(self, changed: _Changed) -> None:
+        try:
+            requests = await asyncio.to_thread(parse_prime_file, changed.path, changed.content)
+        except PrimeError as error:
+            _log.warning("warm list: %s", error.message)
+            return
+        for request in requests:
+            start = time.monotonic()
+            try:
+                primed = await self._send_when_there_is_room(request)
+            except PrimeError as error:
+                _log.warning("warm list: %s was not primed: %s", request.name, error.message)
+            except Exception:  # one file must not end the list
+                _log.exception("warm list: %s was not primed", request.name)
+            else:
+                _log.info(
+                    "warm list: %s primed tokens=%d cached=%d computed=%d seconds=%.2f",
+                    request.name,
+                    primed.n_tokens,
+                    primed.n_cached,
+                    primed.n_computed,
+                    time.monotonic() - start,
+                )
+
+    async def _send_when_there_is_room(self, request: PrimeRequest) -> Primed:
+        while True:
+            try:
+                return await self._send(request)
+            except Overloaded:
+                await self._sleep(self._poll_seconds)
+
+
+def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool = True) -> Send:
+    """Posts to the app in this process, as the client with this key.
+
+    `persist`: whether there is a disk to keep it on; without one the server would refuse.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def send(request: PrimeRequest) -> Primed:
+        import httpx  # takes a tenth of a second, and few servers have a warm list
+
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://rekindle", headers=headers, timeout=None
+        ) as client:
+            body = {**request.body, "persist": persist}
+            response = await client.post(request.path, json=body)
+        if response.is_error:
+            why = refusal_in(response.content, f"{response.status_code} {response.reason_phrase}")
+            if response.status_code in OVERLOADED_STATUSES:
+                seconds = int(response.headers.get("retry-after", 1))
+                raise Overloaded(why, retry_after_seconds=seconds)
+            raise PrimeError(why)
+        return outcome_of(response.text.split("\n"))
+
+    return send
+
+
+def _expand(entries: Sequence[str]) -> list[Path]:
+    """A name that stands for nothing yet is kept: its file may appear."""
+    files: dict[Path, None] = {}
+    for entry in entries:
+        pattern = Path(entry).expanduser()
+        named = [pattern]
+        if glob.has_magic(entry) and not pattern.exists():
+            named = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
+        for path in named:
+            files |= dict.fromkeys(_files_in(path) if path.is_dir() else [path])
+    return list(files)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        _log.warning("warm list: %s cannot be read: %s", folder, error.strerror)
+        return []
+    return [
+        path
+        for path in inside
+        if is_prime_file(path) and path.is_file() and not path.name.startswith(".")
+    ]

@@ -1,0 +1,316 @@
+"""The cache endpoints on a fake engine."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from pydantic import TypeAdapter
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from rekindle.api.body import parse_json
+from rekindle.api.cache.bodies import CacheDeleted, Lookup, SessionList, StoredList
+from rekindle.api.cache.routes import CacheApi
+from rekindle.api.cache.wire_format import Dialect, dialect_of
+from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.http.caller import namespace_of
+from rekindle.api.http.context import Desk
+from rekindle.api.models import Lease
+from rekindle.chat.accounts.sessions import Ledger, Sessions
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.config import NamespaceBy
+from rekindle.errors import RekindleError
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.request import Rank
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    Forecast,
+    StoredPrefix,
+    TierStatus,
+)
+from rekindle.observe.telemetry import Telemetry
+from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
+
+LIVE, MEMORY, DISK = CacheSource.LIVE, CacheSource.MEMORY, CacheSource.DISK
+STORED = StoredPrefix(
+    key="k1",
+    name="docs/v1",
+    session="ann",
+    rank=Rank.BACKGROUND,
+    n_tokens=300,
+    n_bytes=4096,
+    sources=(MEMORY, DISK),
+    hits=2,
+    used_at=1000.5,
+    pinned_until=None,
+)
+CACHE = CacheStatus(
+    model_class="dense",
+    off_because=None,
+    tiers=(TierStatus(name=MEMORY, n_entries=3, n_bytes=5, budget_bytes=7),),
+    counters=CacheCounters(),
+)
+FORECAST = Forecast(
+    n_prompt=10,
+    spans=(CachedSpan(LIVE, 0, 3), CachedSpan(DISK, 3, 5), CachedSpan(LIVE, 5, 6)),
+    restore_seconds=0.0015,
+    prefill_seconds=0.25,
+)
+
+
+@dataclass
+class Store(FakeStore):
+    stored: list[StoredPrefix] = field(default_factory=lambda: [STORED])
+    forecast: Forecast = FORECAST
+    cache: CacheStatus | None = CACHE
+    models: list[str | None] = field(default_factory=list)
+
+
+class Models(FixedModels):
+    def __init__(self, store: Store) -> None:
+        self.responder = FakeResponder()
+        self.responder.store, self.responder.cache = store, store.cache
+        super().__init__(self.responder, CARD)
+        self._store = store
+
+    async def lease(self, name: str | None) -> Lease:
+        self._store.models.append(name)
+        return await super().lease(name)
+
+
+def ask(
+    method: str,
+    path: str,
+    store: Store | None = None,
+    *,
+    body: object = None,
+    by: NamespaceBy = NamespaceBy.NONE,
+    **headers: str,
+) -> httpx.Response:
+    """Prompts are the names of the dialects that were found."""
+
+    def prompt_of(dialect: str) -> Any:
+        async def prepared(request: Request, _: Lease) -> Prompt:
+            salt = parse_json(await request.body()).get("cache_salt")
+            namespace = namespace_of(request.headers, salt, by)
+            return Prompt(tuple(dialect.encode()), (), dialect, namespace=namespace)
+
+        return prepared
+
+    handlers: Any = {RekindleError: answer_rekindle_error, HTTPException: answer_http_exception}
+    app = FastAPI(exception_handlers=handlers)
+    prompts = {dialect.value: prompt_of(dialect) for dialect in Dialect}
+    sessions = Sessions()
+    sessions.book(sessions.use("", "ann"), Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9))
+
+    models = Models(store or Store())
+    models.responder.sessions = sessions
+    CacheApi(Desk(models=models, telemetry=Telemetry(), namespace_by=by), prompts).add_routes(app)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await client.request(method, path, json=body, headers=named)
+
+    return asyncio.run(run())
+
+
+def test_q9_what_is_stored_is_listed_with_where_and_how_long() -> None:
+    """Q9"""
+    store = Store()
+    reply = ask("GET", "/v1/cache", store).json()
+    TypeAdapter(StoredList).validate_python(reply, extra="forbid")
+    assert reply == {
+        "object": "list",
+        "data": [
+            {
+                "key": "k1",
+                "name": "docs/v1",
+                "session": "ann",
+                "class": "background",
+                "tokens": 300,
+                "bytes": 4096,
+                "tiers": ["memory", "disk"],
+                "hits": 2,
+                "last_used": 1000.5,
+                "pinned_until": None,
+            }
+        ],
+        "usage": [{"name": "memory", "entries": 3, "bytes": 5, "budget_bytes": 7}],
+    }
+    assert store.asked == [("list", 100, "")]
+
+
+def test_q9_an_engine_that_still_starts_has_an_empty_list() -> None:
+    """Q9"""
+    reply = ask("GET", "/v1/cache?limit=7", store := Store(stored=[], cache=None)).json()
+    assert reply == {"object": "list", "data": [], "usage": []}
+    assert store.asked == [("list", 7, "")]
+
+
+@pytest.mark.parametrize(
+    "limit", ["0", "-1", "1001", "10000000000", "x", "", "\u0663\u0663\u0663\u0663"]
+)
+def test_q9_a_bad_limit_is_refused_by_name(limit: str) -> None:
+    """Q9"""
+    reply = ask("GET", f"/v1/cache?limit={limit}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "limit")
+
+
+@pytest.mark.parametrize("key", ["k1", "docs/v1"])
+def test_q9_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> None:
+    """Q9"""
+    store = Store()
+    reply = ask("DELETE", f"/v1/cache/{key}", store).json()
+    TypeAdapter(CacheDeleted).validate_python(reply, extra="forbid")
+    assert reply == {"object": "cache.deleted", "key": key, "deleted": 1}
+    again = ask("DELETE", f"/v1/cache/{key}", store)
+    assert again.status_code == 404
+    error = again.json()["error"]
+    assert (error["param"], error["code"]) == ("key", "not_found")
+    assert f"'{key}'" in error["message"]
+
+
+def test_q9_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
+    """Q9"""
+    store = Store()
+    for n_deleted in (1, 0):
+        reply = ask("DELETE", "/v1/cache", store)
+        assert reply.status_code == 200
+        assert reply.json() == {"object": "cache.deleted", "key": None, "deleted": n_deleted}
+
+
+def test_x10_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None:
+    """X10"""
+    store = Store()
+    reply = ask("POST", "/v1/cache/lookup", store, body={"messages": []}).json()
+    TypeAdapter(Lookup).validate_python(reply, extra="forbid")
+    assert reply == {
+        "object": "cache.lookup",
+        "prompt_tokens": 10,
+        "cached": [{"tier": "live", "tokens": 4}, {"tier": "disk", "tokens": 2}],
+        "prefilled": 4,
+        "expected_ms": {"restore": 1.5, "prefill": 250.0, "total": 251.5},
+        "miss": None,
+    }
+    assert store.asked == [("look_up", "chat", "")]
+
+
+@pytest.mark.parametrize(
+    ("restore", "prefill", "expected"),
+    [
+        (None, None, {"restore": None, "prefill": None, "total": None}),
+        (0.0, None, {"restore": 0.0, "prefill": None, "total": None}),
+        (None, 0.5, {"restore": None, "prefill": 500.0, "total": None}),
+    ],
+)
+def test_x10_what_was_never_measured_is_null(
+    restore: float | None, prefill: float | None, expected: dict[str, float | None]
+) -> None:
+    """X10"""
+    store = Store(forecast=Forecast(10, (), restore, prefill))
+    reply = ask("POST", "/v1/cache/lookup", store, body={"prompt": "x"}).json()
+    assert (reply["cached"], reply["prefilled"]) == ([], 10)
+    assert reply["expected_ms"] == expected
+
+
+ANTHROPIC_TOOL = {"name": "f", "input_schema": {}}
+OPENAI_TOOL = {"type": "function", "function": {"name": "f"}}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+ASKED = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "dialect"),
+    [
+        ({"prompt": [1, 2]}, {}, "completions"),
+        ({"input": "hi"}, {}, "responses"),
+        ({"messages": [ASKED]}, {}, "chat"),
+        ({"messages": [ASKED], "tools": [OPENAI_TOOL]}, {}, "chat"),
+        ({"messages": [{"role": "system", "content": "s"}, ASKED]}, {}, "chat"),
+        ({"messages": [ASKED], "system": "s"}, {}, "messages"),
+        ({"messages": [ASKED]}, {"Anthropic-Version": "2023-06-01"}, "messages"),
+        ({"messages": [ASKED], "tools": [ANTHROPIC_TOOL]}, {}, "messages"),
+        ({"messages": [ASKED, USED]}, {}, "messages"),
+        ({"messages": [ASKED, RESULT]}, {}, "messages"),
+        ({"messages": "x", "tools": {"input_schema": 1}}, {}, "chat"),
+        ({"messages": [None, {"content": [3]}], "tools": [None]}, {}, "chat"),
+        ({"messages": [{"content": [{"type": ["tool_use"]}]}]}, {}, "chat"),
+        ({}, {}, "chat"),
+    ],
+)
+def test_x10_a_body_tells_its_dialect(
+    body: dict[str, Any], headers: dict[str, str], dialect: str
+) -> None:
+    """X10"""
+    assert dialect_of(body, Headers(headers)) == dialect
+
+
+def test_x10_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
+    """X10"""
+    store = Store()
+    for dialect in Dialect:
+        ask("POST", f"/v1/cache/lookup?dialect={dialect}", store, body={"input": "hi"})
+    assert [prompt for _, prompt, _ in store.asked] == list(Dialect)
+    refused = ask("POST", "/v1/cache/lookup?dialect=soap", body={})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dialect")
+
+
+def test_x10_a_lookup_of_what_is_no_json_is_refused() -> None:
+    """X10"""
+    assert ask("POST", "/v1/cache/lookup", body=[1]).status_code == 400
+
+
+def test_q9_all_of_it_is_the_callers_own_namespace() -> None:
+    """Q9 X10"""
+    store = Store()
+    by, key = NamespaceBy.API_KEY, {"authorization": "Bearer sk-1"}
+    ask("GET", "/v1/cache", store, by=by, **key)
+    ask("DELETE", "/v1/cache/k1", store, by=by, **key)
+    ask("DELETE", "/v1/cache", store, by=by, **key)
+    ask("POST", "/v1/cache/lookup", store, by=by, body={"input": "hi"}, **key)
+    own = namespace_of(Headers(key), None, by)
+    assert own != ""
+    assert [namespace for _, _, namespace in store.asked] == [own] * 4
+    assert ask("GET", "/v1/sessions", store, by=by, **key).json()["data"] == []
+
+
+def test_q9_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
+    """Q9 X10"""
+    store = Store()
+    ask("GET", "/v1/cache", store, x_rekindle_cache_salt="s")
+    ask("POST", "/v1/cache/lookup", store, body={"input": "hi", "cache_salt": "s"})
+    salted = namespace_of(Headers(), "s", NamespaceBy.NONE)
+    assert [namespace for _, _, namespace in store.asked] == [salted] * 2
+
+
+def test_x10_the_ledger_of_sessions_is_listed() -> None:
+    """X10"""
+    reply = ask("GET", "/v1/sessions").json()
+    TypeAdapter(SessionList).validate_python(reply, extra="forbid")
+    [entry] = reply["data"]
+    assert entry.pop("last_used") > 0
+    assert entry == {
+        "session": "ann",
+        "requests": 1,
+        "prompt_tokens": 9,
+        "cached_tokens": 0,
+        "prefilled_tokens": 9,
+        "prefilled_twice_tokens": 0,
+    }
+
+
+def test_q9_the_model_that_is_named_is_asked() -> None:
+    """Q9 X10"""
+    store = Store()
+    ask("GET", "/v1/cache?model=a", store)
+    ask("DELETE", "/v1/cache?model=b", store)
+    ask("POST", "/v1/cache/lookup", store, body={"input": "hi", "model": "c"})
+    ask("POST", "/v1/cache/lookup", store, body={"input": "hi"})
+    assert store.models == ["a", "b", "c", None]

@@ -1,0 +1,160 @@
+"""The endpoints that are llama-server's."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from rekindle import __version__
+from rekindle.generation.events import CacheSource
+from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
+from tests.api.client import client_of, post
+from tests.api.fakes import FakeResponder
+
+
+def get(path: str, method: str = "GET", responder: FakeResponder | None = None) -> httpx.Response:
+    async def run() -> httpx.Response:
+        async with client_of(responder or FakeResponder()) as client:
+            return await client.request(method, path)
+
+    return asyncio.run(run())
+
+
+def test_health_answers_get_and_head() -> None:
+    assert get("/health").json() == {"status": "ok"}
+    assert get("/health", "HEAD").status_code == 200
+    assert get("/health", "HEAD").content == b""
+
+
+def shared_store(trouble: str | None) -> FakeResponder:
+    responder = FakeResponder()
+    tier = TierStatus(
+        name=CacheSource.SHARED,
+        n_entries=2,
+        n_bytes=0,
+        budget_bytes=0,
+        trouble=trouble,
+        directory="redis://store:6379/0",
+    )
+    responder.cache = CacheStatus(
+        model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
+    )
+    return responder
+
+
+def test_health_tells_whether_the_shared_store_answers_and_nothing_more() -> None:
+    reply = get("/health", responder=shared_store(None))
+    assert reply.json() == {"status": "ok", "shared_store": "ok"}
+    reply = get("/health", responder=shared_store("connection refused"))
+    assert reply.json() == {"status": "ok", "shared_store": "not answering"}
+    assert reply.status_code == 200
+
+
+def test_props_tell_where_the_shared_store_is_and_what_is_wrong_with_it() -> None:
+    props = get("/props", responder=shared_store("connection refused")).json()
+    [tier] = props["rekindle"]["cache"]["tiers"]
+    assert tier["directory"] == "redis://store:6379/0"
+    assert (tier["name"], tier["entries"], tier["trouble"]) == ("shared", 2, "connection refused")
+
+
+def test_props_tell_what_llama_servers_clients_look_for() -> None:
+    props = get("/props").json()
+    settings = props.pop("default_generation_settings")
+    assert settings["n_ctx"] == 512
+    assert settings["params"]["top_k"] == 20
+    assert settings["params"]["seed"] == -1
+    assert props == {
+        "total_slots": 4,
+        "model_alias": "tiny",
+        "model_path": "/models/tiny.gguf",
+        "model_ftype": "Q8_0",
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": "{{ messages }}",
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "build_info": f"rekindle-{__version__}",
+        "rekindle": {"version": __version__, "cache": None},
+    }
+
+
+def test_props_tell_what_the_cache_holds_and_what_keeps_it_from_more() -> None:
+    responder = FakeResponder()
+    responder.cache = CacheStatus(
+        model_class="dense",
+        off_because=None,
+        tiers=(
+            TierStatus(name=CacheSource.MEMORY, n_entries=3, n_bytes=70, budget_bytes=100),
+            TierStatus(
+                name=CacheSource.DISK,
+                n_entries=5,
+                n_bytes=90,
+                budget_bytes=90,
+                trouble="full",
+                directory="/cache",
+            ),
+        ),
+        counters=CacheCounters(),
+    )
+    memory = {"name": "memory", "entries": 3, "bytes": 70, "budget_bytes": 100}
+    memory |= {"trouble": None, "directory": None}
+    disk = {"name": "disk", "entries": 5, "bytes": 90, "budget_bytes": 90}
+    disk |= {"trouble": "full", "directory": "/cache"}
+    assert get("/props", responder=responder).json()["rekindle"]["cache"] == {
+        "model_class": "dense",
+        "off_because": None,
+        "tiers": [memory, disk],
+    }
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+def test_models_lists_the_one_that_is_served(prefix: str) -> None:
+    (model,) = get(f"{prefix}/models").json()["data"]
+    assert model["id"] == "tiny"
+    assert model["object"] == "model"
+    assert model["meta"]["n_ctx"] == 512
+    assert get(f"{prefix}/models/tiny").json() == model
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, list(b"a<|im_end|>")),
+        ({"parse_special": True}, [97, 257]),
+        ({"parse_special": True, "add_special": True}, [256, 97, 257]),
+    ],
+)
+def test_tokenize_makes_control_tokens_only_when_asked(
+    fields: dict[str, bool], tokens: list[int]
+) -> None:
+    assert post("/tokenize", {"content": "a<|im_end|>", **fields}).json() == {"tokens": tokens}
+
+
+def test_pieces_that_are_no_text_are_bytes() -> None:
+    reply = post("/tokenize", {"content": "a\u00e9", "with_pieces": True}).json()
+    assert reply["tokens"] == [
+        {"id": 97, "piece": "a"},
+        {"id": 0xC3, "piece": [0xC3]},
+        {"id": 0xA9, "piece": [0xA9]},
+    ]
+
+
+def test_detokenize_shows_control_tokens_and_survives_broken_text() -> None:
+    reply = post("/detokenize", {"tokens": [104, 105, 257, 0xC3]}).json()
+    assert reply == {"content": "hi<|im_end|>\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/detokenize", {"tokens": [1, -1]}, "tokens.1"),
+        ("/detokenize", {"tokens": [258]}, "tokens.0"),
+        ("/detokenize", {"tokens": "hi"}, "tokens"),
+        ("/tokenize", {}, "content"),
+        ("/tokenize", {"content": ["a"]}, "content"),
+        ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
+        ("/apply-template", {"messages": []}, "messages"),
+    ],
+)
+def test_bad_field_is_named(path: str, body: object, param: str) -> None:
+    reply = post(path, body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)

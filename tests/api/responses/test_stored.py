@@ -1,0 +1,149 @@
+"""Responses that are kept, to be read, to be gone on from, and to be deleted."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from rekindle.chat.conversation import Message, Role, Text, ToolCall, ToolResult
+from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyReasoning, ReplyText
+from tests.api.client import client_of
+from tests.api.fakes import HELLO, FakeResponder, Script, done
+
+URL = "/v1/responses"
+CALLING: Script = (
+    ReplyReasoning("Hm."),
+    ReplyText("Let me see."),
+    ReplyCall(0, "call_1", "agents__f", '{"a":  1}'),
+    done(finish=FinishReason.TOOL_CALLS),
+)
+AGENTS = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "f"}]}
+
+Story = Callable[[httpx.AsyncClient], Awaitable[None]]
+
+
+def tell(story: Story, responder: FakeResponder | None = None) -> None:
+    async def run() -> None:
+        async with client_of(responder or FakeResponder()) as client:
+            await story(client)
+
+    asyncio.run(run())
+
+
+async def create(client: httpx.AsyncClient, **fields: Any) -> Any:
+    reply = await client.post(URL, json={"input": "hi", **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on_from_its_last_response(stream: bool) -> None:  # noqa: FBT001
+    responder = FakeResponder(lambda i: CALLING if i == 0 else HELLO)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        fields = {"instructions": "Once.", "tools": [AGENTS], "stream": stream}
+        reply = await client.post(URL, json={"input": "hi", **fields})
+        first_id = _response_id(reply)
+        output = {"type": "function_call_output", "call_id": "call_1", "output": "4"}
+        second = await create(client, input=[output], previous_response_id=first_id)
+        assert second["previous_response_id"] == first_id
+        await create(client, input="Thanks", previous_response_id=second["id"])
+
+    tell(story, responder)
+    first, _, third = (conversation.messages for conversation in responder.conversations)
+    assert first[0] == Message(Role.SYSTEM, (Text("Once."),))
+    user, said, result, answer, thanks = third  # instructions are not carried over
+    assert user == Message(Role.USER, (Text("hi"),))
+    assert (said.reasoning, said.text) == ("Hm.", "Let me see.")
+    assert said.calls == (ToolCall("call_1", "agents__f", '{"a":  1}'),)
+    assert result.parts == (ToolResult("call_1", None, "4"),)
+    assert (answer.text, thanks.text) == ("Hello", "Thanks")
+
+
+def test_a_response_is_read_and_deleted() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        made = await create(client)
+        one = f"{URL}/{made['id']}"
+        assert (await client.get(one)).json() == made
+        deleted = await client.delete(one)
+        assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
+        for reply in (await client.get(one), await client.delete(one)):
+            assert reply.status_code == 404
+            assert reply.json()["error"]["code"] == "not_found"
+
+    tell(story)
+
+
+def test_what_is_not_to_be_stored_is_not() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        made = await create(client, store=False)
+        assert made["store"] is False
+        assert (await client.get(f"{URL}/{made['id']}")).status_code == 404
+        reply = await client.post(URL, json={"input": "a", "previous_response_id": made["id"]})
+        assert reply.status_code == 404
+        error = reply.json()["error"]
+        assert error["code"] == "previous_response_not_found"
+        assert error["param"] == "previous_response_id"
+
+    tell(story)
+
+
+def test_a_reply_that_fails_is_not_stored() -> None:
+    responder = FakeResponder((ReplyText("a"), ValueError("no")))
+
+    async def story(client: httpx.AsyncClient) -> None:
+        reply = await client.post(URL, json={"input": "hi", "stream": True})
+        assert (await client.get(f"{URL}/{_response_id(reply)}")).status_code == 404
+
+    tell(story, responder)
+
+
+def test_items_are_listed_newest_first_and_by_page() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        first = await create(client)
+        second = await create(client, input="more", previous_response_id=first["id"])
+        url = f"{URL}/{second['id']}/input_items"
+        texts = [_text(item) for item in (await client.get(url)).json()["data"]]
+        assert texts == ["more", "Hello", "hi"]
+        page = (await client.get(url, params={"order": "asc", "limit": 2})).json()
+        assert [_text(item) for item in page["data"]] == ["hi", "Hello"]
+        assert page["has_more"] is True
+        rest = {"order": "asc", "after": page["last_id"]}
+        page = (await client.get(url, params=rest)).json()
+        assert [_text(item) for item in page["data"]] == ["more"]
+        assert page["has_more"] is False
+        assert (await client.get(url, params={"limit": "0"})).status_code == 400
+
+    tell(story)
+
+
+def test_items_are_found_by_their_ids() -> None:
+    responder = FakeResponder(lambda i: CALLING if i == 0 else HELLO)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        first = await create(client, tools=[AGENTS])
+        ids = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        output = {"type": "function_call_output", "call_id": "call_1", "output": "4"}
+        user = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"][0]
+        await create(client, input=[{"id": user["id"]}, *ids, output])
+        unknown = {"type": "item_reference", "id": ids[0]["id"] + "0"}
+        reply = await client.post(URL, json={"input": [unknown]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (404, "input.0.id")
+
+    tell(story, responder)
+    user, said, result = responder.conversations[1].messages
+    assert user.text == "hi"
+    assert (said.reasoning, said.text, len(said.calls)) == ("Hm.", "Let me see.", 1)
+    assert result.role is Role.TOOL
+
+
+def _response_id(reply: httpx.Response) -> str:
+    found = reply.text.partition('"id":"resp_')[2]
+    return f"resp_{found[:32]}"
+
+
+def _text(item: Any) -> str:
+    content = item["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])

@@ -1,0 +1,85 @@
+"""The microbenchmarks run, and say what they measured; how fast that was is nobody's business."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import lookup, tiers
+from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_csv
+from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
+from rekindle.cache.index import PrefixIndex, Where
+from rekindle.models.source import ModelFile
+from tests.support.tiny_models import TinyArchitecture, write_tiny_model
+
+ROOT = b"r" * 16
+
+
+def test_lookups_are_measured_for_every_length_of_prompt() -> None:
+    rows = lookup.main(quick=True)
+    for n_tokens in lookup.PROMPTS:
+        cases = {row.measure for row in rows if row.case.endswith(f"entries, {n_tokens:,} tokens")}
+        assert {"match_p50_ms", "match_p99_ms", "find_p50_ms", "note_use_p50_ms"} <= cases
+    # What the process grew by is 0 where it had as much to spare.
+    assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
+
+
+def test_rows_go_through_both_tiers_and_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.engine_run.RESULTS", tmp_path / "results")
+    path = write_tiny_model(tmp_path / "tiny.gguf", TinyArchitecture.LLAMA)
+    rows = tiers.measure(ModelFile(path, "tiny"), n_tokens=512, n_rounds=1)
+    cases = {row.case for row in rows}
+    assert {"put into a slot", "transfers: read, warm", "engine: restore from disk, cold"} <= cases
+    shares = {row.case for row in rows if row.target == tiers.OF_MEMCPY}
+    assert shares == {"put into a slot", "engine: restore from memory"}
+
+
+def test_a_simulated_store_is_one_tree_in_which_conversations_share_their_heads() -> None:
+    index = PrefixIndex(has_rows=True, has_checkpoints=False)
+    n_entries = N_HEADS * CHAIN_BLOCKS
+    for header in headers(n_entries, root=ROOT, payload_bytes=1):
+        index.add(header, Where.DISK)
+    index.check()
+    assert len(index) == n_entries
+    assert not list(index.orphans())
+    deepest = max(node.stop for node in index.nodes())
+    assert deepest == CHAIN_BLOCKS * 256
+    assert sum(node.start == 0 for node in index.nodes()) == N_HEADS
+    assert sum(node.start < HEAD_BLOCKS * 256 for node in index.nodes()) == N_HEADS * HEAD_BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "is_met"),
+    [(at_most(2), 2, True), (at_most(2), 2.1, False), (at_least(50), 49, False)],
+)
+def test_a_target_is_missed_on_its_wrong_side_only(
+    target: Target, value: float, *, is_met: bool
+) -> None:
+    rows = [Row("b", "c", "m", value, target), Row("b", "c", "without", value)]
+    assert missed(rows) == ([] if is_met else rows[:1])
+
+
+def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> None:
+    rows = [
+        Row("b", "first", "p50_ms", 1.5, at_most(2)),
+        Row("b", "second", "p50_ms", 2.5, at_most(2)),
+        Row("b", "third", "p50_ms", 3.5),
+    ]
+    with CONSOLE.capture() as shown:
+        show(rows)
+    text = shown.get()
+    assert "<= 2" in text
+    assert "1.5 ok" in text
+    assert "2.5 missed" in text
+    assert "3.5 " in text
+    assert text.count("ok") == text.count("missed") == 1
+
+
+def test_the_csv_has_a_line_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.report.RESULTS", tmp_path)
+    rows = [Row("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)), Row("b", "c", "m", 3.0)]
+    lines = write_csv(rows, "name", quick=True).read_text("utf-8").splitlines()
+    assert lines[0] == "benchmark,case,measure,value,target"
+    assert lines[1] == 'b,"a case, with a comma",p50_ms,1.5,<= 2'
+    assert lines[2] == "b,c,m,3.0,"

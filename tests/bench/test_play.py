@@ -1,0 +1,174 @@
+"""One workload on one server: what it takes, what it cannot do, and how that is told."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rekindle.bench.meter import count_log
+from rekindle.bench.peers.contenders import Flags, Program, Remote, find_contenders, remote_of
+from rekindle.bench.peers.processes import DidNotStart, ServerProcess
+from rekindle.bench.play import Conditions, Play, Results
+from rekindle.bench.report.rows import busy_seconds
+from rekindle.bench.run import in_turn
+from rekindle.bench.workloads.texts import Texts
+from rekindle.bench.workloads.workloads import WORKLOADS
+from rekindle.errors import StartupError
+from rekindle.replay.client import Outcome
+from rekindle.replay.stream import Counts
+from tests.support.fake_openai import fake_openai
+
+AGENT_LOOP = WORKLOADS[0]
+ANSWERING = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *_): pass
+print(sorted(name for name in os.environ if name.startswith("REKINDLE_")), flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+LOG = """
+llama_perf_context_print: prompt eval time =     900.00 ms /   300 tokens (    3.00 ms per token)
+llama_perf_context_print:        eval time =     100.00 ms /    19 runs   (    5.26 ms per token)
+Llama.generate: 318 prefix-match hit, remaining 40 prompt tokens to eval
+llama_perf_context_print: prompt eval time =     100.00 ms /    40 tokens (    2.50 ms per token)
+llama_perf_context_print:        eval time =     100.00 ms /     7 runs   (   14.28 ms per token)
+"""
+
+
+def conditions(folder: Path) -> Conditions:
+    return Conditions(
+        model=folder / "model.gguf",
+        shows_tools=True,
+        threads=1,
+        texts=Texts("5eed", 0.1),
+        is_quick=True,
+        scratch=folder,
+    )
+
+
+def flags(folder: Path) -> Flags:
+    return Flags(model=folder / "model.gguf", ctx_size=1024, parallel=2, threads=1)
+
+
+def program(*command: str) -> Program:
+    return Program(name="peer", version="1", command=lambda _flags, _folder: list(command))
+
+
+def played(contender: Program | Remote, folder: Path) -> Results:
+    ended: list[Results] = []
+    play = Play(contender, AGENT_LOOP, 1, conditions(folder), lambda _: None)
+    asyncio.run(play.run(ended.append))
+    [results] = ended
+    return results
+
+
+def test_a_peer_that_does_not_start_is_a_note_with_its_last_words(tmp_path: Path) -> None:
+    broken = program(sys.executable, "-c", "raise SystemExit('cannot read the model')")
+    row = played(broken, tmp_path).workload
+    assert row.requests == 0
+    assert row.total_seconds is None
+    assert row.note is not None
+    assert row.note.endswith("cannot read the model")
+
+
+def test_a_peer_that_answers_errors_is_counted_and_noted(tmp_path: Path) -> None:
+    with fake_openai(refuses=True) as fake:
+        results = played(Remote("peer", fake.url), tmp_path)
+    row = results.workload
+    assert row.errors == row.requests == len(results.requests) > 0
+    assert row.note is not None
+    assert "out of memory" in row.note
+
+
+def test_a_peer_that_nobody_listens_for_is_a_note(tmp_path: Path) -> None:
+    row = played(Remote("peer", "http://127.0.0.1:9"), tmp_path).workload
+    assert row.note is not None
+    assert "cannot be reached" in row.note
+
+
+def test_a_remote_peer_is_measured_by_what_its_replies_say(tmp_path: Path) -> None:
+    with fake_openai() as fake:
+        results = played(Remote("peer", fake.url), tmp_path)
+    row = results.workload
+    assert row.errors == 0
+    # It says that nothing is ever cached.
+    assert row.prefilled_tokens == row.prompt_tokens
+    assert row.floor_tokens is not None
+    assert row.amplification is not None
+    assert row.amplification > 1.5
+    assert [each.request for each in results.requests[:2]] == ["agent, turn 1", "agent, turn 2"]
+    assert row.peak_memory_bytes is None
+    assert row.note is not None
+    assert "floor by characters" in row.note
+
+
+def test_a_killed_server_comes_back_on_its_port_without_our_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE_RAM", "1")
+
+    async def run() -> ServerProcess:
+        process = ServerProcess(program(sys.executable, "-c", ANSWERING), flags(tmp_path), tmp_path)
+        await process.start()
+        url = process.url
+        await process.end()
+        await process.start()
+        assert process.url == url
+        await process.end()
+        return process
+
+    process = asyncio.run(run())
+    assert process.log.splitlines() == ["[]", "[]"]
+    if sys.platform == "linux":
+        assert process.usage.peak_memory_bytes is not None
+        assert process.usage.peak_memory_bytes > 2**20
+        assert process.usage.written_bytes is not None
+
+
+def test_a_program_that_is_not_there_did_not_start(tmp_path: Path) -> None:
+    process = ServerProcess(program(str(tmp_path / "nothing")), flags(tmp_path), tmp_path)
+    with pytest.raises(DidNotStart):
+        asyncio.run(process.start())
+
+
+def test_the_log_of_a_server_that_counts_nowhere_else_is_read() -> None:
+    assert count_log(LOG) == [
+        Counts(n_prompt=300, n_cached=0, n_prefilled=300, n_reply=20),
+        Counts(n_prompt=358, n_cached=318, n_prefilled=40, n_reply=8),
+    ]
+
+
+def test_total_time_leaves_out_reading_and_counts_what_overlaps_once() -> None:
+    spans = [(0.0, 2.0), (1.0, 3.0), (10.0, 1.0)]
+    assert busy_seconds([Outcome(n, *span) for n, span in enumerate(spans)]) == 5.0
+
+
+def test_servers_take_turns_at_being_first() -> None:
+    peers = [replace(program("x"), name=name) for name in "abc"]
+    firsts = [in_turn(peers, number)[0].name for number in range(4)]
+    assert firsts == ["a", "b", "c", "a"]
+
+
+def test_a_peer_is_a_name_and_a_url() -> None:
+    assert remote_of("vllm=http://127.0.0.1:8000/v1") == Remote("vllm", "http://127.0.0.1:8000/v1")
+    for text in ("http://127.0.0.1", "vllm=", "=http://x", "vllm=127.0.0.1"):
+        with pytest.raises(StartupError):
+            remote_of(text)
+
+
+def test_this_server_is_first_and_others_can_be_left_out() -> None:
+    peers = ["llama-server", "xllamacpp", "llama_cpp.server"]
+    found = find_contenders(
+        llama_server=None, remotes=[Remote("other", "http://127.0.0.1:1")], without=peers
+    )
+    assert [each.name for each in found] == ["rekindle", "other"]
+    with pytest.raises(StartupError, match="no such server"):
+        find_contenders(llama_server=None, remotes=[], without=["olama"])
+    with pytest.raises(StartupError, match="another server"):
+        find_contenders(llama_server=None, remotes=[Remote("rekindle", "http://x")], without=[])

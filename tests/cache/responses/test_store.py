@@ -1,0 +1,186 @@
+"""Stored responses: in memory, on disk, across restarts, and when the disk is no help."""
+
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rekindle.cache.disk.catalogue import Catalog
+from rekindle.cache.disk.entry_file import EntryFiles
+from rekindle.cache.responses import store as response_store
+from rekindle.cache.responses.file import FILE_NAME, LIFE_SECONDS
+from rekindle.cache.responses.store import MemoryResponses, ResponseDatabase
+from rekindle.cache.tools.directory import clear
+from rekindle.errors import TierFailed
+from rekindle.generation.stored_responses import ResponseStore, StoredResponse
+
+NOW = int(time.time())
+
+
+def response(n: int, data: bytes = b"data", *, created_at: int = NOW) -> StoredResponse:
+    return StoredResponse(f"resp_{n}", created_at, data)
+
+
+@contextmanager
+def opened(directory: Path, **bounds: int) -> Iterator[ResponseDatabase]:
+    with closing(ResponseDatabase(directory, **bounds)) as store:
+        yield store
+
+
+def ids_on_disk(directory: Path) -> list[bytes]:
+    with closing(sqlite3.connect(directory / FILE_NAME)) as connection:
+        return sorted(id for (id,) in connection.execute("SELECT id FROM responses"))
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseStore]:
+    made: ResponseStore = (
+        MemoryResponses() if request.param == "memory" else ResponseDatabase(tmp_path)
+    )
+    with closing(made):
+        yield made
+
+
+def test_what_was_put_is_found_until_it_is_deleted(store: ResponseStore) -> None:
+    store.put(response(1))
+    store.put(response(2))
+    assert store.get("resp_1") == response(1)
+    assert store.delete("resp_1")
+    assert store.get("resp_1") is None
+    assert not store.delete("resp_1")
+    assert store.get("resp_2") == response(2)
+    assert store.get("resp_\ud800") is None
+
+
+def test_what_is_thirty_days_old_is_gone(store: ResponseStore) -> None:
+    store.put(response(1, created_at=NOW - LIFE_SECONDS - 1))
+    store.put(response(2, created_at=NOW - LIFE_SECONDS + 3600))
+    assert store.get("resp_1") is None
+    assert store.get("resp_2") is not None
+
+
+def test_memory_is_bounded_and_the_least_recently_used_goes_first() -> None:
+    store = MemoryResponses(max_responses=2)
+    store.put(response(1))
+    store.put(response(2))
+    store.get("resp_1")
+    store.put(response(3))
+    assert [store.get(f"resp_{n}") is not None for n in (1, 2, 3)] == [True, False, True]
+    store = MemoryResponses(max_bytes=10)
+    store.put(response(1, bytes(8)))
+    store.put(response(2, bytes(8)))
+    store.put(response(3, bytes(11)))
+    assert [store.get(f"resp_{n}") is not None for n in (1, 2, 3)] == [False, True, False]
+
+
+def test_a_restart_finds_everything_and_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as store:
+        store.put(response(1, b"first" * 1000))
+    with opened(tmp_path / "cache") as store:
+        assert store.get("resp_1") == response(1, b"first" * 1000)
+        assert store.delete("resp_1")
+    with opened(tmp_path / "cache") as store:
+        assert store.get("resp_1") is None
+    assert stat.S_IMODE((tmp_path / "cache" / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_two_servers_share_what_they_store(tmp_path: Path) -> None:
+    with opened(tmp_path) as one, opened(tmp_path) as other:
+        one.put(response(1))
+        eventually(lambda: other.get("resp_1") == response(1))
+        other.delete("resp_1")
+        assert ids_on_disk(tmp_path) == []
+
+
+def test_the_disk_is_bounded_by_use(tmp_path: Path) -> None:
+    with opened(tmp_path, max_responses=3) as store:
+        for n in range(3):
+            store.put(response(n))
+            eventually(lambda n=n: f"resp_{n}".encode() in ids_on_disk(tmp_path))  # type: ignore[misc]
+    with opened(tmp_path, max_responses=3) as store:
+        store.get("resp_0")
+        store.put(response(3))
+    assert ids_on_disk(tmp_path) == [b"resp_0", b"resp_2", b"resp_3"]
+    with opened(tmp_path, max_bytes=1500) as store:
+        store.put(response(4, os.urandom(1000)))
+    assert ids_on_disk(tmp_path) == [b"resp_3", b"resp_4"]
+
+
+@pytest.mark.parametrize("damage", [b"not a database" * 1000, b"SQLite format 3\0" + bytes(5000)])
+def test_a_damaged_file_costs_its_responses_and_nothing_else(
+    tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "RETRY_SECONDS", 0.01)
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    with opened(tmp_path) as store:
+        with pytest.raises(TierFailed):
+            store.get("resp_1")
+        store.put(response(2))
+        assert store.get("resp_2") == response(2)
+    assert ids_on_disk(tmp_path) == [b"resp_2"]
+    assert [path.name.endswith(FILE_NAME) for path in (tmp_path / "quarantine").iterdir()] == [True]
+
+
+def test_a_damaged_row_is_not_there(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("UPDATE responses SET data = x'00'")
+    with opened(tmp_path) as store:
+        assert store.get("resp_1") is None
+
+
+def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with opened(tmp_path) as store:
+        store.put(response(2))
+        assert store.get("resp_2") == response(2)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_a_directory_that_cannot_be_written_costs_only_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file is in the way")
+    with opened(tmp_path / "cache") as store:
+        store.put(response(1))
+        assert store.get("resp_1") == response(1)
+        with pytest.raises(TierFailed):
+            store.delete("resp_1")
+        assert store.get("resp_1") is None
+    assert caplog.text.count("responses are only in memory for now") == 1
+
+
+def test_clearing_the_cache_clears_the_responses(tmp_path: Path) -> None:
+    with closing(Catalog(tmp_path)) as catalog:
+        catalog.open(EntryFiles(tmp_path).set_aside)
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    clear(tmp_path)
+    assert not (tmp_path / FILE_NAME).exists()
+    with opened(tmp_path) as store:
+        store.put(response(2))
+    assert ids_on_disk(tmp_path) == [b"resp_2"]
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            if holds():
+                return
+        except sqlite3.OperationalError:
+            pass  # there is no table yet
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,211 @@
+"""The shared store as the server opens it: guarded, and there or not."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rekindle.cache.shared import health as store_health
+from rekindle.cache.shared.connection import SharedStore, guarded_store, open_shared_store
+from rekindle.cache.shared.redis_objects import RedisObjects
+from rekindle.cache.shared.sealing import NoSeal, Seal
+from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
+from tests.support.redis_server import RedisServer, redis_server
+
+WAIT_SECONDS = 60
+KEY = "07" * 32
+
+
+class BrokenObjects(RedisObjects):
+    """Fails before it asks anybody."""
+
+    error: TierFailed | None = None
+
+    def __init__(self) -> None:
+        super().__init__("redis://nowhere:1")
+
+    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
+        if self.error:
+            raise self.error
+        return [b"" for _ in names]
+
+
+@pytest.fixture
+def broken() -> Iterator[tuple[BrokenObjects, SharedStore]]:
+    objects = BrokenObjects()
+    store = guarded_store(objects, NoSeal())
+    yield objects, store
+    store.close()
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_health, "MIN_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(store_health, "MAX_WAIT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as server:
+        yield server
+
+
+def change_of(store: SharedStore) -> Callable[[], None]:
+    """Waits until the store has failed or come back since."""
+    changed = threading.Event()
+    store.health.on_change(changed.set)
+
+    def wait() -> None:
+        assert changed.wait(WAIT_SECONDS)
+        changed.clear()
+
+    return wait
+
+
+def fail(store: SharedStore, n_times: int = 1) -> None:
+    for _ in range(n_times):
+        with pytest.raises(TierFailed):
+            store.objects.read(["e/1"])
+
+
+def test_a_store_that_is_well_is_asked(server: RedisServer) -> None:
+    store = open_shared_store(server.url)
+    store.objects.write("e/1", [b"bytes"])
+    store.objects.add("c/1", "member")
+    store.objects.ping()
+    assert store.objects.read(["e/1"], first_bytes=2) == [b"by"]
+    assert store.objects.members(["c/1"], limit=1) == [["member"]]
+    assert store.objects.touch(["e/1"]) == [True]
+    store.objects.remove(["e/1"])
+    assert store.objects.read(["e/1"]) == [None]
+    assert store.health.is_well
+    assert store.place == server.url
+    assert not store.objects.reads_are_dear
+    store.close()
+
+
+def test_with_a_key_the_seal_is_a_real_one(server: RedisServer) -> None:
+    store = open_shared_store(server.url, KEY)
+    assert isinstance(store.seal, Seal)
+    store.close()
+
+
+def test_two_failures_open_the_breaker_and_nobody_asks(
+    broken: tuple[BrokenObjects, SharedStore],
+) -> None:
+    objects, store = broken
+    objects.error = TierFailed("a timeout")
+    fail(store, 2)
+    objects.error = TierFailed("asked all the same")
+    with pytest.raises(TierFailed, match="a timeout"):
+        store.objects.read(["e/1"])
+
+
+def test_one_refused_connection_opens_the_breaker(
+    broken: tuple[BrokenObjects, SharedStore],
+) -> None:
+    objects, store = broken
+    objects.error = StoreUnreachable("refused")
+    fail(store)
+    assert store.health.trouble == "refused"
+
+
+def test_a_full_store_is_well(broken: tuple[BrokenObjects, SharedStore]) -> None:
+    objects, store = broken
+    objects.error = TierFull("no room")
+    fail(store, 5)
+    assert store.health.is_well
+    objects.error = TierFailed("a timeout")
+    fail(store)
+    objects.error = TierFull("no room")
+    fail(store)
+    objects.error = TierFailed("a timeout")
+    fail(store)
+    assert not store.health.is_well
+
+
+def test_answers_between_failures_keep_the_breaker_closed(
+    broken: tuple[BrokenObjects, SharedStore],
+) -> None:
+    objects, store = broken
+    for _ in range(3):
+        objects.error = TierFailed("a timeout")
+        fail(store)
+        objects.error = None
+        store.objects.read(["e/1"])
+    assert store.health.is_well
+
+
+@pytest.mark.usefixtures("quick_pings")
+def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisServer) -> None:
+    server.kill()
+    store = open_shared_store(server.url)
+    assert not store.health.is_well
+    await_change = change_of(store)
+    server.start()
+    await_change()
+    assert store.objects.read(["e/1"]) == [None]
+    store.close()
+
+
+@pytest.mark.usefixtures("quick_pings")
+def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServer) -> None:
+    store = open_shared_store(server.url)
+    store.objects.write("e/1", [b"bytes"])
+    await_change = change_of(store)
+    server.kill()
+    fail(store)
+    await_change()
+    assert not store.health.is_well
+    server.start()
+    await_change()
+    assert store.health.is_well
+    store.objects.write("e/1", [b"bytes"])
+    assert store.objects.read(["e/1"]) == [b"bytes"]
+    store.close()
+
+
+@pytest.mark.usefixtures("quick_pings")
+def test_a_store_that_hangs_is_left_alone_until_it_answers(server: RedisServer) -> None:
+    store = open_shared_store(server.url)
+    await_change = change_of(store)
+    server.freeze()
+    fail(store, 2)
+    await_change()
+    assert not store.health.is_well
+    server.thaw()
+    await_change()
+    assert store.objects.read(["e/1"]) == [None]
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["memcached://store", "store:6379", "", "s3://", "redis://h:p"])
+def test_an_address_of_nothing_known_is_refused(url: str) -> None:
+    with pytest.raises(StartupError, match="shared store"):
+        open_shared_store(url)
+
+
+def test_a_bad_key_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(StartupError, match="key of the shared store"):
+        open_shared_store("redis://127.0.0.1:1", "secret")
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "key"),
+    [
+        ("redis", "redis://127.0.0.1:1", None),
+        ("obstore", "s3://bucket/prefix", None),
+        ("cryptography", "redis://127.0.0.1:1", KEY),
+    ],
+)
+def test_a_missing_package_is_named(
+    package: str, url: str, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == package or name.endswith("_objects"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(StartupError, match=r"pip install 'rekindle\[shared\]'"):
+        open_shared_store(url, key)

@@ -1,0 +1,147 @@
+"""Whose entries a full disk loses first, what is pinned there, and names."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rekindle.cache.disk.catalogue import CatalogRow
+from rekindle.cache.entry import Entry, Standing
+from rekindle.cache.index import Node
+from rekindle.cache.listing.names import MAX_BYTES, MAX_NAMES, Named, Names
+from rekindle.cache.pins import Pins
+from rekindle.cache.tools.inventory import Inventory
+from rekindle.config import MIB
+from rekindle.generation.request import Rank
+from tests.cache.entries import MODEL, fill, make_entry, open_tier, stored_keys
+
+ENTRY_BYTES = 100_000
+NOW = 1_800_000_000.0
+
+
+def entry(seed: int, standing: Standing) -> Entry:
+    return replace(make_entry(seed, payload_bytes=ENTRY_BYTES), standing=standing)
+
+
+def test_x9_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
+    """X9"""
+    tier = open_tier(tmp_path, budget_bytes=4 * MIB)
+    ranks = [Rank.MAIN, Rank.BACKGROUND, Rank.EPHEMERAL]
+    entries = [entry(seed, Standing(ranks[seed % 3])) for seed in range(30)]
+    by_key = {each.header.key: each.standing.rank for each in entries}
+    assert fill(tier, entries) == []
+    gone = fill(tier, (entry(seed, Standing()) for seed in range(100, 125)))
+    went = [by_key[key] for key in gone if key in by_key]
+    assert went == sorted(went, reverse=True)
+    assert went.count(Rank.EPHEMERAL) == 10
+    tier.close()
+
+
+def test_x5_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path) -> None:
+    """X5"""
+    now = [NOW]
+    tier = open_tier(tmp_path, budget_bytes=2 * MIB, now=lambda: now[0])
+    pinned = entry(1, Standing(Rank.EPHEMERAL, "s", NOW + 300))
+    fill(tier, [pinned])
+    fill(tier, (entry(seed, Standing()) for seed in range(100, 130)))
+    assert pinned.header.key in stored_keys(tier)
+    [row] = [row for rows in tier.rows() for row in rows if row.header == pinned.header]
+    assert row.standing == pinned.standing
+    now[0] += 301
+    fill(tier, (entry(seed, Standing()) for seed in range(200, 230)))
+    assert pinned.header.key not in stored_keys(tier)
+    tier.close()
+
+
+def test_a_mark_changes_what_is_stored_already(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    plain = entry(1, Standing())
+    fill(tier, [plain])
+    dearer = Standing(Rank.MAIN, "s", NOW + 300)
+    tier.mark([(plain.header.key, dearer)])
+    tier.close()
+    again = open_tier(tmp_path)
+    assert [row.standing for rows in again.rows() for row in rows] == [dearer]
+    again.close()
+
+
+def named(name: str, *, root: bytes = MODEL, tokens: bytes = bytes(8)) -> Named:
+    return Named(root=root, name=name, tokens=tokens, session="s", named_at=NOW)
+
+
+def test_names_are_stored_replaced_and_dropped(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    fill(tier, [entry(1, Standing())])
+    tier.give_name(named("a"))
+    tier.give_name(named("b"))
+    tier.give_name(named("a", tokens=bytes(16)))
+    tier.drop_names([named("b")])
+    tier.close()
+    again = open_tier(tmp_path)
+    assert again.names() == [named("a", tokens=bytes(16))]
+    again.close()
+    stranger = open_tier(tmp_path, model=b"another model...")
+    assert stranger.names() == []
+    stranger.close()
+
+
+def test_the_oldest_name_goes_when_there_are_too_many() -> None:
+    names = Names()
+    gone = [old for index in range(MAX_NAMES + 2) for old in names.give(named(str(index)))]
+    assert [each.name for each in gone] == ["0", "1"]
+    assert names.get(MODEL, "0") is None
+    assert names.get(b"another root....", "5") is None
+
+
+def node(key: int, payload_bytes: int = 100) -> Node:
+    made = Node(key.to_bytes(16, "big"))
+    made.payload_bytes = payload_bytes
+    return made
+
+
+def test_x5_pins_end_at_the_share_of_one_session_and_of_all() -> None:
+    """X5"""
+    pins = Pins(budget_bytes=8000)
+    granted = [
+        len(list(pins.grant(f"s{session}", [node(100 * session + n) for n in range(20)], NOW)))
+        for session in range(6)
+    ]
+    assert granted == [10, 10, 10, 10, 0, 0]
+
+
+def test_x5_a_longer_pin_costs_nothing_more_and_a_released_one_gives_its_room_back() -> None:
+    """X5"""
+    pins = Pins(budget_bytes=800)
+    one, two = node(1), node(2)
+    assert list(pins.grant("s", [one], NOW)) == [one]
+    assert list(pins.grant("s", [one], NOW - 1)) == []
+    assert list(pins.grant("s", [one], NOW + 1)) == [one]
+    assert list(pins.grant("s", [two], NOW)) == []
+    assert list(pins.expired(NOW + 1)) == [one.key]
+    pins.release(one.key)
+    assert pins.n_bytes == 0
+    assert list(pins.grant("s", [two], NOW)) == [two]
+
+
+def test_names_are_bounded_by_their_tokens_too() -> None:
+    names = Names()
+    gone = [
+        old.name
+        for index in range(5)
+        for old in names.give(named(str(index), tokens=bytes(MAX_BYTES // 4)))
+    ]
+    assert gone == ["0"]
+
+
+def test_names_of_a_model_that_has_nothing_stored_are_forgotten(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.give_name(named("lost"))
+    tier.close()
+    again = open_tier(tmp_path)
+    assert again.names() == []
+    again.close()
+
+
+def test_pruning_spares_what_is_pinned() -> None:
+    header = make_entry(1, payload_bytes=10).header
+    rows = [CatalogRow(header, NOW - 5000, 1, Standing(pinned_until=NOW + 60))]
+    assert Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW) == []
+    assert len(Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW + 61)) == 1

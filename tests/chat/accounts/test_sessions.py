@@ -1,0 +1,74 @@
+"""Sessions: their ledgers, their bound, and which requests of an agent are asides."""
+
+import pytest
+
+from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
+from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
+from rekindle.generation.request import Rank
+
+TOOLS = (Tool("look", "{}"),)
+ASKED = Conversation((Message(Role.USER, (Text("?"),)),))
+ANSWERED = Conversation((*ASKED.messages, Message(Role.ASSISTANT, (Text("!"),)), *ASKED.messages))
+WITH_TOOLS = Conversation(ASKED.messages, TOOLS)
+
+
+def test_n1_the_least_recently_used_session_goes_first() -> None:
+    """N1"""
+    sessions = Sessions(max_sessions=2)
+    for name in ("a", "b", "a", "c"):
+        sessions.use("", name)
+    assert [each.id for each in sessions.list("")] == ["c", "a"]
+
+
+def test_n1_a_session_id_of_another_namespace_is_another_session() -> None:
+    """N1"""
+    sessions = Sessions()
+    sessions.book(sessions.use("one", "a"), Ledger(requests=1))
+    assert sessions.use("two", "a").ledger == Ledger()
+    assert [each.namespace for each in sessions.list("one")] == ["one"]
+
+
+def test_x10_the_totals_keep_what_sessions_cost_that_have_left() -> None:
+    """X10"""
+    sessions = Sessions(max_sessions=1)
+    entry = Ledger(
+        requests=1,
+        prompt_tokens=10,
+        cached_tokens=4,
+        prefilled_tokens=6,
+        prefilled_twice_tokens=2,
+    )
+    for name in ("a", "b", "b"):
+        sessions.book(sessions.use("", name), entry)
+    [left] = sessions.list("")
+    assert left.ledger == entry + entry
+    assert sessions.totals() == entry + entry + entry
+
+
+@pytest.mark.parametrize("declared", list(Rank))
+def test_x9_a_declared_class_wins(declared: Rank) -> None:
+    """X9"""
+    agent = Session("", "a", has_used_tools=True)
+    assert rank_for(agent, ASKED, max_tokens=10, declared=declared) is declared
+
+
+@pytest.mark.parametrize(
+    ("conversation", "max_tokens", "rank"),
+    [
+        (ASKED, None, Rank.BACKGROUND),  # a title: no tools, nothing said yet
+        (ASKED, 0, Rank.BACKGROUND),
+        (ANSWERED, 64, Rank.BACKGROUND),  # a summary of what was said
+        (ANSWERED, 65, Rank.MAIN),
+        (ANSWERED, 0, Rank.MAIN),  # priming
+        (ANSWERED, None, Rank.MAIN),
+        (WITH_TOOLS, 10, Rank.MAIN),
+        (None, 10, Rank.MAIN),
+    ],
+)
+def test_x9_asides_of_an_agent_are_told_by_what_they_lack(
+    conversation: Conversation | None, max_tokens: int | None, rank: Rank
+) -> None:
+    """X9"""
+    agent, chatter = Session("", "a", has_used_tools=True), Session("", "b")
+    assert rank_for(agent, conversation, max_tokens=max_tokens, declared=None) is rank
+    assert rank_for(chatter, conversation, max_tokens=max_tokens, declared=None) is Rank.MAIN

@@ -1,0 +1,31 @@
+"""`rekindle bench` as far as no server is needed."""
+
+import os
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from rekindle.bench.workloads.workloads import WORKLOADS
+from rekindle.cli import app
+from rekindle.errors import StartupError
+
+
+def bench(*arguments: object) -> Result:
+    cleared = {name: None for name in os.environ if name.startswith("REKINDLE_")}
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={**cleared})
+
+
+def test_the_list_names_every_workload_with_a_line() -> None:
+    result = bench("--list")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == [*(each.name for each in WORKLOADS), "recorded", "throughput"]
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_an_unknown_workload_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    error = bench("--only", "agent-lop", "--out", tmp_path / "out").exception
+    assert isinstance(error, StartupError)
+    assert "agent-lop" in error.message
+    assert not (tmp_path / "out").exists()

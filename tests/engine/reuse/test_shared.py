@@ -1,0 +1,355 @@
+"""Servers that share a store: what one has computed, the others do not compute again."""
+
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from rekindle.cache.index import Match, Node, Where
+from rekindle.cache.shared import residency as shared_stock
+from rekindle.cache.stores.load_gate import LoadGate
+from rekindle.engine.inquiries import Forget
+from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.model_state import ModelClass
+from rekindle.generation.request import CacheTerms, Rank
+from rekindle.generation.status import CacheCounters
+from tests.engine.reuse.test_reuse import ALL_CLASSES, least_reused
+from tests.support.caches import cache_opener
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+from tests.support.shared_caches import SharedHouse
+
+_fresh = count(1_000_000, 100_000)
+
+STORABLE = [each for each in ALL_CLASSES if each is not ModelClass.OPAQUE]
+
+
+def text(length: int) -> list[int]:
+    start = next(_fresh)
+    return list(range(start, start + length))
+
+
+@pytest.fixture
+def house() -> Iterator[SharedHouse]:
+    house = SharedHouse()
+    yield house
+    house.store.close()
+
+
+def server(
+    house: SharedHouse,
+    *,
+    model_class: ModelClass = ModelClass.DENSE,
+    n_slots: int = 2,
+    **cache: int,
+) -> Bench:
+    backend = FakeBackend(n_slots=n_slots, model_class=model_class, n_cells=20_000)
+    return Bench(backend, cache_opener(shared=house.door, **cache))  # type: ignore[arg-type]
+
+
+def settle(bench: Bench) -> None:
+    """Idle steps, in which what is left of a turn is stored."""
+    for _ in range(40):
+        bench.step()
+
+
+def counted(bench: Bench) -> CacheCounters:
+    cache = bench.loop.status().cache
+    assert cache is not None
+    return cache.counters
+
+
+@pytest.mark.parametrize("model_class", STORABLE)
+def test_d1_x1_what_one_server_computed_another_takes_from_the_store(
+    house: SharedHouse, model_class: ModelClass
+) -> None:
+    """D1, X1"""
+    one, other = (server(house, model_class=model_class) for _ in range(2))
+    prompt = text(1500)
+    reply = one.ask("a", prompt, 30).tokens
+    settle(one)
+    longer = prompt + reply + text(40)
+    asked = other.ask("b", longer)
+    assert asked.evaluated.n_cached >= least_reused(model_class, 1529)
+    assert {span.source for span in asked.evaluated.spans} == {CacheSource.SHARED}
+    assert asked.tokens == expected_reply(longer, 8)
+    assert counted(other).shared_tokens == asked.evaluated.n_cached
+
+
+@pytest.mark.parametrize("model_class", STORABLE)
+def test_a_conversation_that_hops_is_computed_once(
+    house: SharedHouse, model_class: ModelClass
+) -> None:
+    servers = [server(house, model_class=model_class) for _ in range(3)]
+    prompt = text(900)
+    n_computed = n_new = 0
+    new = len(prompt)
+    for turn in range(8):
+        bench = servers[turn % 3]
+        asked = bench.ask(f"turn {turn}", prompt, 30)
+        settle(bench)
+        assert asked.tokens == expected_reply(prompt, 30)
+        n_computed += asked.n_computed
+        n_new += new + 29  # the last token of a reply is sampled and never computed
+        more = text(120)
+        prompt = prompt + asked.tokens + more
+        new = 1 + len(more)
+    step_back = 0 if model_class is ModelClass.DENSE else 64
+    assert n_computed <= n_new + 8 * step_back
+
+
+def test_nobody_is_asked_for_what_is_here(house: SharedHouse) -> None:
+    bench = server(house)
+    prompt = text(800)
+    bench.ask("cold", prompt)
+    n_probes = counted(bench).shared_probes
+    bench.ask("warm", prompt)
+    bench.ask("short", text(shared_stock.MIN_PROBE_TOKENS))
+    assert counted(bench).shared_probes == n_probes
+
+
+def test_an_answer_that_is_late_delays_nobody_and_is_used_later(
+    house: SharedHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = server(house), server(house)
+    prompt = text(1000)
+    one.ask("a", prompt)
+    settle(one)
+    slow = house.transfers[1]
+    slow.holds_probes = True
+    monkeypatch.setattr(shared_stock, "PROBE_SECONDS", (0.0, 0.0))
+    asked = other.ask("b", prompt, 1)
+    assert asked.n_computed == 1000
+    assert counted(other).shared_probes_failed == 1
+    slow.work()
+    settle(other)
+    assert other.loop.status().n_running == 0
+
+
+def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
+    bench = server(house)
+    house.transfers[0].holds_probes = True
+    bench.submit("asks", text(600), 1)
+    bench.step()
+    assert bench.loop.status().n_waiting == 1
+    bench.submit("has nothing to ask for", text(20), 1)
+    for _ in range(5):
+        bench.step()
+    assert bench.tokens("has nothing to ask for")
+    assert not bench.tokens("asks")
+    house.transfers[0].work()
+    bench.run()
+    assert bench.tokens("asks")
+
+
+def test_a_store_that_is_away_is_not_asked_and_nothing_fails(house: SharedHouse) -> None:
+    bench = server(house)
+    house.store.health.note_unreachable("nobody listens")
+    prompt = text(700)
+    assert bench.ask("a", prompt).tokens == expected_reply(prompt, 8)
+    settle(bench)
+    assert bench.ask("a again", prompt).evaluated.n_cached == 699
+    status = bench.loop.status().cache
+    assert status is not None
+    assert [tier.trouble for tier in status.tiers if tier.name is CacheSource.SHARED] == [
+        "nobody listens"
+    ]
+    assert counted(bench).shared_probes == counted(bench).shared_writes == 0
+
+
+def test_what_could_not_be_written_is_written_when_the_store_is_back(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    house.objects.die()
+    prompt = text(600)
+    reply = one.ask("a", prompt).tokens
+    settle(one)
+    assert not house.store.health.is_well
+    assert counted(one).shared_writes == 0
+    house.objects.recover()
+    wait_until_well(house)
+    settle(one)
+    assert other.ask("b", [*prompt, *reply, 5]).evaluated.n_cached == 607
+
+
+def wait_until_well(house: SharedHouse) -> None:
+    deadline = time.monotonic() + 10
+    while not house.store.health.is_well:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_entry_that_is_lost_on_the_way_is_computed(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    prompt = text(1000)
+    one.ask("a", prompt)
+    settle(one)
+    reader = house.transfers[1]
+    reader.holds_reads = True
+    other.submit("b", prompt)
+    for _ in range(5):
+        other.step()
+    house.objects.lose(*house.objects.objects)
+    reader.holds_reads = False
+    reader.work()
+    other.run()
+    assert other.tokens("b") == expected_reply(prompt, 8)
+    assert counted(other).shared_vanished > 0
+
+
+def test_a_damaged_entry_is_a_miss_and_never_an_answer(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    prompt = text(1000)
+    one.ask("a", prompt)
+    settle(one)
+    for name, data in house.objects.objects.items():
+        house.objects.flip_bit(name, len(data) - 1)
+    assert other.ask("b", prompt).tokens == expected_reply(prompt, 8)
+    assert counted(other).shared_quarantined > 0
+
+
+def test_namespaces_share_nothing(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    prompt = text(800)
+    one.ask("a", prompt, 1, terms=CacheTerms(namespace="x"))
+    settle(one)
+    longer = [*prompt, 5]
+    assert other.ask("b", longer, terms=CacheTerms(namespace="y")).evaluated.n_cached == 0
+    assert other.ask("c", longer, terms=CacheTerms(namespace="x")).evaluated.n_cached == 800
+
+
+def test_x9_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
+    house: SharedHouse,
+) -> None:
+    """X9"""
+    bench = server(house)
+    prompt = text(600)
+    terms = CacheTerms(rank=Rank.EPHEMERAL)
+    bench.ask("once", prompt, terms=terms)
+    settle(bench)
+    assert counted(bench).shared_writes == 0
+    bench.ask("twice", prompt + text(80), terms=terms)
+    settle(bench)
+    assert counted(bench).shared_writes > 0
+
+
+def test_what_waits_for_the_network_is_bounded_and_goes_when_there_is_room(
+    house: SharedHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, other = server(house), server(house)
+    prompt = text(5000)
+    writer = house.transfers[0]
+    writer.holds_writes = True
+    monkeypatch.setattr(shared_stock, "MAX_BEHIND_BYTES", 4000)
+    bench.ask("a", prompt, 1)
+    settle(bench)
+    assert counted(bench).shared_writes == 0
+    assert writer.n_held < 20
+    writer.holds_writes = False
+    writer.work()
+    settle(bench)
+    assert other.ask("b", [*prompt, 5]).evaluated.n_cached == 5000
+
+
+def test_what_is_deleted_is_deleted_there_too(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    prompt = text(800)
+    one.ask("a", prompt)
+    settle(one)
+    assert one.question(Forget(None, "")) != 0
+    assert other.ask("b", prompt).evaluated.n_cached == 0
+
+
+def test_what_memory_had_to_let_go_comes_back_from_the_store(house: SharedHouse) -> None:
+    bench = server(house, n_slots=1, memory_bytes=40_000)
+    prompts = [text(900) for _ in range(6)]
+    for n, prompt in enumerate(prompts):
+        bench.ask(f"first {n}", prompt)
+        settle(bench)
+    for n, prompt in enumerate(prompts):
+        asked = bench.ask(f"second {n}", prompt)
+        assert asked.evaluated.n_cached == 899
+        assert asked.tokens == expected_reply(prompt, 8)
+
+
+def test_what_only_the_store_has_is_known_of_so_many(
+    house: SharedHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = server(house), server(house)
+    prompts = [text(600) for _ in range(4)]
+    for n, prompt in enumerate(prompts):
+        one.ask(f"a {n}", prompt, 1)
+        settle(one)
+    monkeypatch.setattr(shared_stock, "MAX_KNOWN", 3)
+    for n, prompt in enumerate(prompts):
+        assert other.ask(f"b {n}", [*prompt, 5]).evaluated.n_cached == 600
+        settle(other)
+    status = other.loop.status().cache
+    assert status is not None
+    [shared] = [tier for tier in status.tiers if tier.name is CacheSource.SHARED]
+    assert shared.n_entries <= 3
+
+
+def test_x8_a_network_slower_than_computing_is_not_used() -> None:
+    """X8"""
+    gate = LoadGate(may_recompute=True)
+    block = Node(b"k")
+    block.tokens, block.payload_bytes, block.where = bytes(1024), 1_000_000, Where.SHARED
+    match = Match(256, (block,), None)
+    gate.put_speed.observe(1e9, 0.1)
+
+    def n_loaded() -> int:
+        return gate.n_worth_loading(match, n_live=0, n_gained=256, prefill_seconds_per_token=0.001)
+
+    gate.shared_speed.observe(1e6, 0.1)
+    assert n_loaded() == 256
+    gate.shared_speed.observe(1e6, 10.0)
+    assert n_loaded() == 0
+    block.where |= Where.DISK
+    gate.read_speed.observe(1e9, 0.5)
+    assert n_loaded() == 256
+
+
+def test_spans_name_each_source(house: SharedHouse) -> None:
+    one, other = server(house), server(house)
+    prompt = text(1024)
+    other.ask("b", prompt[:512], 1)
+    settle(other)
+    one.ask("a", prompt, 1)
+    settle(one)
+    asked = other.ask("c", [*prompt, 5])
+    assert asked.evaluated.spans == (
+        CachedSpan(CacheSource.LIVE, 0, 512),
+        CachedSpan(CacheSource.SHARED, 512, 1024),
+    )
+
+
+def test_what_was_computed_although_the_store_has_it_is_kept_here(
+    house: SharedHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = server(house), server(house, n_slots=1)
+    prompt = text(1000)
+    one.ask("a", prompt)
+    settle(one)
+    late = house.transfers[1]
+    late.holds_probes = True
+    monkeypatch.setattr(shared_stock, "PROBE_SECONDS", (0.0, 0.0))
+    other.ask("b", prompt)
+    late.work()
+    settle(other)
+    house.store.health.note_unreachable("nobody listens")
+    other.ask("something else", text(3000))
+    asked = other.ask("b again", prompt)
+    assert asked.evaluated.n_cached == 999
+    assert {span.source for span in asked.evaluated.spans} == {CacheSource.MEMORY}
+
+
+def test_a_prompt_that_leaves_a_stored_one_inside_a_block_is_asked_for(house: SharedHouse) -> None:
+    bench = server(house)
+    prompt = text(600)
+    bench.ask("a", prompt)
+    settle(bench)
+    other = prompt[:300] + text(200)
+    asked = bench.ask("b", other)
+    assert asked.evaluated.n_cached == 300
+    assert asked.tokens == expected_reply(other, 8)

@@ -1,0 +1,143 @@
+"""The planner is a pure function: each row is a situation and the batch it must give."""
+
+import pytest
+
+from rekindle.cache.keys import PrefixKeys
+from rekindle.engine.scheduler.batch_planner import (
+    STALL_SECONDS,
+    BatchLimits,
+    plan_batch,
+    prefill_allowance,
+)
+from rekindle.engine.sequence import Phase, Sequence
+from rekindle.generation.request import GenerationRequest, Sampling
+
+
+def decoding(name: str) -> Sequence:
+    sequence = make(name, n_prompt=10)
+    sequence.n_computed, sequence.phase = 10, Phase.DECODING
+    sequence.tokens.append(1)
+    return sequence
+
+
+def prefilling(name: str, n_pending: int) -> Sequence:
+    sequence = make(name, n_prompt=n_pending)
+    sequence.phase = Phase.PREFILLING
+    return sequence
+
+
+def make(name: str, n_prompt: int) -> Sequence:
+    request = GenerationRequest(
+        id=name, prompt=(7,) * n_prompt, boundaries=(), sampling=Sampling(), max_tokens=None
+    )
+    tokens = list(request.prompt)
+    return Sequence(
+        request=request,
+        arrived_at=0.0,
+        max_length=100_000,
+        tokens=tokens,
+        keys=PrefixKeys(b"", tokens),
+    )
+
+
+def planned(
+    sequences: list[Sequence], *, max_tokens: int = 512, max_prefill: int = 512, cells: int = 9999
+) -> list[tuple[str, int]]:
+    plan = plan_batch(sequences, BatchLimits(max_tokens, max_prefill, cells))
+    return [(sequence.request.id, n_tokens) for sequence, n_tokens in plan]
+
+
+def test_the_batch_has_prefills_first_and_decodes_behind() -> None:
+    assert planned([prefilling("old", 100), decoding("young")]) == [("old", 100), ("young", 1)]
+
+
+def test_a_long_prompt_is_cut_into_whole_grains_beside_a_stream() -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)]) == [("p", 448), ("d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("n_done", "room", "n_tokens"),
+    [
+        (0, 512, 512),
+        (300, 512, 512),
+        (500, 64, 64),
+        (720, 100, 64),
+        (700, 130, 128),
+        (5600, 512, 400),  # the rest
+    ],
+)
+def test_a_chunk_is_the_rest_or_as_many_whole_grains_as_there_is_room_for(
+    n_done: int, room: int, n_tokens: int
+) -> None:
+    sequence = prefilling("p", 6000)
+    sequence.n_computed = n_done
+    assert planned([sequence], max_tokens=room) == [("p", n_tokens)]
+
+
+def test_a_chunk_ends_where_a_checkpoint_is_due() -> None:
+    sequence = prefilling("p", 6000)
+    sequence.stops = [900, 130]
+    assert planned([sequence]) == [("p", 130)]
+
+
+def test_a_sequence_that_is_being_restored_computes_nothing() -> None:
+    sequence = prefilling("p", 6000)
+    sequence.phase = Phase.RESTORING
+    assert planned([sequence, decoding("d")]) == [("d", 1)]
+
+
+def test_a_prefill_beside_a_stream_is_no_longer_than_allowed() -> None:
+    sequences = [decoding("d"), prefilling("p", 6000)]
+    assert planned(sequences, max_prefill=128) == [("p", 128), ("d", 1)]
+
+
+def test_the_allowance_is_for_streams_only() -> None:
+    assert planned([prefilling("p", 6000)], max_prefill=128) == [("p", 512)]
+
+
+def test_the_oldest_prefill_goes_first_and_the_next_takes_what_is_left() -> None:
+    sequences = [prefilling("old", 300), prefilling("young", 6000)]
+    assert planned(sequences) == [("old", 300), ("young", 192)]
+
+
+def test_the_allowance_is_shared_by_all_prefills() -> None:
+    sequences = [decoding("d"), prefilling("old", 100), prefilling("young", 6000)]
+    assert planned(sequences, max_prefill=128) == [("old", 100), ("young", 28), ("d", 1)]
+
+
+def test_a_younger_prefill_never_overtakes_one_that_found_no_room() -> None:
+    sequences = [prefilling("first", 480), prefilling("second", 500), prefilling("third", 5)]
+    assert planned(sequences)[0] == ("first", 480)
+    assert "third" not in dict(planned(sequences))
+
+
+def test_a_batch_smaller_than_a_grain_still_makes_progress() -> None:
+    assert planned([prefilling("p", 100)], max_tokens=32) == [("p", 32)]
+
+
+def test_the_end_of_a_prompt_is_not_held_back_by_the_grain() -> None:
+    assert planned([prefilling("p", 65)]) == [("p", 65)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [(0, []), (1, [("d", 1)]), (20, [("p", 19), ("d", 1)]), (65, [("p", 64), ("d", 1)])],
+)
+def test_no_more_tokens_than_free_cells_and_decodes_take_theirs_first(
+    cells: int, expected: list[tuple[str, int]]
+) -> None:
+    assert planned([decoding("d"), prefilling("p", 6000)], cells=cells) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "allowance"),
+    [
+        (0.0, 512),  # nothing measured yet
+        (STALL_SECONDS / 10_000, 512),
+        (STALL_SECONDS / 200, 192),
+        (STALL_SECONDS / 64, 64),
+        (1.0, 64),  # never below one grain: progress comes first
+    ],
+)
+def test_prefill_allowance(seconds_per_token: float, allowance: int) -> None:
+    assert prefill_allowance(seconds_per_token, 512) == allowance

@@ -1,0 +1,73 @@
+"""Holes between the rows in use: closed once they have cost what closing them costs."""
+
+import pytest
+
+from rekindle.cache.policy import CellTax
+from rekindle.errors import DecodeFailed
+from tests.engine.reuse.test_reuse import text
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    backend = FakeBackend(n_slots=3)
+    backend.pays_for_holes = True
+    return backend
+
+
+@pytest.fixture
+def bench(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Each cell costs a second of every step: idle slots leave as soon as they are stored."""
+    monkeypatch.setattr(CellTax, "seconds_per_cell", lambda *_: 1.0)
+    return Bench(backend)
+
+
+def test_rows_move_down_once_idle_ones_below_have_left(bench: Bench, backend: FakeBackend) -> None:
+    bench.ask("idle", text(600))
+    prompt = text(300)
+    bench.submit("runs", prompt, 40)
+    bench.run()
+    assert bench.tokens("runs") == expected_reply(prompt, 40)
+    [slot] = set(backend.moved)
+    assert len(backend.moved) == 1
+    assert backend.tokens(slot)[:300] == prompt
+
+
+def test_without_holes_nothing_moves(bench: Bench, backend: FakeBackend) -> None:
+    bench.submit("runs", text(300), 40)
+    bench.run()
+    assert backend.moved == []
+
+
+@pytest.mark.parametrize("lacks", ["has_room_to_move", "pays_for_holes"])
+def test_where_holes_are_free_or_room_is_short_nothing_moves(
+    bench: Bench, backend: FakeBackend, lacks: str
+) -> None:
+    setattr(backend, lacks, False)
+    bench.ask("idle", text(600))
+    bench.submit("runs", text(300), 40)
+    bench.run()
+    assert backend.moved == []
+
+
+def test_rows_that_slots_share_stay_where_they_are(bench: Bench, backend: FakeBackend) -> None:
+    bench.ask("idle", text(600))
+    head = text(300)
+    prompts = {"one": [*head, 1, 2], "two": [*head, 3, 4]}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt, 40)
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == expected_reply(prompt, 40)
+
+
+def test_rows_lost_on_the_way_are_brought_back(bench: Bench, backend: FakeBackend) -> None:
+    """A4: what the failure may have harmed is not used again; the stream goes on as it was."""
+    backend.move_failures.append(DecodeFailed("told to", rows_intact=False))
+    bench.ask("idle", text(600))
+    prompt = text(300)
+    bench.submit("runs", prompt, 40)
+    bench.run()
+    assert bench.tokens("runs") == expected_reply(prompt, 40)
+    assert backend.n_times_cleared == 1

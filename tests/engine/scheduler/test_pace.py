@@ -1,0 +1,170 @@
+"""Those who stream are held up by at most one export or one put in a step."""
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.cache.policy import CellTax
+from rekindle.generation.events import CacheSource, PromptEvaluated
+from rekindle.generation.request import CacheTerms, Rank
+from tests.engine.reuse.test_reuse import text
+from tests.support.caches import cache_opener
+from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.loop_driver import Bench
+
+
+def transfers_per_step(bench: Bench, n_steps: int) -> list[tuple[int, int]]:
+    """(exports, imports) of each step."""
+    counts = []
+    for _ in range(n_steps):
+        before = len(bench.backend.exports), len(bench.backend.imports)
+        bench.step()
+        counts.append(
+            (len(bench.backend.exports) - before[0], len(bench.backend.imports) - before[1])
+        )
+    return counts
+
+
+def test_one_block_in_a_step_is_put_while_others_decode() -> None:
+    bench = Bench(FakeBackend(n_slots=2, n_cells=8192))
+    returning = text(2000)
+    bench.ask("first", returning, 1)
+    bench.ask("other", text(300), 1)
+    bench.ask("another", text(300), 1)
+    bench.submit("stream", text(50), 60)
+    bench.step()
+    bench.step()
+    bench.submit("returns", returning, 1)
+    n_tokens_before = len(bench.tokens("stream"))
+    counts = transfers_per_step(bench, 12)
+    assert max(imports for _, imports in counts) == 1
+    assert sum(imports for _, imports in counts) == 8
+    assert len(bench.tokens("stream")) == n_tokens_before + 12
+    bench.run()
+    assert bench.tokens("returns") == expected_reply(returning, 1)
+
+
+def test_with_nobody_decoding_a_restore_takes_one_step() -> None:
+    bench = Bench(FakeBackend(n_slots=1, n_cells=8192))
+    returning = text(2000)
+    bench.ask("first", returning, 1)
+    bench.ask("other", text(300), 1)
+    bench.submit("returns", returning, 1)
+    [(_, n_imports)] = transfers_per_step(bench, 1)
+    assert n_imports == 8
+
+
+def test_one_block_in_a_step_is_exported_while_others_decode() -> None:
+    bench = Bench(FakeBackend(n_slots=3, n_cells=8192))
+    bench.submit("stream", text(50), 100)
+    bench.step()
+    bench.step()
+    for number in range(2):
+        bench.submit(f"prompt {number}", text(1500), 1)
+    counts = transfers_per_step(bench, 40)
+    assert max(exports for exports, _ in counts) == 1
+    assert sum(exports for exports, _ in counts) >= 12
+
+
+def test_idle_rows_leave_the_context_when_they_slow_others_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CellTax, "seconds_per_cell", lambda *_: 1.0)
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.ask("busy", text(100), 5)
+    cache = bench.loop.status().cache
+    assert cache is not None
+    assert cache.counters.parked == 1
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.MEMORY
+
+
+def test_idle_rows_that_cost_nothing_stay() -> None:
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.ask("busy", text(100), 5)
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
+def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_them_back() -> None:
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("long", text(300), 1)
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.MEMORY
+
+
+def test_idle_rows_that_share_a_beginning_make_way_together() -> None:
+    bench = Bench(FakeBackend())
+    shared = text(600)
+    first, second = shared + text(100), shared + text(100)
+    bench.ask("first", first, 1)
+    bench.ask("second", second, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("long", text(300), 1)
+    for name, prompt in (("first back", first), ("second back", second)):
+        sources = {span.source for span in bench.ask(name, prompt, 1).evaluated.spans}
+        assert CacheSource.MEMORY in sources
+
+
+def test_rows_that_whoever_comes_shares_do_not_make_way() -> None:
+    """They would free next to nothing."""
+    bench = Bench(FakeBackend())
+    shared = text(600)
+    first = shared + text(10)
+    bench.ask("first", first, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("second", shared + text(300), 1)
+    [source] = {span.source for span in bench.ask("back", first, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
+def test_x9_a_conversation_makes_no_way_for_a_side_request() -> None:
+    """X9"""
+    bench = Bench(FakeBackend())
+    idle = text(600)
+    bench.ask("idle", idle, 1)
+    bench.loop._saver.prefill_seconds_per_token = 1.0
+    bench.ask("title", text(300), 1, terms=CacheTerms(rank=Rank.BACKGROUND))
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
+def test_idle_rows_stay_where_the_newcomer_has_next_to_nothing_to_compute() -> None:
+    bench = Bench(FakeBackend())
+    idle, other = text(600), text(300)
+    bench.ask("idle", idle, 1)
+    bench.ask("other", other, 1)
+    bench.loop._saver.prefill_seconds_per_token = 0.01
+    bench.ask("the same", other, 1)
+    [source] = {span.source for span in bench.ask("back", idle, 1).evaluated.spans}
+    assert source is CacheSource.LIVE
+
+
+def test_streams_go_on_while_a_restore_waits_for_the_disk(tmp_path: Path) -> None:
+    tokens = text(2000)
+    first = Bench(FakeBackend(), cache_opener(tmp_path))
+    first.ask("first", tokens, 1)
+    first.close()
+    bench = Bench(FakeBackend(), cache_opener(tmp_path))
+    prompt = text(50)
+    bench.submit("stream", prompt, 2000)
+    bench.step()
+    bench.step()
+    bench.submit("returns", tokens, 1)
+    n_steps = 0
+    while not any(isinstance(event, PromptEvaluated) for event in bench.events("returns")):
+        before = len(bench.tokens("stream"))
+        bench.step()
+        assert len(bench.tokens("stream")) == before + 1
+        n_steps += 1
+    assert n_steps >= 8
+    bench.run(5000)
+    assert bench.tokens("stream") == expected_reply(prompt, 2000)
+    bench.close()

@@ -1,0 +1,48 @@
+"""What a model held is free once it is unloaded, also what the collector was told to look past."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+from rekindle.models.pool import ModelPool
+from tests.models.test_pool import GIB, FakeModel, use
+
+
+class KnottedModel(FakeModel):
+    """As a cache does: nothing of it goes without the collector."""
+
+    def start(self) -> None:
+        super().start()
+        self.itself = self
+        gc.freeze()  # a cache does that when its index is there
+
+
+class ForgetfulLoader:
+    """Keeps nothing of what it made alive."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[KnottedModel]] = []
+
+    def n_bytes(self, name: str) -> int:
+        return GIB
+
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> KnottedModel:
+        model = KnottedModel(name, GIB)
+        self.made.append(weakref.ref(model))
+        return model
+
+
+def test_a_model_that_is_unloaded_leaves_nothing_behind() -> None:
+    async def scenario() -> list[KnottedModel | None]:
+        loader = ForgetfulLoader()
+        pool = ModelPool(
+            ("a", "b"), loader, default=None, memory_bytes=4 * GIB, keep_alive_seconds=0.0
+        )
+        for _ in range(2):
+            await use(pool, "a")
+            await pool.unload("a")
+        return [model() for model in loader.made]
+
+    assert asyncio.run(scenario()) == [None, None]
+    gc.unfreeze()
