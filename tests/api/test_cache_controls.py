@@ -123,10 +123,9 @@ def of_responses(items: list[Any], **fields: Any) -> tuple[Mark, ...]:
         ),
     ],
 )
-def test_x5_every_place_of_cache_control_marks_the_messages_up_to_it(
+def test_every_place_of_cache_control_marks_the_messages_up_to_it(
     messages: list[Any], fields: dict[str, Any], marks: tuple[tuple[int, float], ...]
 ) -> None:
-    """X5"""
     assert of_messages(messages, **fields) == tuple(Mark(*mark) for mark in marks)
 
 
@@ -147,8 +146,7 @@ def test_x5_every_place_of_cache_control_marks_the_messages_up_to_it(
         CALLED,
     ],
 )
-def test_x5_the_messages_of_an_entry_are_counted_as_they_are_read(entry: dict[str, Any]) -> None:
-    """X5"""
+def test_the_messages_of_an_entry_are_counted_as_they_are_read(entry: dict[str, Any]) -> None:
     body = MessagesRequest.model_validate(
         {"messages": [user(FIRST), CALLED, entry], "system": SYSTEM, "max_tokens": 1}
     )
@@ -156,8 +154,7 @@ def test_x5_the_messages_of_an_entry_are_counted_as_they_are_read(entry: dict[st
     assert 3 + n_messages_of(body.messages[-1]) == n_read
 
 
-def test_x5_a_mark_that_moves_on_covers_what_it_covered_before() -> None:
-    """X5"""
+def test_a_mark_that_moves_on_covers_what_it_covered_before() -> None:
     turns: list[Any] = [user(FIRST), CALLED, user(result("x")), ANSWER, user(FIRST, SECOND)]
     covered = []
     for n_sent in (1, 3, 5):
@@ -168,8 +165,7 @@ def test_x5_a_mark_that_moves_on_covers_what_it_covered_before() -> None:
     assert covered == [1, 3, 5]
 
 
-def test_x5_five_breakpoints_are_refused_in_anthropics_words() -> None:
-    """X5"""
+def test_five_breakpoints_are_refused_in_anthropics_words() -> None:
     four = [user(FIRST | MARKED), ANSWER] * 4
     assert len(of_messages(four)) == 4
     with pytest.raises(
@@ -179,8 +175,7 @@ def test_x5_five_breakpoints_are_refused_in_anthropics_words() -> None:
         of_messages(four, **MARKED)
 
 
-def test_x5_usage_is_divided_at_the_last_breakpoint() -> None:
-    """X5"""
+def test_usage_is_divided_at_the_last_breakpoint() -> None:
     prompt = FakePrompt(n_messages=2)
     assert last_breakpoint((), prompt) is None
     assert last_breakpoint((Mark(0, HOUR),), prompt) == Breakpoint(10, "1h")
@@ -206,17 +201,15 @@ CHAT = [
         ({"prompt_cache_retention": "24h"}, ((None, DAY),)),
     ],
 )
-def test_x5_openais_request_fields_mark_the_whole_prompt_or_nothing(
+def test_openais_request_fields_mark_the_whole_prompt_or_nothing(
     fields: dict[str, Any], marks: tuple[tuple[int | None, float], ...]
 ) -> None:
-    """X5"""
     expected = tuple(Mark(*mark) for mark in marks)
     assert of_chat([{"role": "user", "content": "hi"}], **fields) == expected
     assert of_responses([{"role": "user", "content": "hi"}], **fields) == expected
 
 
-def test_x5_openais_breakpoints_mark_the_messages_up_to_them() -> None:
-    """X5"""
+def test_openais_breakpoints_mark_the_messages_up_to_them() -> None:
     assert of_chat(CHAT) == (Mark(2, MINUTES_30),)
     assert of_responses(CHAT) == (Mark(2, MINUTES_30),)
     assert of_responses(CHAT[1:], instructions="Be brief.") == (Mark(2, MINUTES_30),)
@@ -230,8 +223,7 @@ def test_x5_openais_breakpoints_mark_the_messages_up_to_them() -> None:
         assert of_responses(system, prompt_cache_options=options) == (*both, *whole)
 
 
-def test_x5_breakpoints_on_the_items_of_one_turn_and_on_outputs_find_their_messages() -> None:
-    """X5"""
+def test_breakpoints_on_the_items_of_one_turn_and_on_outputs_find_their_messages() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c"}
     parts = [{"type": "input_text", "text": "x"} | BREAKPOINT]
@@ -240,14 +232,12 @@ def test_x5_breakpoints_on_the_items_of_one_turn_and_on_outputs_find_their_messa
     assert [mark.n_messages for mark in of_responses(items)] == [2, 3, 4]
 
 
-def test_x5_of_many_breakpoints_the_last_four_count() -> None:
-    """X5"""
+def test_of_many_breakpoints_the_last_four_count() -> None:
     marks = of_chat([CHAT[1]] * 6, prompt_cache_options={"ttl": "30m"})
     assert [mark.n_messages for mark in marks] == [4, 5, 6, None]
 
 
-def test_x5_pins_are_the_fewest_that_keep_what_is_marked() -> None:
-    """X5"""
+def test_pins_are_the_fewest_that_keep_what_is_marked() -> None:
     prompt = FakePrompt(n_messages=3)
     assert pins_of((), prompt) == ()
     assert pins_of((Mark(None, DAY),), prompt) == (Pin(43, DAY),)
@@ -261,8 +251,7 @@ def test_x5_pins_are_the_fewest_that_keep_what_is_marked() -> None:
         st.builds(Mark, st.none() | st.integers(0, 5), st.sampled_from([MINUTES_5, HOUR, DAY]))
     )
 )
-def test_x5_each_mark_is_kept_as_long_as_it_asks(marks: list[Mark]) -> None:
-    """X5"""
+def test_each_mark_is_kept_as_long_as_it_asks(marks: list[Mark]) -> None:
     prompt = FakePrompt(n_messages=5)
     pins = pins_of(marks, prompt)
     for mark in marks:
@@ -271,8 +260,7 @@ def test_x5_each_mark_is_kept_as_long_as_it_asks(marks: list[Mark]) -> None:
     assert len(pins) <= 3
 
 
-def test_x5_marks_behind_dropped_messages_never_reach_too_far() -> None:
-    """X5"""
+def test_marks_behind_dropped_messages_never_reach_too_far() -> None:
     prompt = FakePrompt(n_messages=4, n_dropped=3)
     assert pins_of((Mark(7, HOUR),), prompt) == (Pin(50, HOUR),)
     assert pins_of((Mark(2, HOUR),), prompt) == (Pin(10, HOUR),)
@@ -315,10 +303,9 @@ def shuffled(value: Any, chance: random.Random) -> Any:
 
 
 @given(Heads, st.randoms(use_true_random=False))
-def test_q8_the_order_of_json_keys_never_changes_the_automatic_key(
+def test_the_order_of_json_keys_never_changes_the_automatic_key(
     head: Head, chance: random.Random
 ) -> None:
-    """Q8"""
     systems, functions = head
     key = key_of(head)
     assert key == key_of((systems, shuffled(functions, chance)), "another question")
@@ -327,21 +314,18 @@ def test_q8_the_order_of_json_keys_never_changes_the_automatic_key(
 
 
 @given(Heads, Heads)
-def test_q8_any_other_difference_changes_the_automatic_key(one: Head, other: Head) -> None:
-    """Q8"""
+def test_any_other_difference_changes_the_automatic_key(one: Head, other: Head) -> None:
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (key_of(one) == key_of(other)) == same
 
 
 @given(Heads)
-def test_q8_the_order_of_tools_changes_the_automatic_key(head: Head) -> None:
-    """Q8"""
+def test_the_order_of_tools_changes_the_automatic_key(head: Head) -> None:
     systems, functions = head
     assert (key_of((systems, functions[::-1])) == key_of(head)) == (len(functions) < 2)
 
 
-def test_q8_all_dialects_give_equal_heads_the_same_automatic_key() -> None:
-    """Q8"""
+def test_all_dialects_give_equal_heads_the_same_automatic_key() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     chat = key_of((["Be."], [{"name": "f", "description": "d", "parameters": schema}]))
     tool = {"name": "f", "description": "d", "input_schema": schema}
@@ -361,8 +345,7 @@ def test_q8_all_dialects_give_equal_heads_the_same_automatic_key() -> None:
     assert auto_key(responses_conversation(request, asked, toolbox)) == chat
 
 
-def test_q8_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> None:
-    """Q8"""
+def test_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> None:
     conversation = Conversation((Message(Role.USER, (Text("hi"),)),))
     prompt = FakePrompt()
     chosen = CacheFields(cache_key="docs/v1:a.b-c_d", persist=True)
@@ -379,8 +362,7 @@ def test_q8_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> Non
     assert raw[0] == raw[2] != raw[1]
 
 
-def test_x9_a_rank_is_the_callers() -> None:
-    """X9"""
+def test_a_rank_is_the_callers() -> None:
     for declared, expected in ((None, Rank.MAIN), (Rank.EPHEMERAL, Rank.EPHEMERAL)):
         caller = Caller("s", declared, "")
         terms = terms_of(caller, CacheFields(), (), None, FakePrompt(), primes=False)
@@ -390,8 +372,7 @@ def test_x9_a_rank_is_the_callers() -> None:
 @pytest.mark.parametrize(
     "fields", [{"prefill": True}, {"prompt_cache_options": {"prewarm": True}}, {}]
 )
-def test_x5_priming_writes_nothing_in_responses_and_messages(fields: dict[str, Any]) -> None:
-    """X5"""
+def test_priming_writes_nothing_in_responses_and_messages(fields: dict[str, Any]) -> None:
     primes = bool(fields)
     body = CreateResponseRequest.model_validate({"input": "hi", "max_output_tokens": 5, **fields})
     options = reply_options(body, toolbox_of(()), Sampling(), default_cache_prompt=True)
@@ -404,8 +385,7 @@ def test_x5_priming_writes_nothing_in_responses_and_messages(fields: dict[str, A
     assert answer.max_tokens == (0 if primes else 5)
 
 
-def test_x5_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> None:
-    """X5"""
+def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> None:
     tokenizer = ByteTokenizer()
     template = ChatTemplate(
         CHATML, bos_text="<s>", eos_text=END, guard=Guard(tokenizer.special_strings)

@@ -75,8 +75,7 @@ def story_of(path: str, end: ReplyDone, *, stream: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_d1_every_dialect_names_every_source(path: str) -> None:
-    """D1"""
+def test_every_dialect_names_every_source(path: str) -> None:
     spans = tuple(CachedSpan(source, i, i + 1) for i, source in enumerate(CacheSource))
     story = story_of(path, done(n_cached=len(spans), spans=spans), stream=False)
     TypeAdapter(Rekindle).validate_python(story, extra="forbid")
@@ -86,11 +85,10 @@ def test_d1_every_dialect_names_every_source(path: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_x4_every_dialect_tells_a_miss_where_it_was_asked_for(
+def test_every_dialect_tells_a_miss_where_it_was_asked_for(
     path: str,
     stream: bool,  # noqa: FBT001
 ) -> None:
-    """X4, X9, X10"""
     story = story_of(path, told(MISS), stream=stream)
     TypeAdapter(Rekindle).validate_python(story, extra="forbid")
     assert story["miss"] == MISS_BODY
@@ -100,8 +98,7 @@ def test_x4_every_dialect_tells_a_miss_where_it_was_asked_for(
     assert "miss" not in story_of(path, told(MISS, is_explained=False), stream=stream)
 
 
-def test_x5_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
-    """X5"""
+def test_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
     kept = done(n_prompt=10, n_cached=4).stats
     details = usage_of([kept], 1)["prompt_tokens_details"]
     assert details == {"cached_tokens": 4, "cache_write_tokens": 6}
@@ -110,8 +107,7 @@ def test_x5_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None
     assert details == {"cached_tokens": 0, "cache_write_tokens": 0}
 
 
-def test_d1_the_header_tells_how_much_and_from_where() -> None:
-    """D1"""
+def test_the_header_tells_how_much_and_from_where() -> None:
     spans = (CachedSpan(CacheSource.DISK, 0, 3000), CachedSpan(CacheSource.LIVE, 3000, 3980))
     stats = done(n_prompt=4012, n_cached=3980, spans=spans).stats
     assert cache_header(stats) == {"x-rekindle-cache": "hit=3980/4012 from=live,disk"}
@@ -119,8 +115,7 @@ def test_d1_the_header_tells_how_much_and_from_where() -> None:
     assert cache_header(cold) == {"x-rekindle-cache": "hit=0/10 from=-"}
 
 
-def test_d1_a_stream_has_the_header_too() -> None:
-    """D1"""
+def test_a_stream_has_the_header_too() -> None:
     spans = (CachedSpan(CacheSource.MEMORY, 0, 4),)
     first = ReplyProgress(6, 10, 4, 0.5, spans)
     reply = chat(FakeResponder((first, ReplyText("a"), done())), stream=True)
@@ -137,8 +132,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("reason", list(MissReason))
-def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
-    """X4"""
+def test_reasons_in_anthropics_words(reason: MissReason) -> None:
     diagnostics = diagnostics_of(PREVIOUS, Diagnosis(replace(MISS, reason=reason)))
     if reason is MissReason.FIRST_REQUEST:
         assert diagnostics is None
@@ -151,8 +145,7 @@ def test_x4_reasons_in_anthropics_words(reason: MissReason) -> None:
         BetaDiagnostics.model_validate(diagnostics, strict=True)
 
 
-def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
-    """X4"""
+def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
     envelope = PREVIOUS
     changed = {"type": "messages_changed", "cache_missed_input_tokens": 640}
     reply = Reply("a", "", (), (), told(MISS))
@@ -167,8 +160,7 @@ def test_x4_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_star
     assert message["usage"]["cache_read_input_tokens"] == 4
 
 
-def test_x4_a_message_that_is_not_known_is_told_so() -> None:
-    """X4"""
+def test_a_message_that_is_not_known_is_told_so() -> None:
     envelope = PREVIOUS
     unknown = Reply("a", "", (), (), told(MISS, is_compared=False))
     missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}
@@ -189,8 +181,7 @@ def test_x4_a_message_that_is_not_known_is_told_so() -> None:
         (told(MISS, is_compared=False), {"type": "comparison_response_not_found"}),
     ],
 )
-def test_x4_diagnostics_of_a_response(end: ReplyDone, diagnostics: dict[str, Any]) -> None:
-    """X4"""
+def test_diagnostics_of_a_response(end: ReplyDone, diagnostics: dict[str, Any]) -> None:
     asked = Envelope(
         model="tiny",
         body=CreateResponseRequest(input="hi"),

@@ -136,7 +136,6 @@ def test_bad_field_in_a_completion_is_named(fields: dict[str, Any], param: str, 
 
 
 def test_tool_result_for_a_call_that_nobody_made_is_refused() -> None:
-    """D14."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     answered = [
         USER,

@@ -102,7 +102,6 @@ def test_several_replies_count_their_prompt_once() -> None:
 
 
 def test_each_cached_span_is_told_with_its_source() -> None:
-    """D1."""
     spans = (
         CachedSpan(CacheSource.DISK, 0, 256),
         CachedSpan(CacheSource.MEMORY, 256, 512),

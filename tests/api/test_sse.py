@@ -90,8 +90,7 @@ class Client:
             self.has_sign_of_life.set()
 
 
-def test_d1_the_head_waits_for_the_first_event_and_tells_what_it_knows() -> None:
-    """D1"""
+def test_the_head_waits_for_the_first_event_and_tells_what_it_knows() -> None:
 
     async def run() -> None:
         async def pour(sink: Sink) -> None:

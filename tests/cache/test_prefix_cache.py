@@ -102,8 +102,7 @@ def test_a_longer_block_takes_the_place_of_the_short_one_it_covers(opened: Open)
     assert save(cache, text(0, 350)) == [Saved.KNOWN] * 2
 
 
-def test_l3_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open) -> None:
-    """L3"""
+def test_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open) -> None:
     cache = opened(memory_bytes=10 * size_in_memory(ROW_BYTES))
     results = save(cache, text(0, 20 * BLOCK_TOKENS))
     assert results[:10] == [Saved.STORED] * 10
@@ -125,8 +124,7 @@ def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
     assert cache.match(keys_of(cache, unused), 1024).n_tokens < 1024
 
 
-def test_d15_what_was_written_is_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
-    """D15"""
+def test_what_was_written_is_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
     first = opened(tmp_path)
     tokens = text(0, 700)
     save(first, tokens)
@@ -162,10 +160,9 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
     assert cache.status().tiers[0].n_bytes == 0
 
 
-def test_x8_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
+def test_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
     opened: Open, tmp_path: Path
 ) -> None:
-    """X8"""
     cache = opened(tmp_path, write_bytes_per_hour=20 * ROW_BYTES)
     for number in range(20):
         save(cache, text(number * 10_000, BLOCK_TOKENS))
@@ -176,10 +173,9 @@ def test_x8_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
     settle(cache, lambda: cache.status().counters.writes >= 11)
 
 
-def test_x8_with_the_policy_reused_only_the_second_use_is_written(
+def test_with_the_policy_reused_only_the_second_use_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
-    """X8"""
     cache = opened(tmp_path, write_policy=WritePolicy.REUSED)
     tokens = text(0, 512)
     save(cache, tokens)
@@ -188,8 +184,7 @@ def test_x8_with_the_policy_reused_only_the_second_use_is_written(
     wait_for_writes(cache, 2)
 
 
-def test_d8_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: Path) -> None:
-    """D8"""
+def test_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: Path) -> None:
     cache = opened(tmp_path, min_tokens=300)
     save(cache, text(0, 280))
     assert cache.status().counters.writes_refused == 2
@@ -200,10 +195,9 @@ def test_d8_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: P
 @pytest.mark.parametrize(
     ("seconds_to_load_a_block", "n_loaded"), [(0.1, 1024), (0.3, 0), (0.26, 0), (0.25, 1024)]
 )
-def test_x8_loading_stops_where_computing_is_faster(
+def test_loading_stops_where_computing_is_faster(
     opened: Open, seconds_to_load_a_block: float, n_loaded: int
 ) -> None:
-    """X8"""
     cache = opened(may_recompute=True)
     tokens = text(0, 1024)
     save(cache, tokens)
@@ -259,8 +253,7 @@ def test_what_the_backend_refuses_is_set_aside_and_never_tried_again(
     settle(cache, lambda: len(list((tmp_path / "quarantine").iterdir())) == 1)
 
 
-def test_x3_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
-    """X3"""
+def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
     cache = opened(traits=HYBRID)
     tokens = text(0, 100 * BLOCK_TOKENS)
     save(cache, tokens)

@@ -21,8 +21,7 @@ def entry(seed: int, standing: Standing) -> Entry:
     return replace(make_entry(seed, payload_bytes=ENTRY_BYTES), standing=standing)
 
 
-def test_x9_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
-    """X9"""
+def test_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, budget_bytes=4 * MIB)
     ranks = [Rank.MAIN, Rank.BACKGROUND, Rank.EPHEMERAL]
     entries = [entry(seed, Standing(ranks[seed % 3])) for seed in range(30)]
@@ -35,8 +34,7 @@ def test_x9_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path
     tier.close()
 
 
-def test_x5_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path) -> None:
-    """X5"""
+def test_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path) -> None:
     now = [NOW]
     tier = open_tier(tmp_path, budget_bytes=2 * MIB, now=lambda: now[0])
     pinned = entry(1, Standing(Rank.EPHEMERAL, "s", NOW + 300))
@@ -97,8 +95,7 @@ def node(key: int, payload_bytes: int = 100) -> Node:
     return made
 
 
-def test_x5_pins_end_at_the_share_of_one_session_and_of_all() -> None:
-    """X5"""
+def test_pins_end_at_the_share_of_one_session_and_of_all() -> None:
     pins = Pins(budget_bytes=8000)
     granted = [
         len(list(pins.grant(f"s{session}", [node(100 * session + n) for n in range(20)], NOW)))
@@ -107,8 +104,7 @@ def test_x5_pins_end_at_the_share_of_one_session_and_of_all() -> None:
     assert granted == [10, 10, 10, 10, 0, 0]
 
 
-def test_x5_a_longer_pin_costs_nothing_more_and_a_released_one_gives_its_room_back() -> None:
-    """X5"""
+def test_a_longer_pin_costs_nothing_more_and_a_released_one_gives_its_room_back() -> None:
     pins = Pins(budget_bytes=800)
     one, two = node(1), node(2)
     assert list(pins.grant("s", [one], NOW)) == [one]

@@ -187,7 +187,6 @@ def test_counts_come_from_the_engine() -> None:
 
 @pytest.mark.parametrize("cache_prompt", [True, False])
 def test_the_engine_is_told_whether_to_use_the_cache(cache_prompt: bool) -> None:  # noqa: FBT001
-    """A8"""
     engine, tokenizer = RecordingEngine(), ByteTokenizer()
     template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
     dialect = choose(CHATML, supports_tools=False)
@@ -206,7 +205,6 @@ def test_an_engine_error_reaches_the_reader() -> None:
 
 
 def test_one_log_line_explains_the_request(caplog: pytest.LogCaptureFixture) -> None:
-    """N6"""
     with caplog.at_level("INFO", logger="rekindle.request"):
         run(script("abc"))
     [record] = caplog.records

@@ -43,10 +43,9 @@ def agent(tmp_path: Path) -> Path:
     return file
 
 
-def test_q1_q3_a_file_is_one_engine_call_with_the_system_prompt_first_and_its_tools(
+def test_a_file_is_one_engine_call_with_the_system_prompt_first_and_its_tools(
     agent: Path,
 ) -> None:
-    """Q1, Q3"""
     responder = FakeResponder(PRIMED)
     with serving(responder) as url:
         shown = prime(agent, "--url", f"{url}/v1/")
@@ -72,10 +71,7 @@ def test_each_file_has_a_line_and_a_row_with_its_account(tmp_path: Path, agent: 
     ]
 
 
-def test_q5_an_error_is_told_with_its_file_and_the_others_go_on(
-    tmp_path: Path, agent: Path
-) -> None:
-    """Q5"""
+def test_an_error_is_told_with_its_file_and_the_others_go_on(tmp_path: Path, agent: Path) -> None:
     broken, missing = tmp_path / "broken.json", tmp_path / "missing.md"
     broken.write_text("{")
     refused = tmp_path / "refused.json"
@@ -92,8 +88,7 @@ def test_q5_an_error_is_told_with_its_file_and_the_others_go_on(
     assert f"{agent}: 10 tokens" in shown.output
 
 
-def test_q5_a_server_that_is_not_there_is_an_error(agent: Path) -> None:
-    """Q5"""
+def test_a_server_that_is_not_there_is_an_error(agent: Path) -> None:
     shown = prime(agent, "--url", "http://127.0.0.1:9")
     assert shown.exit_code == 1
     assert f"{agent}: http://127.0.0.1:9 cannot be reached" in shown.output

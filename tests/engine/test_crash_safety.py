@@ -97,10 +97,9 @@ def test_a_prompt_that_forks_a_running_stream_is_found_up_to_its_end(
     bench.close()
 
 
-def test_d9_shutdown_waits_for_a_slow_disk_where_memory_has_no_room(
+def test_shutdown_waits_for_a_slow_disk_where_memory_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D9"""
     put = DiskTier.put
 
     def put_slowly(tier: DiskTier, entry: Entry) -> list[Key]:

@@ -73,7 +73,7 @@ def test_nobodys_token_waits_for_an_embedding() -> None:
 
 
 def test_an_embedding_between_two_turns_changes_nothing_about_the_second() -> None:
-    """A5: the same calls to the backend, and the same tokens cached."""
+    """The same calls to the backend, and the same tokens cached."""
 
     def second_turn(*, with_embedding: bool) -> tuple[object, ...]:
         backend = FakeBackend(n_slots=1)

@@ -16,7 +16,7 @@ from tests.support.tiny_models import TinyArchitecture
 
 @pytest.mark.parametrize("model_class", list(ModelClass))
 def test_every_reply_is_the_cold_one_and_every_account_is_right(model_class: ModelClass) -> None:
-    """D12, L2, L4, L6, X3: on a backend that counts every cell and every token."""
+    """On a backend that counts every cell and every token."""
     machine = machine_for(FakeSubject(model_class))
     run_state_machine_as_test(machine, settings=budget(n_worlds=6, n_operations=20))
 
@@ -25,7 +25,7 @@ def test_every_reply_is_the_cold_one_and_every_account_is_right(model_class: Mod
 def test_restored_state_is_what_was_saved_and_goes_on_as_the_live_one(
     architecture: TinyArchitecture, tmp_path: Path
 ) -> None:
-    """D12, L6, X3: on llama.cpp, byte for byte and logit for logit."""
+    """On llama.cpp, byte for byte and logit for logit."""
     subject = LlamaSubject(architecture, tmp_path)
     try:
         machine = machine_for(subject)

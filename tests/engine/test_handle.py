@@ -113,7 +113,7 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
 
 @pytest.mark.parametrize(("n_prompt", "fits"), [(63, True), (64, False), (65, False)])
 def test_a_prompt_must_leave_room_for_one_token(n_prompt: int, *, fits: bool) -> None:
-    """N4: anything shorter runs whole."""
+    """Anything shorter runs whole."""
 
     async def scenario() -> None:
         async with running(FakeBackend(n_slots=1, n_cells=64)) as handle:

@@ -70,7 +70,6 @@ def test_end_of_generation_is_not_part_of_the_reply() -> None:
 
 
 def test_a_reply_that_fills_the_context_ends_by_length() -> None:
-    """N5"""
     bench = Bench(FakeBackend(n_slots=1, n_cells=32))
     bench.submit("a", prompt(1, 30), max_tokens=32_000)
     bench.run()

@@ -99,10 +99,10 @@ def test_namespaces_survive_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_class", [ModelClass.DENSE, ModelClass.HYBRID])
-def test_x9_a_side_request_takes_no_conversations_slot_while_another_is_free(
+def test_a_side_request_takes_no_conversations_slot_while_another_is_free(
     model_class: ModelClass,
 ) -> None:
-    """X9: not even that of the conversation whose prompt it begins with."""
+    """Not even that of the conversation whose prompt it begins with."""
     bench = Bench(FakeBackend(model_class=model_class, n_slots=3))
     conversation = text(600)
     reply = bench.ask("main", conversation, 20).tokens
@@ -115,8 +115,7 @@ def test_x9_a_side_request_takes_no_conversations_slot_while_another_is_free(
     assert going_on.evaluated.n_cached == len(conversation) + len(reply) - 1
 
 
-def test_x9_main_conversations_keep_their_slots_when_side_requests_come_and_go() -> None:
-    """X9"""
+def test_main_conversations_keep_their_slots_when_side_requests_come_and_go() -> None:
     bench = Bench(FakeBackend(n_slots=3))
     mains = [text(300), text(300)]
     for index, prompt in enumerate(mains):
@@ -128,8 +127,7 @@ def test_x9_main_conversations_keep_their_slots_when_side_requests_come_and_go()
         assert spans == (CachedSpan(CacheSource.LIVE, 0, 299),)
 
 
-def test_x9_memory_loses_sub_agents_first_then_side_requests() -> None:
-    """X9"""
+def test_memory_loses_sub_agents_first_then_side_requests() -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=5 * BLOCK_BYTES))
     kept = {name: text(256) for name in ("main", "side", "sub-agent")}
     terms = {"main": CacheTerms(), "side": SIDE, "sub-agent": SUB_AGENT}
@@ -158,8 +156,7 @@ def test_a_title_that_a_conversation_shares_is_as_dear_as_the_conversation() -> 
     assert {each.rank for each in listed(bench)} == {Rank.MAIN}
 
 
-def test_x5_what_is_pinned_outlives_what_is_used() -> None:
-    """X5"""
+def test_what_is_pinned_outlives_what_is_used() -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=64 * BLOCK_BYTES))
     pinned, plain = text(1024), text(1024)
     bench.ask("pinned", pinned, 1, terms=CacheTerms(pins=(Pin(1024, 3600.0),)))
@@ -173,8 +170,7 @@ def test_x5_what_is_pinned_outlives_what_is_used() -> None:
     assert stored.n_tokens == 1024
 
 
-def test_x5_a_session_cannot_pin_the_store_full() -> None:
-    """X5"""
+def test_a_session_cannot_pin_the_store_full() -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=64 * BLOCK_BYTES))
     for index in range(30):
         prompt = text(1024)
@@ -186,8 +182,7 @@ def test_x5_a_session_cannot_pin_the_store_full() -> None:
     assert forecast(bench, modest).n_cached == 599
 
 
-def test_x5_a_pin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """X5"""
+def test_a_pin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=6 * 300_000))
     prompt = text(256)
     bench.ask("pinned", prompt, 1, terms=CacheTerms(pins=(Pin(256, 300.0),)))
@@ -197,8 +192,7 @@ def test_x5_a_pin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.pinned_until is None for each in listed(bench)] == [True]
 
 
-def test_x5_pins_survive_a_restart(tmp_path: Path) -> None:
-    """X5"""
+def test_pins_survive_a_restart(tmp_path: Path) -> None:
     first = Bench(FakeBackend(), cache_opener(tmp_path))
     terms = CacheTerms(session="s", pins=(Pin(512, 3600.0),))
     first.ask("pinned", text(600), 1, terms=terms)
@@ -210,8 +204,7 @@ def test_x5_pins_survive_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
-def test_q4_persist_ends_when_the_prompt_is_on_disk(tmp_path: Path) -> None:
-    """Q4"""
+def test_persist_ends_when_the_prompt_is_on_disk(tmp_path: Path) -> None:
     bench = Bench(FakeBackend(), cache_opener(tmp_path, min_tokens=64))
     prompt = text(40)  # shorter than what is written unasked
     bench.submit("primed", prompt, 0, terms=CacheTerms(persist=True, name="p"))
@@ -222,10 +215,9 @@ def test_q4_persist_ends_when_the_prompt_is_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_q4_a_persisted_prompt_of_any_model_is_found_by_the_next_process(
+def test_a_persisted_prompt_of_any_model_is_found_by_the_next_process(
     tmp_path: Path, model_class: ModelClass
 ) -> None:
-    """Q4"""
     first = Bench(FakeBackend(model_class=model_class), cache_opener(tmp_path))
     prompt = text(700)
     first.submit("primed", prompt, 0, terms=CacheTerms(persist=True))
@@ -237,8 +229,8 @@ def test_q4_a_persisted_prompt_of_any_model_is_found_by_the_next_process(
     second.close()
 
 
-def test_q5_persist_fails_loudly(tmp_path: Path) -> None:
-    """Q5: without a disk, and with a budget that is used up."""
+def test_persist_fails_loudly(tmp_path: Path) -> None:
+    """Without a disk, and with a budget that is used up."""
     without = Bench(FakeBackend())
     without.submit("a", text(300), 0, terms=CacheTerms(persist=True))
     failed = finish(without, "a")
@@ -252,8 +244,7 @@ def test_q5_persist_fails_loudly(tmp_path: Path) -> None:
     poor.close()
 
 
-def test_q9_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> None:
-    """Q8, Q9"""
+def test_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> None:
     prompts = {"one": text(600), "two": text(600)}
     first = Bench(FakeBackend(), cache_opener(tmp_path))
     for name, prompt in prompts.items():
@@ -279,8 +270,7 @@ def test_q9_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -
     third.close()
 
 
-def test_q9_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> None:
-    """Q9"""
+def test_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> None:
     bench = Bench(FakeBackend(n_slots=4))
     shared = text(512)
     one, other = shared + text(300), shared + text(300)
@@ -304,8 +294,7 @@ def test_q9_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> No
     assert again.tokens == expected_reply(other, 1)
 
 
-def test_x10_a_forecast_is_what_the_request_finds_and_changes_nothing(tmp_path: Path) -> None:
-    """X10"""
+def test_a_forecast_is_what_the_request_finds_and_changes_nothing(tmp_path: Path) -> None:
     first = Bench(FakeBackend(), cache_opener(tmp_path))
     prompt = text(700)
     first.ask("a", prompt, 1)
@@ -369,10 +358,10 @@ def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
     assert bench.question(PinStored("00", "", 60.0)) is False
 
 
-def test_x5_pins_that_have_ended_make_room_for_new_ones(
+def test_pins_that_have_ended_make_room_for_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X5: with a disk, too, where nothing in memory has to wait for a pin to end."""
+    """With a disk, too, where nothing in memory has to wait for a pin to end."""
     now = [time.time()]
     monkeypatch.setattr(time, "time", lambda: now[0])
     bench = Bench(FakeBackend(n_slots=1), cache_opener(tmp_path))
@@ -389,10 +378,9 @@ def test_x5_pins_that_have_ended_make_room_for_new_ones(
     bench.close()
 
 
-def test_q5_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
+def test_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q5"""
 
     def refuse(*_: object) -> None:
         raise TierFailed("the disk is on fire")
@@ -412,10 +400,9 @@ def test_q5_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
     bench.close()
 
 
-def test_q9_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
+def test_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q9"""
     bench = Bench(FakeBackend(), cache_opener(tmp_path))
     bench.submit("primed", text(600), 0, terms=CacheTerms(persist=True, name="p"))
     assert isinstance(finish(bench, "primed"), Finished)
@@ -438,8 +425,7 @@ def test_q9_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
     again.close()
 
 
-def test_q9_a_pinned_head_outlives_the_conversation_that_is_deleted() -> None:
-    """Q9, X5"""
+def test_a_pinned_head_outlives_the_conversation_that_is_deleted() -> None:
     bench = Bench(FakeBackend(n_slots=2))
     head = text(512)
     bench.ask("one", head + text(300), 1, terms=CacheTerms(pins=(Pin(512, 3600.0),)))

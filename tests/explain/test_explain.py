@@ -65,8 +65,7 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace", *clocks, *others)
 
 
-def test_x6_a_clock_is_named_with_its_place_and_what_it_cost_in_all_sessions(trace: Path) -> None:
-    """X6, D11"""
+def test_a_clock_is_named_with_its_place_and_what_it_cost_in_all_sessions(trace: Path) -> None:
     [clock] = told(str(trace))["volatile"]
     assert clock["kind"] == "clock"
     assert clock["near"] == "The time is"
@@ -81,8 +80,7 @@ def test_x6_a_clock_is_named_with_its_place_and_what_it_cost_in_all_sessions(tra
     )
 
 
-def test_x6_misses_are_grouped_by_session_reason_and_place_the_dearest_first(trace: Path) -> None:
-    """X6"""
+def test_misses_are_grouped_by_session_reason_and_place_the_dearest_first(trace: Path) -> None:
     report = told(str(trace))
     keys = ("session", "reason", "message", "part", "times", "tokens")
     assert [tuple(group[key] for key in keys) for group in report["groups"]] == [
@@ -96,16 +94,14 @@ def test_x6_misses_are_grouped_by_session_reason_and_place_the_dearest_first(tra
     assert report["reasons"] == {"system_changed": 4, "evicted": 1, "text_changed": 1}
 
 
-def test_x6_what_changed_once_is_not_called_volatile(tmp_path: Path) -> None:
-    """X6"""
+def test_what_changed_once_is_not_called_volatile(tmp_path: Path) -> None:
     once = write_trace(tmp_path / "trace", {"miss": CLOCK}, {})
     report = told(str(once))
     assert report["volatile"] == []
     assert "keep it as it is" in report["groups"][0]["advice"]
 
 
-def test_d11_a_pipe_gets_plain_text_with_both_sides_of_the_difference(trace: Path) -> None:
-    """D11"""
+def test_a_pipe_gets_plain_text_with_both_sides_of_the_difference(trace: Path) -> None:
     output = run(str(trace)).stdout
     assert "The system prompt holds a clock near 'The time is'" in output
     assert "  - The time is 10:17:01. Be kind." in output
@@ -163,8 +159,7 @@ class Forecaster(FakeResponder):
         return Forecast(1000, (), None, None), CLOCK
 
 
-def test_x10_requests_of_any_api_are_looked_up_at_a_server(tmp_path: Path) -> None:
-    """X10"""
+def test_requests_of_any_api_are_looked_up_at_a_server(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     requests = [
         {"messages": [{"role": "user", "content": "hi"}]},

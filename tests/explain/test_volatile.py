@@ -42,15 +42,13 @@ def found(before: str, expected: str, got: str) -> tuple[str, str, str] | None:
         ("open files: 1", "", "2", ("counter", "open files", "12")),
     ],
 )
-def test_x6_a_volatile_span_is_named_by_what_it_looks_like(
+def test_a_volatile_span_is_named_by_what_it_looks_like(
     before: str, expected: str, got: str, volatile: tuple[str, str, str]
 ) -> None:
-    """X6"""
     assert found(before, expected, got) == volatile
 
 
-def test_x6_a_git_status_is_one_though_more_than_numbers_changed() -> None:
-    """X6"""
+def test_a_git_status_is_one_though_more_than_numbers_changed() -> None:
     miss = Miss(
         reason=MissReason.SYSTEM_CHANGED,
         before="gitStatus:\n",
@@ -72,13 +70,11 @@ def test_x6_a_git_status_is_one_though_more_than_numbers_changed() -> None:
         ("version ", "", "two"),
     ],
 )
-def test_x6_a_text_that_says_something_else_is_not_volatile(
+def test_a_text_that_says_something_else_is_not_volatile(
     before: str, expected: str, got: str
 ) -> None:
-    """X6"""
     assert found(before, expected, got) is None
 
 
-def test_x6_a_miss_without_texts_is_not_volatile() -> None:
-    """X6"""
+def test_a_miss_without_texts_is_not_volatile() -> None:
     assert volatile_of(Miss(reason=MissReason.EVICTED, tokens_lost=5)) is None

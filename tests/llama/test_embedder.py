@@ -97,7 +97,7 @@ def test_an_input_may_fill_the_context_and_resting_twice_is_harmless(model: Mode
 def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
     model: Model, backend: LlamaBackend, embedder: LlamaEmbedder
 ) -> None:
-    """A5, in bits: rows and replies of a slot while inputs are embedded between its steps."""
+    """Rows and replies of a slot while inputs are embedded between its steps."""
     tokens = prompt(200)
     prefill(backend, 0, tokens[:-1])
     wanted = continue_greedily(backend, 0, tokens)

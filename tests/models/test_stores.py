@@ -42,8 +42,7 @@ def budget_of(stores: ModelStores) -> int:
     return status.tiers[0].budget_bytes
 
 
-def test_a6_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> None:
-    """A6"""
+def test_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> None:
     stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
     cache, turns = open_cache(stores, "w"), stores.open_turns("w")
     cache.count("prefilled_tokens", 5)
@@ -61,10 +60,9 @@ def test_a6_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> N
         ("w", StateTraits(ModelClass.HYBRID, has_rows=True, has_checkpoints=True)),
     ],
 )
-def test_n11_what_changed_meanwhile_finds_nothing_and_keeps_the_counts(
+def test_what_changed_meanwhile_finds_nothing_and_keeps_the_counts(
     weights: str, traits: StateTraits
 ) -> None:
-    """N11"""
     stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
     cache = open_cache(stores, "w")
     cache.count("prefilled_tokens", 5)
@@ -104,8 +102,7 @@ def test_the_memory_budget_is_one_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_disk", [True, False])
-def test_n11_two_files_never_have_the_same_weights(tmp_path: Path, *, has_disk: bool) -> None:
-    """N11"""
+def test_two_files_never_have_the_same_weights(tmp_path: Path, *, has_disk: bool) -> None:
     disk = Bytes(64 * MIB) if has_disk else Bytes(0)
     settings = CacheSettings(cache_dir=tmp_path, cache_disk=disk)
     stores = ModelStores(settings, MemoryShares(0))

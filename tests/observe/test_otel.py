@@ -46,8 +46,7 @@ def times(span: ReadableSpan) -> tuple[float, float]:
     return (span.start_time - T0) / SECOND, (span.end_time - T0) / SECOND
 
 
-def test_d11_a_reply_is_one_span_and_its_parts_follow_each_other(collector: Collector) -> None:
-    """D11"""
+def test_a_reply_is_one_span_and_its_parts_follow_each_other(collector: Collector) -> None:
     spans = collector.spans(a_record())
     root = spans.pop("chat tiny")
     assert times(root) == (-0.5, 20)
@@ -64,8 +63,7 @@ def test_d11_a_reply_is_one_span_and_its_parts_follow_each_other(collector: Coll
         assert span.parent.span_id == root.context.span_id
 
 
-def test_d11_a_span_has_the_names_that_generative_ai_agreed_on(collector: Collector) -> None:
-    """D11"""
+def test_a_span_has_the_names_that_generative_ai_agreed_on(collector: Collector) -> None:
     root = collector.spans(a_record(miss=CLOCK))["chat tiny"]
     attributes = dict(root.attributes or {})
     assert attributes["gen_ai.request.model"] == "tiny"
@@ -78,8 +76,7 @@ def test_d11_a_span_has_the_names_that_generative_ai_agreed_on(collector: Collec
     assert not any("Be kind" in str(value) for value in attributes.values())
 
 
-def test_d11_a_reply_that_failed_early_has_only_the_parts_it_came_to(collector: Collector) -> None:
-    """D11"""
+def test_a_reply_that_failed_early_has_only_the_parts_it_came_to(collector: Collector) -> None:
     record = a_record(is_evaluated=False, first_token_seconds=None, finish="failed: no room")
     spans = collector.spans(record)
     assert set(spans) == {"chat tiny", "render"}
@@ -87,8 +84,7 @@ def test_d11_a_reply_that_failed_early_has_only_the_parts_it_came_to(collector: 
     assert spans["chat tiny"].status.description == "failed: no room"
 
 
-def test_d11_a_span_goes_on_from_the_callers_trace(collector: Collector) -> None:
-    """D11"""
+def test_a_span_goes_on_from_the_callers_trace(collector: Collector) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     token = sent_request.set(Sent("/v1/completions", traceparent))
     try:

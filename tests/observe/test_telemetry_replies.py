@@ -30,8 +30,7 @@ def watching(counters: CacheCounters) -> Telemetry:
     return telemetry
 
 
-def test_x10_tokens_prefilled_twice_and_misses_add_up_by_reason() -> None:
-    """X10, D11"""
+def test_tokens_prefilled_twice_and_misses_add_up_by_reason() -> None:
     telemetry = Telemetry()
     evicted = Miss(reason=MissReason.EVICTED, tokens_lost=20)
     for miss in (CLOCK, CLOCK, evicted, None):
@@ -46,8 +45,7 @@ def test_x10_tokens_prefilled_twice_and_misses_add_up_by_reason() -> None:
     assert len(misses) == len(lost) == len(MissReason)
 
 
-def test_d11_the_ways_a_reply_ends_are_a_closed_list() -> None:
-    """D11"""
+def test_the_ways_a_reply_ends_are_a_closed_list() -> None:
     telemetry = Telemetry()
     for finish in (*FINISHES, "failed: the disk burns", "failed: another reason", "new"):
         telemetry.observe(a_record(finish=finish))
@@ -58,8 +56,7 @@ def test_d11_the_ways_a_reply_ends_are_a_closed_list() -> None:
     assert len(ended) == len(FINISHES) - 1
 
 
-def test_d11_the_times_of_a_reply_are_observed_where_it_came_that_far() -> None:
-    """D11"""
+def test_the_times_of_a_reply_are_observed_where_it_came_that_far() -> None:
     telemetry = Telemetry()
     telemetry.observe(a_record())
     telemetry.observe(a_record(restore_seconds=0.0, n_generated=1, decode_seconds=0.0))

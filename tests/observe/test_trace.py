@@ -35,8 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-def test_d11_a_line_shows_tokens_sources_and_both_sides_of_the_first_mismatch(path: Path) -> None:
-    """D11"""
+def test_a_line_shows_tokens_sources_and_both_sides_of_the_first_mismatch(path: Path) -> None:
     trace = opened(path)
     trace.observe(a_record(miss=CLOCK, namespace="d1ge57"))
     trace.close()
@@ -60,8 +59,7 @@ def test_d11_a_line_shows_tokens_sources_and_both_sides_of_the_first_mismatch(pa
     assert line["finish"] == "stop"
 
 
-def test_d11_prompts_are_written_only_where_they_were_asked_for(path: Path, tmp_path: Path) -> None:
-    """D11"""
+def test_prompts_are_written_only_where_they_were_asked_for(path: Path, tmp_path: Path) -> None:
     told = tmp_path / "told"
     for trace in (opened(path), opened(told, has_prompts=True)):
         trace.observe(a_record())
@@ -70,15 +68,13 @@ def test_d11_prompts_are_written_only_where_they_were_asked_for(path: Path, tmp_
     assert lines(told)[0]["prompt"] == "the whole prompt"
 
 
-def test_d11_nobody_else_may_read_the_file_even_if_it_was_there(path: Path) -> None:
-    """D11"""
+def test_nobody_else_may_read_the_file_even_if_it_was_there(path: Path) -> None:
     path.touch(0o644)
     opened(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_d11_a_full_file_is_kept_once_and_a_new_private_one_begins(path: Path) -> None:
-    """D11"""
+def test_a_full_file_is_kept_once_and_a_new_private_one_begins(path: Path) -> None:
     trace = opened(path, max_bytes=4000)
     for number in range(30):
         trace.observe(a_record(id=f"r{number}"))
@@ -92,8 +88,7 @@ def test_d11_a_full_file_is_kept_once_and_a_new_private_one_begins(path: Path) -
     assert trace.counts() == (30, 0)
 
 
-def test_d11_a_file_that_went_away_begins_anew(path: Path) -> None:
-    """D11"""
+def test_a_file_that_went_away_begins_anew(path: Path) -> None:
     trace = opened(path, max_bytes=1500)
     trace.observe(a_record(id="a"))
     while trace.n_written < 1:
@@ -106,8 +101,7 @@ def test_d11_a_file_that_went_away_begins_anew(path: Path) -> None:
     assert lines(path)[-1]["id"] == "c"
 
 
-def test_d11_a_line_that_a_crash_cut_does_not_spoil_the_next(path: Path) -> None:
-    """D11"""
+def test_a_line_that_a_crash_cut_does_not_spoil_the_next(path: Path) -> None:
     path.write_text('{"id": "cut')
     trace = opened(path)
     trace.observe(a_record())
@@ -118,10 +112,7 @@ def test_d11_a_line_that_a_crash_cut_does_not_spoil_the_next(path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["no/such/folder/file", "."])
-def test_d11_a_file_that_cannot_be_written_is_an_error_at_the_start(
-    place: str, tmp_path: Path
-) -> None:
-    """D11"""
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(place: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"^The trace .* cannot be written: "):
         opened(tmp_path / place)
 
@@ -134,10 +125,9 @@ def slow_disk(tmp_path: Path) -> Path:
     return pipe
 
 
-def test_d11_lines_are_dropped_and_counted_where_the_disk_is_slow(
+def test_lines_are_dropped_and_counted_where_the_disk_is_slow(
     slow_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D11"""
     monkeypatch.setattr(trace_module, "MAX_WAITING_BYTES", 400_000)
     trace = opened(slow_disk, has_prompts=True)
     for _ in range(50):  # would never come back if anybody waited here
@@ -151,8 +141,7 @@ def test_d11_lines_are_dropped_and_counted_where_the_disk_is_slow(
     assert n_written + n_dropped == 50
 
 
-def test_d11_a_disk_that_is_full_costs_lines_and_nothing_else(path: Path) -> None:
-    """D11"""
+def test_a_disk_that_is_full_costs_lines_and_nothing_else(path: Path) -> None:
     trace = opened(Path("/dev/full"))
     trace.observe(a_record())
     trace.observe(a_record())
@@ -174,8 +163,7 @@ def app_that_replies(trace: Trace, n_replies: int) -> httpx.ASGITransport:
     return httpx.ASGITransport(SentRequests(app, keeps_bodies=True))
 
 
-def test_d11_of_all_replies_to_a_request_one_has_its_body_as_it_was_sent(path: Path) -> None:
-    """D11"""
+def test_of_all_replies_to_a_request_one_has_its_body_as_it_was_sent(path: Path) -> None:
     trace = opened(path, has_prompts=True)
 
     async def run() -> None:

@@ -44,8 +44,7 @@ def short_form(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["agent.md", "agent.txt"])
-def test_q3_a_text_is_the_system_prompt_as_it_stands(name: str) -> None:
-    """Q3"""
+def test_a_text_is_the_system_prompt_as_it_stands(name: str) -> None:
     request = only(name, "Be brief.")
     assert request == PrimeRequest("/v1/chat/completions", short_form(), name)
 
@@ -67,8 +66,7 @@ def test_every_format_says_the_same(name: str, content: str) -> None:
 
 
 @pytest.mark.parametrize("tool", [OPENAI_TOOL, ANTHROPIC_TOOL, RESPONSES_TOOL])
-def test_q3_the_system_prompt_comes_first_and_every_tool_is_there(tool: dict[str, Any]) -> None:
-    """Q3"""
+def test_the_system_prompt_comes_first_and_every_tool_is_there(tool: dict[str, Any]) -> None:
     other = {"name": "other", "input_schema": {}}
     body = only("agent.json", {"tools": [tool, other], "system": "Be brief."}).body
     assert body["messages"][0] == SYSTEM
@@ -78,8 +76,7 @@ def test_q3_the_system_prompt_comes_first_and_every_tool_is_there(tool: dict[str
     ]
 
 
-def test_q8_the_file_chooses_the_key_and_its_stem_is_the_key_otherwise() -> None:
-    """Q8"""
+def test_the_file_chooses_the_key_and_its_stem_is_the_key_otherwise() -> None:
     assert only("a/planner.json", {"system": "x"}).body["cache_key"] == "planner"
     [packed] = parse_prime_file(Path("planner.json.gz"), gzip.compress(b'{"system": "x"}'))
     assert packed.body["cache_key"] == "planner"
@@ -88,14 +85,12 @@ def test_q8_the_file_chooses_the_key_and_its_stem_is_the_key_otherwise() -> None
     assert (body["cache_key"], body["model"], body["reasoning_effort"]) == ("mine", "m", "low")
 
 
-def test_q8_a_stem_that_is_no_key_is_made_one() -> None:
-    """Q8"""
+def test_a_stem_that_is_no_key_is_made_one() -> None:
     assert only("my agent [b].md", "x").body["cache_key"] == "my-agent--b-"
     assert only("a" * 200 + ".md", "x").body["cache_key"] == "a" * 100
 
 
-def test_q8_requests_of_one_file_have_keys_of_their_own() -> None:
-    """Q8"""
+def test_requests_of_one_file_have_keys_of_their_own() -> None:
     lines = [{"system": "a"}, {"system": "b", "cache_key": "mine"}, {"system": "c"}]
     requests = parsed("log.jsonl", "\n".join(json.dumps(line) for line in lines))
     assert [request.body["cache_key"] for request in requests] == ["log:1", "mine", "log:3"]
@@ -169,8 +164,7 @@ def test_one_sign_of_anthropic_is_enough(sign: dict[str, Any]) -> None:
     assert only("log.json", {"messages": [USER], **sign}).path == "/v1/messages"
 
 
-def test_q1_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
-    """Q1"""
+def test_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
     for prompts in (["a", "b"], [[1, 2], [3]]):
         requests = parsed("log.json", {"prompt": prompts})
         assert [request.body["prompt"] for request in requests] == prompts
@@ -203,10 +197,9 @@ def test_packed_traffic_is_read() -> None:
         ("a.jsonl", "", "a.jsonl holds no request that can be primed."),
     ],
 )
-def test_q5_what_cannot_be_primed_is_named_with_file_and_line(
+def test_what_cannot_be_primed_is_named_with_file_and_line(
     name: str, content: str | bytes, message: str
 ) -> None:
-    """Q5"""
     with pytest.raises(PrimeError) as failed:
         parse_prime_file(Path(name), content.encode() if isinstance(content, str) else content)
     assert message in failed.value.message

@@ -79,10 +79,9 @@ async def running(server: FakeServer, *paths: Path | str) -> AsyncIterator[Round
         await warm.close()
 
 
-def test_q10_files_are_primed_at_the_start_one_after_another_and_then_left_alone(
+def test_files_are_primed_at_the_start_one_after_another_and_then_left_alone(
     tmp_path: Path,
 ) -> None:
-    """Q10"""
     server = FakeServer()
     for name in ("b.md", "a.json"):
         (tmp_path / name).write_text(json.dumps({"system": name}) if "json" in name else name)
@@ -97,10 +96,9 @@ def test_q10_files_are_primed_at_the_start_one_after_another_and_then_left_alone
     asyncio.run(run())
 
 
-def test_q10_a_file_is_primed_again_when_its_content_changes_and_not_when_it_is_touched(
+def test_a_file_is_primed_again_when_its_content_changes_and_not_when_it_is_touched(
     tmp_path: Path,
 ) -> None:
-    """Q10"""
     server, file = FakeServer(), tmp_path / "agent.md"
     file.write_text("first")
 
@@ -117,10 +115,9 @@ def test_q10_a_file_is_primed_again_when_its_content_changes_and_not_when_it_is_
     asyncio.run(run())
 
 
-def test_q10_a_file_that_appears_later_is_primed_then_and_again_when_it_comes_back(
+def test_a_file_that_appears_later_is_primed_then_and_again_when_it_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Q10"""
     server, file = FakeServer(), tmp_path / "agent.md"
 
     async def run() -> None:
@@ -140,10 +137,9 @@ def test_q10_a_file_that_appears_later_is_primed_then_and_again_when_it_comes_ba
     assert messages == [f"warm list: {file} cannot be read: No such file or directory"] * 3
 
 
-def test_q10_a_broken_file_is_told_once_and_primed_when_it_is_repaired(
+def test_a_broken_file_is_told_once_and_primed_when_it_is_repaired(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Q10"""
     server, file = FakeServer(), tmp_path / "agent.json"
     file.write_text('{"system": ')
 
@@ -161,8 +157,7 @@ def test_q10_a_broken_file_is_told_once_and_primed_when_it_is_repaired(
     asyncio.run(run())
 
 
-def test_q10_folders_and_globs_are_expanded_in_each_round(tmp_path: Path) -> None:
-    """Q10"""
+def test_folders_and_globs_are_expanded_in_each_round(tmp_path: Path) -> None:
     server = FakeServer()
     folder = tmp_path / "prompts"
     folder.mkdir()
@@ -180,10 +175,9 @@ def test_q10_folders_and_globs_are_expanded_in_each_round(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
-def test_q5_a_failure_is_logged_with_its_reason_and_the_rest_goes_on(
+def test_a_failure_is_logged_with_its_reason_and_the_rest_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Q5"""
     caplog.set_level(logging.INFO, "rekindle")
     server, file = FakeServer(), tmp_path / "agents.jsonl"
     file.write_text('{"system": "a"}\n{"system": "b"}\n{"system": "c"}\n')
@@ -201,8 +195,7 @@ def test_q5_a_failure_is_logged_with_its_reason_and_the_rest_goes_on(
     assert third.startswith(account)
 
 
-def test_q10_a_full_queue_is_waited_for(tmp_path: Path) -> None:
-    """Q10"""
+def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
     server, file = FakeServer(), tmp_path / "agent.md"
     file.write_text("patient")
     server.errors = [Overloaded("The queue is full.", retry_after_seconds=1)]
@@ -263,8 +256,7 @@ def primed(body: dict[str, Any], responder: FakeResponder, key: str | None = Non
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_q1_priming_is_one_engine_call_that_samples_nothing(body: dict[str, Any]) -> None:
-    """Q1, Q2"""
+def test_priming_is_one_engine_call_that_samples_nothing(body: dict[str, Any]) -> None:
     responder = FakeResponder(PRIMED)
     assert primed(body, responder) == Primed(n_cached=4, n_computed=6)
     [started] = responder.started
@@ -272,8 +264,7 @@ def test_q1_priming_is_one_engine_call_that_samples_nothing(body: dict[str, Any]
     assert started.options.cache_prompt
 
 
-def test_q4_only_where_there_is_a_disk_the_sender_asks_to_wait_for_it() -> None:
-    """Q4"""
+def test_only_where_there_is_a_disk_the_sender_asks_to_wait_for_it() -> None:
     sent: list[dict[str, Any]] = []
 
     async def app(_scope: Scope, receive: Receive, send: SendMessage) -> None:
@@ -306,16 +297,14 @@ ENGINE_ERROR = DecodeFailed("llama.cpp gave up.")
 
 @pytest.mark.parametrize("script", [(ENGINE_ERROR,), (done(0), ENGINE_ERROR)], ids=len)
 @pytest.mark.parametrize("body", BODIES)
-def test_q5_an_engine_error_reaches_the_caller_as_an_answer_or_in_the_stream(
+def test_an_engine_error_reaches_the_caller_as_an_answer_or_in_the_stream(
     body: dict[str, Any], script: Script
 ) -> None:
-    """Q5"""
     with pytest.raises(PrimeError, match=r"llama\.cpp gave up"):
         primed(body, FakeResponder(script))
 
 
-def test_q5_a_refusal_is_an_error_and_a_full_queue_asks_to_come_again() -> None:
-    """Q5"""
+def test_a_refusal_is_an_error_and_a_full_queue_asks_to_come_again() -> None:
     with pytest.raises(PrimeError, match="messages"):
         primed({"messages": []}, FakeResponder())
     full = FakeResponder((Overloaded("The queue is full.", retry_after_seconds=3),))
@@ -324,7 +313,6 @@ def test_q5_a_refusal_is_an_error_and_a_full_queue_asks_to_come_again() -> None:
             primed(body, full)
 
 
-def test_q5_a_stream_that_ends_early_has_primed_nothing() -> None:
-    """Q5"""
+def test_a_stream_that_ends_early_has_primed_nothing() -> None:
     with pytest.raises(PrimeError, match="ended before the prompt was computed"):
         outcome_of([": keep-alive", 'data: {"choices": []}', "data: [DONE]"])

@@ -85,7 +85,7 @@ class Agent:
         [choice] = reply.choices
         story = reply.model_extra["rekindle"]
         assert reply.usage.prompt_tokens == len(prompt)
-        # D1: what was found, and as what.
+        # What was found, and as what.
         n_turns = sum(span["match"] == "remembered_turn" for span in story["spans"])
         assert (
             n_turns >= story["remembered_turns"] == sum(m["role"] == "assistant" for m in history)
@@ -130,12 +130,12 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_killed", [False, True], ids=["", "killed in the middle"])
-def test_n10_d13_x2_an_agent_computes_each_token_once(
+def test_an_agent_computes_each_token_once(
     embedded_model: Path,
     cache: Path,
     is_killed: bool,  # noqa: FBT001
 ) -> None:
-    """N10, D13, X1, X2: the turns are found live, and after the kill on disk."""
+    """The turns are found live, and after the kill on disk."""
     floor, account = Floor(), Account()
     history = [system("a careful engineer"), user("Find the bug and say where it is.")]
     rounds = iter(range(N_ROUNDS))

@@ -69,10 +69,9 @@ def n_prompt(story: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_x4_every_dialect_says_in_a_header_and_on_demand_what_was_found(
+def test_every_dialect_says_in_a_header_and_on_demand_what_was_found(
     http: httpx.Client, route: str
 ) -> None:
-    """X4"""
     body = body_of(route, f"told {route}")
     explain = {"x-rekindle-explain": "1"}
     first = http.post(route, json=body, headers=explain)
@@ -92,8 +91,7 @@ def test_x4_every_dialect_says_in_a_header_and_on_demand_what_was_found(
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_x4_a_stream_has_the_header_too(http: httpx.Client, route: str) -> None:
-    """X4"""
+def test_a_stream_has_the_header_too(http: httpx.Client, route: str) -> None:
     body = body_of(route, f"streamed {route}", stream=True)
     with http.stream("POST", route, json=body) as reply:
         value = reply.headers["x-rekindle-cache"]
@@ -101,8 +99,7 @@ def test_x4_a_stream_has_the_header_too(http: httpx.Client, route: str) -> None:
     assert value.startswith("hit=")
 
 
-def test_x4_diagnostics_in_anthropics_form(http: httpx.Client) -> None:
-    """X4"""
+def test_diagnostics_in_anthropics_form(http: httpx.Client) -> None:
     fields = {"diagnostics": {"previous_message_id": None}}
     first = http.post(MESSAGES, json={**body_of(MESSAGES, "diagnosed"), **fields})
     assert first.json()["diagnostics"] is None
@@ -117,8 +114,7 @@ def test_x4_diagnostics_in_anthropics_form(http: httpx.Client) -> None:
     assert reply["diagnostics"]["cache_miss_reason"]["type"] == "previous_message_not_found"
 
 
-def test_n1_n3_sessions_are_named_by_user_and_never_by_a_role(http: httpx.Client) -> None:
-    """N1, N3"""
+def test_sessions_are_named_by_user_and_never_by_a_role(http: httpx.Client) -> None:
     sessions = {
         "ann": {"user": "ann"},
         "window 7": {"user": "ann", "prompt_cache_key": "window 7"},
@@ -138,8 +134,7 @@ def test_n1_n3_sessions_are_named_by_user_and_never_by_a_role(http: httpx.Client
     assert listed["window 7"]["cached_tokens"] > 0  # what ann computed
 
 
-def test_x9_titles_and_sub_agents_leave_a_conversation_its_slot(embedded_model: Path) -> None:
-    """X9"""
+def test_titles_and_sub_agents_leave_a_conversation_its_slot(embedded_model: Path) -> None:
     with (
         serve("--parallel", "2", "--no-rewarm") as server,
         closing(Client(server.url)) as client,
@@ -201,10 +196,9 @@ def test_namespaces_share_nothing_neither_rows_nor_turns_nor_time(embedded_model
         bob.close()
 
 
-def test_q4_q8_q9_a_primed_prompt_is_named_on_disk_listed_and_deleted(
+def test_a_primed_prompt_is_named_on_disk_listed_and_deleted(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """Q4, Q8, Q9"""
     with (
         serve("--parallel", "1", "--cache-dir", str(tmp_path)) as server,
         httpx.Client(base_url=server.url, timeout=600) as http,
@@ -235,8 +229,7 @@ def test_q4_q8_q9_a_primed_prompt_is_named_on_disk_listed_and_deleted(
         assert http.get("/v1/cache").json()["data"] == []
 
 
-def test_q5_persist_without_a_disk_is_an_error_and_nothing_is_named(embedded_model: Path) -> None:
-    """Q5"""
+def test_persist_without_a_disk_is_an_error_and_nothing_is_named(embedded_model: Path) -> None:
     with (
         serve("--parallel", "1", "--no-cache-disk") as server,
         httpx.Client(base_url=server.url, timeout=600) as http,
@@ -248,10 +241,9 @@ def test_q5_persist_without_a_disk_is_an_error_and_nothing_is_named(embedded_mod
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_x10_a_lookup_is_what_the_request_finds_and_changes_nothing(
+def test_a_lookup_is_what_the_request_finds_and_changes_nothing(
     http: httpx.Client, route: str
 ) -> None:
-    """X10"""
     body = body_of(route, f"looked up {route}")
     before = http.post("/v1/cache/lookup", json=body).json()
     assert before["miss"]["reason"] in ("first_request", "system_changed")
@@ -277,10 +269,9 @@ def test_x10_a_lookup_is_what_the_request_finds_and_changes_nothing(
     ],
     ids=["retention", "ttl", "cache_control", "responses"],
 )
-def test_x5_cache_controls_of_the_cloud_become_pins(
+def test_cache_controls_of_the_cloud_become_pins(
     http: httpx.Client, route: str, fields: dict[str, Any]
 ) -> None:
-    """X5"""
     session = f"pins {route} {sorted(fields)}"
     http.post(
         route,
@@ -300,8 +291,7 @@ def test_x5_cache_controls_of_the_cloud_become_pins(
     assert entry["pinned_until"] > time.time() + 3000
 
 
-def test_x5_usage_tells_creation_and_reads_truthfully(http: httpx.Client) -> None:
-    """X5"""
+def test_usage_tells_creation_and_reads_truthfully(http: httpx.Client) -> None:
     control = {"cache_control": {"type": "ephemeral"}}
     body = body_of(MESSAGES, "counted")
     body["system"] = [{"type": "text", "text": body["system"], **control}]
@@ -318,10 +308,9 @@ def test_x5_usage_tells_creation_and_reads_truthfully(http: httpx.Client) -> Non
     assert story["prefilled"] > 0
 
 
-def test_q10_a_warm_list_is_primed_at_the_start_and_when_it_changes(
+def test_a_warm_list_is_primed_at_the_start_and_when_it_changes(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """Q10"""
     prompt = tmp_path / "agent.md"
     prompt.write_text(f"You are warm. {prose('warm', 30)}", "utf-8")
     with (
@@ -337,10 +326,9 @@ def test_q10_a_warm_list_is_primed_at_the_start_and_when_it_changes(
             prompt.write_text(f"You are {word}er. {prose('hot', 30)}", "utf-8")
 
 
-def test_n11_another_kv_type_rebuilds_and_never_answers_empty(
+def test_another_kv_type_rebuilds_and_never_answers_empty(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """N11"""
     body = body_of(CHAT, "stored twice", user="ann", max_tokens=4)
     n_prefilled = []
     for kv_type in ("f16", "q8_0", "f16"):

@@ -1,4 +1,4 @@
-"""X8: whatever happens to the cache directory is a miss with a counter and a line in the log.
+"""Whatever happens to the cache directory is a miss with a counter and a line in the log.
 
 The answers stay the cold ones, the server stays up, and when the disk is well again it is used.
 """
@@ -336,10 +336,10 @@ def test_a_catalogue_that_is_damaged_while_it_is_used_costs_nothing(
 # -- another model -------------------------------------------------------------------------------
 
 
-def test_a6_stored_rows_return_with_their_model_and_are_no_one_elses(
+def test_stored_rows_return_with_their_model_and_are_no_one_elses(
     model: Path, cold: ColdAnswers, directory: Path, tmp_path: Path
 ) -> None:
-    """A6: of a model of the same shape, too, whose rows llama.cpp would take for these."""
+    """Of a model of the same shape, too, whose rows llama.cpp would take for these."""
     twin = write_tiny_model(tmp_path / "twin.gguf", TinyArchitecture.LLAMA, seed=2)
     with running(twin, directory) as server, cold_answers(twin) as twins_answers:
         assert_missed(server, twins_answers, prompt(0))

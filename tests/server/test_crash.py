@@ -113,10 +113,9 @@ def test_kills_while_entries_are_evicted_leave_the_budget_and_right_answers(
 
 
 @every_class
-def test_d15_two_conversations_of_a_killed_process_are_both_found(
+def test_two_conversations_of_a_killed_process_are_both_found(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
-    """D15"""
     model = tiny_models(architecture)
     cold = cold_for(architecture)
     conversations = [prompt("one", 700), prompt("other", 330)]
@@ -152,10 +151,9 @@ def eventually_quiet(caller: Caller) -> int:
 
 
 @every_class
-def test_x7_a_prefill_that_was_killed_is_resumed_by_the_retry(
+def test_a_prefill_that_was_killed_is_resumed_by_the_retry(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
-    """X7"""
     model = tiny_models(architecture)
     long = prompt("long", 4000)
     n_written = CHECKPOINT_INTERVAL // BLOCK_TOKENS + 2  # a checkpoint, and a block behind it
@@ -203,7 +201,7 @@ def test_a_turn_survives_a_kill_while_its_replacement_is_written(
 def test_sigterm_saves_a_reply_in_the_middle(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
-    """D9: at clean shutdown, what no block and no turn has completed."""
+    """At clean shutdown, what no block and no turn has completed."""
     model = tiny_models(architecture)
     asked = prompt("asked", 300)
     with running(model, tmp_path) as (server, caller):
@@ -223,7 +221,7 @@ def test_sigterm_saves_a_reply_in_the_middle(
 def test_sigterm_saves_a_long_prompt_without_memory_to_keep_it_in(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
-    """D9: entries pass through memory a few at a time, and shutdown waits for all of them."""
+    """Entries pass through memory a few at a time, and shutdown waits for all of them."""
     model = tiny_models(TinyArchitecture.LLAMA)
     long = prompt("long", 4000)
     with serve(*arguments(model, tmp_path), "--cache-ram", "0", "--ubatch-size", "2048") as server:
@@ -234,8 +232,7 @@ def test_sigterm_saves_a_long_prompt_without_memory_to_keep_it_in(
         assert_found(caller, cold_for(TinyArchitecture.LLAMA), long, n_least=len(long) - 1)
 
 
-def test_d9_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Path) -> None:
-    """D9"""
+def test_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Path) -> None:
     model = tiny_models(TinyArchitecture.QWEN35)
     with running(model, tmp_path) as (_, caller):
         caller.ask(prompt("long", 700), n_tokens=1)

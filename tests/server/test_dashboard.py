@@ -225,10 +225,9 @@ def test_a_changed_message_is_shown_with_what_was_expected_and_what_came(
     assert page.locator("#misses img, #misses script").count() == 0
 
 
-def test_x10_a_look_up_tells_what_would_be_found(
+def test_a_look_up_tells_what_would_be_found(
     server: ServerProcess, two_conversations: list[dict[str, Any]], open_page: OpenPage
 ) -> None:
-    """X10"""
     page = is_live(open_page(server.url))
     page.fill("#lookup-body", json.dumps({"messages": two_conversations}))
     page.get_by_role("button", name="Look up").click()
@@ -238,10 +237,9 @@ def test_x10_a_look_up_tells_what_would_be_found(
     expect(page.locator("#lookup-result")).to_contain_text("This is not JSON")
 
 
-def test_q9_a_branch_that_is_deleted_is_gone_from_the_page_and_the_server(
+def test_a_branch_that_is_deleted_is_gone_from_the_page_and_the_server(
     server: ServerProcess, two_conversations: list[dict[str, Any]], open_page: OpenPage
 ) -> None:
-    """Q9"""
     n_before = len(forest_of(server))
     page = is_live(open_page(server.url))
     shows_branches(page, n_before)

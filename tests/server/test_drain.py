@@ -24,7 +24,6 @@ def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
 def test_a_drain_ends_what_runs_refuses_what_comes_and_stores_what_was_computed(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    """D9"""
     model = str(tiny_models(TinyArchitecture.LLAMA))
     arguments = (model, "--ctx-size", "8192", "--cache-dir", str(tmp_path), "--no-cache-recompute")
     streamed = {

@@ -1,4 +1,4 @@
-"""Embeddings of the real server, and A5: they never cost a conversation its cache."""
+"""Embeddings of the real server: they never cost a conversation its cache."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +91,6 @@ def second_turn(*arguments: str, between: list[Any]) -> tuple[object, ...]:
 def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
     architecture: TinyArchitecture | None, tiny_models: TinyModels, embedded_model: Path
 ) -> None:
-    """A5"""
     arguments = [str(tiny_models(architecture) if architecture else embedded_model)]
     # The words of the conversation, and others.
     between = [[prose("a", 300), prose("b", 40)], "others", [1, 2, 3]]

@@ -56,7 +56,7 @@ def fleet_of(shared: Shared, folder: Path, *, balance: str) -> Iterator[Fleet]:
 def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D1, D15: eight turns, each at another server; then the store is killed and comes back."""
+    """Eight turns, each at another server; then the store is killed and comes back."""
     with fleet_of(shared, tmp_path, balance=IN_TURN) as fleet:
         history: list[Message] = [system("a traveller", 200), user(prose("hop", 30))]
         visited = []
@@ -85,7 +85,6 @@ def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
 def test_the_owner_of_a_session_is_killed_and_the_next_turn_hits_elsewhere(
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D15, X7"""
     with fleet_of(shared, tmp_path, balance=BY_SESSION) as fleet:
         history: list[Message] = [system("an orphan", 200), user(prose("owner", 30))]
         owners = set()
@@ -135,8 +134,8 @@ def test_a_frozen_store_holds_nobody_up(embedded_model: Path, tmp_path: Path) ->
         eventually(lambda: health_of(fleet) == {"ok"}, "it is not used again")
 
 
-def test_d12_no_answer_of_a_fleet_is_another_than_the_cold_one(tmp_path: Path) -> None:
-    """D12: a few of what `python -m tests.campaigns.fleet` does with 500 conversations."""
+def test_no_answer_of_a_fleet_is_another_than_the_cold_one(tmp_path: Path) -> None:
+    """A few of what `python -m tests.campaigns.fleet` does with 500 conversations."""
     ledger = run(
         TinyArchitecture.QWEN35, n_conversations=12, seed=7, trouble_seconds=3.0, folder=tmp_path
     )

@@ -122,10 +122,9 @@ def assert_kept(turns: Sequence[Turn]) -> None:
     ("n_parallel", "take_turns"),
     [("1", one_by_one), ("4", all_at_once)],
 )
-def test_n1_n2_users_who_share_a_server_get_what_they_get_alone(
+def test_users_who_share_a_server_get_what_they_get_alone(
     alone: Turns, n_parallel: str, take_turns: Callable[[Client, Mapping[str, Talk]], Turns]
 ) -> None:
-    """N1, N2"""
     with serve("--parallel", n_parallel) as server, closing(Client(server.url)) as client:
         together = take_turns(client, {name: Talk(name) for name in LINES})
     for name, turns in together.items():
@@ -181,12 +180,10 @@ def asked_alone(model: Path, name: str) -> list[tuple[Prompt, Answer]]:
 
 
 @pytest.mark.parametrize("architecture", [TinyArchitecture.LLAMA, TinyArchitecture.QWEN35])
-def test_n2_users_who_share_any_class_of_model_get_what_they_get_alone(
+def test_users_who_share_any_class_of_model_get_what_they_get_alone(
     tiny_models: TinyModels, architecture: TinyArchitecture
 ) -> None:
-    """N2
-
-    These models know nothing, and near ties are everywhere. In one slot a reply has the very
+    """These models know nothing, and near ties are everywhere. In one slot a reply has the very
     logprobs that it has alone; beside the rows of others they differ by noise.
     """
     model = tiny_models(architecture)
@@ -205,8 +202,8 @@ def test_n2_users_who_share_any_class_of_model_get_what_they_get_alone(
             assert answer.n_cached == len(last) + len(reply.steps) - 1
 
 
-def test_n1_users_share_what_they_have_in_common(tiny_models: TinyModels) -> None:
-    """N1: a session is who came, and not what was computed."""
+def test_users_share_what_they_have_in_common(tiny_models: TinyModels) -> None:
+    """A session is who came, and not what was computed."""
     prompt = random_tokens(random.Random("in common"), 200)
     with serving_tiny(tiny_models(TinyArchitecture.LLAMA), n_parallel=2) as client:
         first, second = (ask(client, name, prompt) for name in ("alice", "bob"))

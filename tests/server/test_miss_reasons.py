@@ -39,10 +39,9 @@ def misses(server: ServerProcess) -> list[str]:
 
 
 @pytest.mark.long
-def test_x4_an_agents_session_names_what_its_client_changed(
+def test_an_agents_session_names_what_its_client_changed(
     server: ServerProcess, client: Client
 ) -> None:
-    """X4"""
 
     def ask(messages: list[dict[str, Any]], **fields: Any) -> str:
         body = {"messages": messages, "tools": [SEARCH_TOOL], **fields}
@@ -73,8 +72,7 @@ def test_x4_an_agents_session_names_what_its_client_changed(
     ]
 
 
-def test_d1_a_stream_says_in_its_head_what_was_found(client: Client, server: ServerProcess) -> None:
-    """D1"""
+def test_a_stream_says_in_its_head_what_was_found(client: Client, server: ServerProcess) -> None:
     body = {"messages": [user(prose("streamed", 60))], "max_tokens": 2, "stream": True}
     heads = [client.try_post("/v1/chat/completions", body) for _ in range(2)]
     first, second = (head.headers["x-rekindle-cache"] for head in heads)

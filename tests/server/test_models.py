@@ -62,10 +62,10 @@ def prompt_of(client: Client, seed: str, model: str) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "source"), [((), "disk"), (("--no-cache-disk",), "memory")], ids=["disk", "memory"]
 )
-def test_a6_stored_rows_hit_when_the_model_returns(
+def test_stored_rows_hit_when_the_model_returns(
     folder: Path, settings: tuple[str, ...], source: str
 ) -> None:
-    """A6, N11: live rows go with the model, and no other model finds any of its rows."""
+    """Live rows go with the model, and no other model finds any of its rows."""
     with several(folder, *settings) as (_, client):
         prompt = prompt_of(client, "a6", "alpha")
         first = client.complete(prompt, model="alpha", prompt_cache_key="one")

@@ -159,7 +159,6 @@ def test_n_replies_differ_by_seed_and_share_the_prompt(client: openai.OpenAI) ->
 
 
 def test_a_prompt_beyond_the_context_names_both_sizes(client: openai.OpenAI) -> None:
-    """N5"""
     with pytest.raises(openai.BadRequestError) as refusal:
         client.chat.completions.create(model="any", messages=user("word " * 20_000))
     assert refusal.value.code == "context_length_exceeded"
@@ -167,7 +166,6 @@ def test_a_prompt_beyond_the_context_names_both_sizes(client: openai.OpenAI) -> 
 
 
 def test_max_tokens_beyond_the_context_is_clamped(client: openai.OpenAI) -> None:
-    """N5"""
     reply = client.chat.completions.create(
         model="any", messages=QUESTION, max_tokens=128_000, stop=["\n"], temperature=0
     )

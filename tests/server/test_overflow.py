@@ -27,10 +27,9 @@ def question(number: int) -> Message:
 
 
 @pytest.mark.long
-def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
+def test_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
     server: ServerProcess,
 ) -> None:
-    """N5"""
     history: list[Message] = [system("a patient listener")]
     n_dropped: list[int] = []
     n_anew = 0
@@ -52,8 +51,7 @@ def test_n5_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
     assert n_anew <= N_TURNS // 10
 
 
-def test_n5_without_trimming_it_is_a_400_with_the_sizes(server: ServerProcess) -> None:
-    """N5"""
+def test_without_trimming_it_is_a_400_with_the_sizes(server: ServerProcess) -> None:
     history = [system("x"), *(question(number) for number in range(200))]
     with closing(Client(server.url)) as client:
         answer = client.try_post("/v1/chat/completions", {"messages": history})

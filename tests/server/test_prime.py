@@ -62,10 +62,9 @@ def agent_file(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     return file, {"messages": [prompt, user(prose(name, 20))], "tools": [SEARCH_TOOL]}
 
 
-def test_q7_an_agent_finds_what_was_primed_and_priming_again_computes_nothing(
+def test_an_agent_finds_what_was_primed_and_priming_again_computes_nothing(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """Q2, Q3, Q7"""
     file, question = agent_file(tmp_path, "planner")
     first = primed(file, "--url", server.url, cache_dir=tmp_path)
     assert first.n_computed == first.n_tokens - first.n_cached > 250
@@ -76,10 +75,9 @@ def test_q7_an_agent_finds_what_was_primed_and_priming_again_computes_nothing(
     assert answer.n_cached >= first.n_tokens - BOUNDARY_TOKENS
 
 
-def test_q7_a_recorded_request_is_found_whole(
+def test_a_recorded_request_is_found_whole(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """Q7"""
     body = {
         "system": system("recorder")["content"],
         "messages": [user(prose("recorder", 30))],
@@ -92,10 +90,9 @@ def test_q7_a_recorded_request_is_found_whole(
     assert usage["cache_read_input_tokens"] == account.n_tokens - 1
 
 
-def test_q5_a_prompt_that_does_not_fit_is_an_error_with_its_file(
+def test_a_prompt_that_does_not_fit_is_an_error_with_its_file(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    """Q5"""
     file = tmp_path / "long.txt"
     file.write_text("word " * 20_000)
     done = rekindle_prime(file, "--url", server.url, cache_dir=tmp_path)
@@ -103,10 +100,9 @@ def test_q5_a_prompt_that_does_not_fit_is_an_error_with_its_file(
     assert re.search(rf"{re.escape(str(file))}: The prompt has \d+ tokens", done.stdout)
 
 
-def test_q7_what_was_primed_without_a_server_is_found_by_the_next_one(
+def test_what_was_primed_without_a_server_is_found_by_the_next_one(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """Q4, Q7"""
     cache_dir = tmp_path / "cache"
     file, question = agent_file(tmp_path, "sleeper")
     account = primed(file, cache_dir=cache_dir)

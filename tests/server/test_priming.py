@@ -30,12 +30,11 @@ def client(embedded_model: Path) -> Iterator[Client]:
     ids=lambda how: next(iter(how)),
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_q2_q7_priming_writes_nothing_and_the_next_request_finds_all_of_it(
+def test_priming_writes_nothing_and_the_next_request_finds_all_of_it(
     client: Client,
     how: dict[str, Any],
     stream: bool,  # noqa: FBT001
 ) -> None:
-    """Q2, Q7"""
     name = f"{next(iter(how))} {stream}"
     messages = [system(f"primed by {name}"), user(prose(name, 20))]
     body = {"messages": messages, "tools": [SEARCH_TOOL]}
@@ -49,8 +48,7 @@ def test_q2_q7_priming_writes_nothing_and_the_next_request_finds_all_of_it(
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == n_prompt - 1
 
 
-def test_q5_an_error_reaches_the_caller(client: Client) -> None:
-    """Q5"""
+def test_an_error_reaches_the_caller(client: Client) -> None:
     too_long = [user("word " * 20_000)]
     answer = client.try_post("/v1/chat/completions", {"messages": too_long, "max_tokens": 0})
     assert answer.status_code == 400

@@ -86,10 +86,9 @@ def in_the_middle(progress: Iterator[int], n_prompt: int) -> int:
 
 
 @pytest.mark.long
-def test_x7_the_retry_after_a_lost_connection_computes_the_rest_only(
+def test_the_retry_after_a_lost_connection_computes_the_rest_only(
     server: ServerProcess, client: Client
 ) -> None:
-    """X7"""
     prompt = prompt_of(client, "a client that leaves", 2500)
     before = client.metric(PREFILLED)
     with prefilling(server, prompt) as progress:
@@ -103,10 +102,9 @@ def test_x7_the_retry_after_a_lost_connection_computes_the_rest_only(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("path", "key", "fields"), DIALECTS[:1])
-def test_x7_a_client_that_gives_up_waiting_for_a_whole_reply_loses_nothing(
+def test_a_client_that_gives_up_waiting_for_a_whole_reply_loses_nothing(
     client: Client, server: ServerProcess, path: str, key: str, fields: dict[str, Any]
 ) -> None:
-    """X7"""
     body = conversation(path, key, prose(f"gives up {path}", 100), prose(path, 750)) | fields
     before = client.metric(PREFILLED)
     address = httpx.URL(server.url)
@@ -133,10 +131,9 @@ def must(condition: bool) -> None:  # noqa: FBT001
 
 
 @pytest.mark.long
-def test_x7_a_killed_prefill_is_resumed_from_the_blocks_that_were_written(
+def test_a_killed_prefill_is_resumed_from_the_blocks_that_were_written(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """X7"""
     arguments = ("--parallel", "1", "--cache-dir", str(tmp_path), "--ubatch-size", str(N_UBATCH))
     with serve(*arguments) as server, closing(Client(server.url)) as client:
         prompt = prompt_of(client, "killed", 1500)
@@ -161,10 +158,10 @@ def test_x7_a_killed_prefill_is_resumed_from_the_blocks_that_were_written(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[::3])
-def test_x7_a_cancelled_prefill_is_resumed_after_a_restart(
+def test_a_cancelled_prefill_is_resumed_after_a_restart(
     tiny_models: TinyModels, tmp_path: Path, architecture: TinyArchitecture
 ) -> None:
-    """X7: all of it, once it is written, and not whole blocks only."""
+    """All of it, once it is written, and not whole blocks only."""
     arguments = (
         *(str(tiny_models(architecture)), "--parallel", "1", "--ubatch-size", str(PREFILL_GRAIN)),
         *("--cache-dir", str(tmp_path), "--threads", "1", "--no-cache-recompute"),
@@ -185,8 +182,7 @@ def test_x7_a_cancelled_prefill_is_resumed_after_a_restart(
         assert retry.sources == {"disk"}
 
 
-def test_x7_identical_prefills_at_once_run_once_in_every_dialect(client: Client) -> None:
-    """X7"""
+def test_identical_prefills_at_once_run_once_in_every_dialect(client: Client) -> None:
     head, last = prose("asked for thrice", 200), prose("thrice", 500)
     before = client.metric(PREFILLED)
     with ThreadPoolExecutor(len(DIALECTS)) as pool:
@@ -204,10 +200,9 @@ def test_x7_identical_prefills_at_once_run_once_in_every_dialect(client: Client)
 
 
 @pytest.mark.long
-def test_x7_who_waited_for_an_identical_prefill_goes_on_where_its_client_left(
+def test_who_waited_for_an_identical_prefill_goes_on_where_its_client_left(
     server: ServerProcess, client: Client
 ) -> None:
-    """X7"""
     prompt = prompt_of(client, "followed", 1400)
     before = client.metric(PREFILLED)
     with ThreadPoolExecutor(1) as pool:

@@ -113,10 +113,7 @@ def test_every_route_that_generates_is_asked_here(solo: Client) -> None:
 
 
 @pytest.mark.parametrize("route", ["/v1/messages", *RESPONSES_ROUTES])
-def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
-    solo: Client, route: str
-) -> None:
-    """A8"""
+def test_cache_prompt_reaches_the_engine_from_the_other_dialects(solo: Client, route: str) -> None:
     text = prose(f"asked through {route}", 60)
     if route == "/v1/messages":
         body = {"max_tokens": 2, "messages": [user(text)]}
@@ -134,10 +131,7 @@ def test_a8_cache_prompt_reaches_the_engine_from_the_other_dialects(
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 @pytest.mark.parametrize("route", ASKED_ROUTES)
-def test_a7_a8_cache_prompt_reaches_the_engine(
-    solo: Client, route: str, *, is_streaming: bool
-) -> None:
-    """A7, A8"""
+def test_cache_prompt_reaches_the_engine(solo: Client, route: str, *, is_streaming: bool) -> None:
 
     def again(**fields: Any) -> Answer:
         return ask(solo, route, f"{is_streaming} {route}", stream=is_streaming, **fields)
@@ -157,10 +151,9 @@ def test_a7_a8_cache_prompt_reaches_the_engine(
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a7_no_cache_prompt_is_a_default_that_requests_override(
+def test_no_cache_prompt_is_a_default_that_requests_override(
     uncached_by_default: Client, route: str, *, is_streaming: bool
 ) -> None:
-    """A7"""
 
     def again(**fields: Any) -> Answer:
         seed = f"{is_streaming} {route}"
@@ -177,10 +170,9 @@ def test_a7_no_cache_prompt_is_a_default_that_requests_override(
 
 
 @pytest.mark.long
-def test_d1_d12_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_cold_one(
+def test_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_cold_one(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D1, D12"""
     directory = ("--cache-dir", str(tmp_path))
     with serving(*directory) as (server, client):
         prompt = clear_prompt(client, "d12", 1100)
@@ -217,8 +209,7 @@ def test_d1_d12_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_
     assert [answer.text for answer in answers] == [cold.text] * 6
 
 
-def test_d2_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Client) -> None:
-    """D2"""
+def test_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Client) -> None:
     first = solo.complete(tokens_of(solo, "d2", 200))
     more = tokens_of(solo, "d2 goes on", 30)
     second = solo.complete([*first.computed, *more])
@@ -227,18 +218,18 @@ def test_d2_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Cl
 
 
 @pytest.mark.long
-def test_d4_d6_a_long_conversation_comes_back_from_memory_and_from_disk(
+def test_a_long_conversation_comes_back_from_memory_and_from_disk(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D4, D6: 46 MB of rows."""
+    """46 MB of rows."""
     assert_comes_back_whole(("--cache-dir", str(tmp_path)), n_tokens=2000)
 
 
 @pytest.mark.parametrize("n_tokens", [2000, pytest.param(12_288, marks=pytest.mark.long)])
-def test_d4_a_long_prefix_comes_back_from_disk(
+def test_a_long_prefix_comes_back_from_disk(
     tiny_models: TinyModels, tmp_path: Path, n_tokens: int
 ) -> None:
-    """D4: 12,288 is the contract's own number. Tiny models compute faster than anyone can load."""
+    """12,288 is the contract's own number. Tiny models compute faster than anyone can load."""
     model = str(tiny_models(TinyArchitecture.LLAMA))
     settings = (model, "--cache-dir", str(tmp_path), "--no-cache-recompute")
     assert_comes_back_whole(settings, n_tokens)
@@ -262,10 +253,9 @@ def assert_comes_back_whole(settings: tuple[str, ...], n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_d5_a_tool_call_round_trip_goes_on_behind_the_call(
+def test_a_tool_call_round_trip_goes_on_behind_the_call(
     solo: Client, *, is_interrupted: bool
 ) -> None:
-    """D5"""
     name = f"a caller of tools, interrupted: {is_interrupted}"
     history: list[Message] = [system(name, 150), user(prose(name, 40))]
     last = solo.chat(history, tools=[SEARCH_TOOL])
@@ -282,10 +272,9 @@ def test_d5_a_tool_call_round_trip_goes_on_behind_the_call(
 
 
 @pytest.mark.long
-def test_d7_what_happens_to_later_history_cannot_hide_what_is_stored(
+def test_what_happens_to_later_history_cannot_hide_what_is_stored(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """D7"""
     directory = ("--cache-dir", str(tmp_path))
     history = [system("a keeper of history", 150), user(prose("d7", 60))]
     with serving(*directory) as (server, client):
@@ -314,8 +303,7 @@ def respace_arguments(turn: Message) -> Message:
     }
 
 
-def test_l3_loading_removes_nothing(solo: Client) -> None:
-    """L3"""
+def test_loading_removes_nothing(solo: Client) -> None:
     prompts = [tokens_of(solo, f"l3 {n}", 300) for n in range(2)]
     for prompt in prompts:
         solo.complete(prompt, max_tokens=1)
@@ -330,8 +318,7 @@ def test_l3_loading_removes_nothing(solo: Client) -> None:
     assert solo.metric("rekindle_cache_evictions_total") == 0
 
 
-def test_x8_a_turn_writes_what_it_added(tiny_models: TinyModels) -> None:
-    """X8"""
+def test_a_turn_writes_what_it_added(tiny_models: TinyModels) -> None:
     with serving(str(tiny_models(TinyArchitecture.LLAMA)), "--no-cache-recompute") as (_, client):
         first = client.complete(tokens_of(client, "x8", 700))
         client.wait_until_on_disk()
@@ -346,10 +333,10 @@ def test_x8_a_turn_writes_what_it_added(tiny_models: TinyModels) -> None:
 
 
 @pytest.mark.long
-def test_x8_what_the_write_budget_refuses_is_answered_all_the_same(
+def test_what_the_write_budget_refuses_is_answered_all_the_same(
     embedded_model: Path, tmp_path: Path
 ) -> None:
-    """X8: two blocks of 5.9 MB fit, then the end of the prompt would, without what leads to it."""
+    """Two blocks of 5.9 MB fit, then the end of the prompt would, without what leads to it."""
     settings = ("--cache-dir", str(tmp_path), "--cache-write-budget", "13500000")
     with serving(*settings) as (server, client):
         prompt = clear_prompt(client, "x8 budget", 3 * BLOCK + 50)
@@ -369,10 +356,9 @@ def test_x8_what_the_write_budget_refuses_is_answered_all_the_same(
         assert after.text == cold.text
 
 
-def test_d8_a_prefix_of_the_least_length_is_written_with_all_that_leads_to_it(
+def test_a_prefix_of_the_least_length_is_written_with_all_that_leads_to_it(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    """D8"""
     model = str(tiny_models(TinyArchitecture.LLAMA))
     settings = (
         model,

@@ -139,8 +139,7 @@ def test_a_stream_of_a_call_is_the_whole_one_in_pieces(create: Any) -> None:
     assert json.loads(arguments) == {"city": "Bonn", "unit": "celsius", "days": 3}
 
 
-def test_d16_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) -> None:
-    """D16"""
+def test_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) -> None:
     [choice] = create([*rounds(3), *ASKED], parallel_tool_calls=False).choices
     assert choice.finish_reason == "tool_calls"
     [call] = choice.message.tool_calls
@@ -148,8 +147,7 @@ def test_d16_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_d16_a_call_that_max_tokens_cuts_is_text(create: Any, stream: bool) -> None:  # noqa: FBT001
-    """D16"""
+def test_a_call_that_max_tokens_cuts_is_text(create: Any, stream: bool) -> None:  # noqa: FBT001
     fields = {"tool_choice": "required", "max_tokens": 12, "stream": stream}
     if stream:
         chunks = [chunk.choices[0] for chunk in create(**fields)]
@@ -184,8 +182,7 @@ def test_shuffled_keys_of_a_definition_are_the_same_prompt(create: Any) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
 
 
-def test_d14_a_result_without_its_call_is_refused(create: Any) -> None:
-    """D14"""
+def test_a_result_without_its_call_is_refused(create: Any) -> None:
     orphan = {"role": "tool", "tool_call_id": "call_gone", "content": "sunny"}
     with pytest.raises(BadRequestError, match="call_gone"):
         create([*ASKED, orphan])

@@ -56,8 +56,7 @@ def traced(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tr
     return Traced(path, sent, metrics)
 
 
-def test_d11_every_reply_is_a_line_with_what_was_cached_and_where_it_left(traced: Traced) -> None:
-    """D11"""
+def test_every_reply_is_a_line_with_what_was_cached_and_where_it_left(traced: Traced) -> None:
     first, second, third, *others = traced.lines
     assert len(others) == 2
     assert first["miss"]["reason"] == "first_request"
@@ -75,15 +74,13 @@ def test_d11_every_reply_is_a_line_with_what_was_cached_and_where_it_left(traced
     assert traced.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_d11_a_trace_with_prompts_can_be_replayed(traced: Traced) -> None:
-    """D11"""
+def test_a_trace_with_prompts_can_be_replayed(traced: Traced) -> None:
     traffic = read_traffic([traced.path])
     assert [request.body for request in traffic.requests] == traced.sent
     assert traffic.has_times
 
 
-def test_x6_the_clock_of_a_real_trace_is_named_with_its_cost(traced: Traced) -> None:
-    """X6"""
+def test_the_clock_of_a_real_trace_is_named_with_its_cost(traced: Traced) -> None:
     findings = findings_of(read_trace([traced.path]).replies)
     [clock] = findings.volatile
     assert clock.volatile.kind == "clock"
@@ -92,8 +89,7 @@ def test_x6_the_clock_of_a_real_trace_is_named_with_its_cost(traced: Traced) -> 
     assert clock.cost.tokens == sum(lost) > 0
 
 
-def test_x10_the_metrics_agree_with_the_trace(traced: Traced) -> None:
-    """X10"""
+def test_the_metrics_agree_with_the_trace(traced: Traced) -> None:
 
     def value(name: str) -> float:
         [found] = re.findall(rf"^{re.escape(name)} (\S+)$", traced.metrics, re.MULTILINE)
@@ -114,10 +110,9 @@ def test_x10_the_metrics_agree_with_the_trace(traced: Traced) -> None:
     assert value("rekindle_trace_dropped_total") == 0
 
 
-def test_d11_a_trace_that_cannot_be_written_ends_the_start_before_the_model_loads(
+def test_a_trace_that_cannot_be_written_ends_the_start_before_the_model_loads(
     tmp_path: Path,
 ) -> None:
-    """D11"""
     command = [sys.executable, "-m", "rekindle", "serve", "--port", "1024"]
     result = subprocess.run(
         [*command, "--trace", str(tmp_path / "no" / "trace")], capture_output=True, text=True

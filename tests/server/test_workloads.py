@@ -197,7 +197,7 @@ def test_an_edit_in_the_middle_keeps_both_versions(traffic: Traffic, table: list
 def test_a_killed_server_goes_on_from_disk(
     n_parallel: int, served: Served, table: list[Account], tmp_path: Path
 ) -> None:
-    """D15: two conversations, kill -9 between two turns, and on."""
+    """Two conversations, kill -9 between two turns, and on."""
     histories = [[system("a survivor"), user(prose(f"survive {n}", 80))] for n in range(2)]
     directory = ("--cache-dir", str(tmp_path))
     with serving(served, n_parallel, *directory) as (server, traffic):

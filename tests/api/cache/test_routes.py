@@ -120,8 +120,7 @@ def ask(
     return asyncio.run(run())
 
 
-def test_q9_what_is_stored_is_listed_with_where_and_how_long() -> None:
-    """Q9"""
+def test_what_is_stored_is_listed_with_where_and_how_long() -> None:
     store = Store()
     reply = ask("GET", "/v1/cache", store).json()
     TypeAdapter(StoredList).validate_python(reply, extra="forbid")
@@ -146,8 +145,7 @@ def test_q9_what_is_stored_is_listed_with_where_and_how_long() -> None:
     assert store.asked == [("list", 100, "")]
 
 
-def test_q9_an_engine_that_still_starts_has_an_empty_list() -> None:
-    """Q9"""
+def test_an_engine_that_still_starts_has_an_empty_list() -> None:
     reply = ask("GET", "/v1/cache?limit=7", store := Store(stored=[], cache=None)).json()
     assert reply == {"object": "list", "data": [], "usage": []}
     assert store.asked == [("list", 7, "")]
@@ -156,15 +154,13 @@ def test_q9_an_engine_that_still_starts_has_an_empty_list() -> None:
 @pytest.mark.parametrize(
     "limit", ["0", "-1", "1001", "10000000000", "x", "", "\u0663\u0663\u0663\u0663"]
 )
-def test_q9_a_bad_limit_is_refused_by_name(limit: str) -> None:
-    """Q9"""
+def test_a_bad_limit_is_refused_by_name(limit: str) -> None:
     reply = ask("GET", f"/v1/cache?limit={limit}")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "limit")
 
 
 @pytest.mark.parametrize("key", ["k1", "docs/v1"])
-def test_q9_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> None:
-    """Q9"""
+def test_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> None:
     store = Store()
     reply = ask("DELETE", f"/v1/cache/{key}", store).json()
     TypeAdapter(CacheDeleted).validate_python(reply, extra="forbid")
@@ -176,8 +172,7 @@ def test_q9_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> Non
     assert f"'{key}'" in error["message"]
 
 
-def test_q9_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
-    """Q9"""
+def test_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
     store = Store()
     for n_deleted in (1, 0):
         reply = ask("DELETE", "/v1/cache", store)
@@ -185,8 +180,7 @@ def test_q9_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
         assert reply.json() == {"object": "cache.deleted", "key": None, "deleted": n_deleted}
 
 
-def test_x10_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None:
-    """X10"""
+def test_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None:
     store = Store()
     reply = ask("POST", "/v1/cache/lookup", store, body={"messages": []}).json()
     TypeAdapter(Lookup).validate_python(reply, extra="forbid")
@@ -209,10 +203,9 @@ def test_x10_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> 
         (None, 0.5, {"restore": None, "prefill": 500.0, "total": None}),
     ],
 )
-def test_x10_what_was_never_measured_is_null(
+def test_what_was_never_measured_is_null(
     restore: float | None, prefill: float | None, expected: dict[str, float | None]
 ) -> None:
-    """X10"""
     store = Store(forecast=Forecast(10, (), restore, prefill))
     reply = ask("POST", "/v1/cache/lookup", store, body={"prompt": "x"}).json()
     assert (reply["cached"], reply["prefilled"]) == ([], 10)
@@ -245,15 +238,13 @@ ASKED = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
         ({}, {}, "chat"),
     ],
 )
-def test_x10_a_body_tells_its_dialect(
+def test_a_body_tells_its_dialect(
     body: dict[str, Any], headers: dict[str, str], dialect: str
 ) -> None:
-    """X10"""
     assert dialect_of(body, Headers(headers)) == dialect
 
 
-def test_x10_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
-    """X10"""
+def test_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
     store = Store()
     for dialect in Dialect:
         ask("POST", f"/v1/cache/lookup?dialect={dialect}", store, body={"input": "hi"})
@@ -262,13 +253,11 @@ def test_x10_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dialect")
 
 
-def test_x10_a_lookup_of_what_is_no_json_is_refused() -> None:
-    """X10"""
+def test_a_lookup_of_what_is_no_json_is_refused() -> None:
     assert ask("POST", "/v1/cache/lookup", body=[1]).status_code == 400
 
 
-def test_q9_all_of_it_is_the_callers_own_namespace() -> None:
-    """Q9 X10"""
+def test_all_of_it_is_the_callers_own_namespace() -> None:
     store = Store()
     by, key = NamespaceBy.API_KEY, {"authorization": "Bearer sk-1"}
     ask("GET", "/v1/cache", store, by=by, **key)
@@ -281,8 +270,7 @@ def test_q9_all_of_it_is_the_callers_own_namespace() -> None:
     assert ask("GET", "/v1/sessions", store, by=by, **key).json()["data"] == []
 
 
-def test_q9_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
-    """Q9 X10"""
+def test_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
     store = Store()
     ask("GET", "/v1/cache", store, x_rekindle_cache_salt="s")
     ask("POST", "/v1/cache/lookup", store, body={"input": "hi", "cache_salt": "s"})
@@ -290,8 +278,7 @@ def test_q9_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
     assert [namespace for _, _, namespace in store.asked] == [salted] * 2
 
 
-def test_x10_the_ledger_of_sessions_is_listed() -> None:
-    """X10"""
+def test_the_ledger_of_sessions_is_listed() -> None:
     reply = ask("GET", "/v1/sessions").json()
     TypeAdapter(SessionList).validate_python(reply, extra="forbid")
     [entry] = reply["data"]
@@ -306,8 +293,7 @@ def test_x10_the_ledger_of_sessions_is_listed() -> None:
     }
 
 
-def test_q9_the_model_that_is_named_is_asked() -> None:
-    """Q9 X10"""
+def test_the_model_that_is_named_is_asked() -> None:
     store = Store()
     ask("GET", "/v1/cache?model=a", store)
     ask("DELETE", "/v1/cache?model=b", store)

@@ -71,10 +71,9 @@ def messages_session(user_id: str | None, headers: dict[str, str] | None = None)
 
 
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CreateResponseRequest])
-def test_n1_a_session_is_named_by_the_cache_key_else_by_the_user(
+def test_a_session_is_named_by_the_cache_key_else_by_the_user(
     model: type[ChatCompletionRequest] | type[CreateResponseRequest],
 ) -> None:
-    """N1 X5"""
     what = {"messages": [USER], "input": "hi"}
     both = model.model_validate({**what, "user": "ann", "prompt_cache_key": "k"})
     assert session({}, *openai_hints(both).sessions) == "k"
@@ -84,15 +83,13 @@ def test_n1_a_session_is_named_by_the_cache_key_else_by_the_user(
     assert session({}, *openai_hints(neither).sessions) == "default"
 
 
-def test_n1_a_session_is_named_by_the_user_id_of_messages() -> None:
-    """N1"""
+def test_a_session_is_named_by_the_user_id_of_messages() -> None:
     assert messages_session("ann") == "ann"
     assert messages_session(None) == "default"
     assert messages_session(None, OPENCODE) == "ses_e2333"
 
 
-def test_n1_the_session_inside_claude_codes_user_id_counts() -> None:
-    """N1"""
+def test_the_session_inside_claude_codes_user_id_counts() -> None:
     user_id = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "c1a0"})
     assert messages_session(user_id) == "c1a0"
     assert messages_session(user_id, CLAUDE_CODE) == "c1a0"
@@ -100,13 +97,11 @@ def test_n1_the_session_inside_claude_codes_user_id_counts() -> None:
 
 
 @pytest.mark.parametrize("user_id", ['{"a": 1}', '{"session_id": 3}', "[1]", "17", "{"])
-def test_n1_other_json_in_a_user_id_is_a_name_like_any(user_id: str) -> None:
-    """N1"""
+def test_other_json_in_a_user_id_is_a_name_like_any(user_id: str) -> None:
     assert messages_session(user_id) == user_id
 
 
-def test_n3_the_role_user_is_never_a_session() -> None:
-    """N3"""
+def test_the_role_user_is_never_a_session() -> None:
     chat = ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": "hi", "name": "bob", "user": "eve"}]}
     )
@@ -137,28 +132,24 @@ def test_n3_the_role_user_is_never_a_session() -> None:
         (OPENCODE | {"x-rekindle-session": "mine"}, "mine", None),
     ],
 )
-def test_x9_headers_of_real_clients_name_sessions_and_sub_agents(
+def test_headers_of_real_clients_name_sessions_and_sub_agents(
     headers: dict[str, str], named: str, rank: Rank | None
 ) -> None:
-    """N1 X9"""
     assert caller(headers) == Caller(named, rank, "")
 
 
-def test_x9_codex_sub_agents_have_sessions_of_their_own_though_they_share_a_cache_key() -> None:
-    """X9"""
+def test_codex_sub_agents_have_sessions_of_their_own_though_they_share_a_cache_key() -> None:
     assert session(CODEX, "01a1-7917") == "01a1-7917"
     assert session(CODEX, "chosen") == "chosen"
     assert session(CODEX_SUBAGENT, "01a1-7917") == "01a1-7917/01a1-c0de"
 
 
-def test_n1_a_name_of_nothing_but_blanks_and_controls_is_none() -> None:
-    """N1"""
+def test_a_name_of_nothing_but_blanks_and_controls_is_none() -> None:
     assert session(OPENCODE, " \t\x00", None, "") == "ses_e2333"
     assert session({}, "a\x1b[31m\nb\u202e") == "a[31mb"
 
 
-def test_n1_long_names_are_bounded_and_stay_apart() -> None:
-    """N1"""
+def test_long_names_are_bounded_and_stay_apart() -> None:
     longest = "x" * 128
     assert session({}, longest) == longest
     first, second = session({}, longest + "a"), session({}, longest + "b")
@@ -167,16 +158,14 @@ def test_n1_long_names_are_bounded_and_stay_apart() -> None:
     assert len(session(CLAUDE_CODE_SUBAGENT, longest)) <= 128
 
 
-def test_x9_a_declared_class_counts_more_than_what_headers_let_guess() -> None:
-    """X9"""
+def test_a_declared_class_counts_more_than_what_headers_let_guess() -> None:
     assert caller(CODEX_SUBAGENT | {"x-rekindle-class": "Main"}).rank is Rank.MAIN
     assert caller({"x-rekindle-class": "background"}).rank is Rank.BACKGROUND
     body_first = caller({"x-rekindle-class": "main"}, cache_class="ephemeral")
     assert body_first.rank is Rank.EPHEMERAL
 
 
-def test_x9_an_unknown_class_in_a_header_is_refused_by_name() -> None:
-    """X9"""
+def test_an_unknown_class_in_a_header_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="`x-rekindle-class` should be one of `main`") as error:
         caller({"x-rekindle-class": "vip"})
     assert error.value.param == "x-rekindle-class"
@@ -197,10 +186,9 @@ def test_x9_an_unknown_class_in_a_header_is_refused_by_name() -> None:
         ("prefill", 1),
     ],
 )
-def test_q8_bad_values_are_refused_by_name_in_every_dialect(
+def test_bad_values_are_refused_by_name_in_every_dialect(
     path: str, field: str, value: object
 ) -> None:
-    """Q8 X9"""
     reply = post(path, BODIES[path] | {field: value})
     assert reply.status_code == 400
     error = reply.json()["error"]
@@ -222,17 +210,15 @@ def test_q8_bad_values_are_refused_by_name_in_every_dialect(
         ({"prompt_cache_options": {"ttl": "2d"}}, "prompt_cache_options.ttl"),
     ],
 )
-def test_x5_bad_cache_controls_are_refused_by_name(
+def test_bad_cache_controls_are_refused_by_name(
     path: str, fields: dict[str, object], param: str
 ) -> None:
-    """X5"""
     reply = post(path, BODIES[path] | fields)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
 
 
-def test_x5_bad_metadata_and_diagnostics_of_messages_are_refused_by_name() -> None:
-    """X5"""
+def test_bad_metadata_and_diagnostics_of_messages_are_refused_by_name() -> None:
     for fields, named in (
         ({"metadata": {"user_id": 7}}, "`metadata.user_id`"),
         ({"diagnostics": {"previous_message_id": 7}}, "`diagnostics.previous_message_id`"),
@@ -249,21 +235,18 @@ def namespace(
     return namespace_of(Headers(named), salt, by)
 
 
-def test_n1_without_salt_and_setting_there_is_one_namespace() -> None:
-    """N1"""
+def test_without_salt_and_setting_there_is_one_namespace() -> None:
     assert namespace(by=NamespaceBy.NONE, authorization="Bearer k") == ""
     assert namespace(by=NamespaceBy.API_KEY) == ""
 
 
-def test_x5_a_key_makes_one_namespace_however_it_is_sent() -> None:
-    """X5"""
+def test_a_key_makes_one_namespace_however_it_is_sent() -> None:
     bearer = namespace(authorization="Bearer k")
     assert bearer == namespace(authorization="bearer  k") == namespace(x_api_key="k") != ""
     assert bearer != namespace(x_api_key="other")
 
 
-def test_x5_salts_and_keys_never_make_the_same_namespace() -> None:
-    """X5"""
+def test_salts_and_keys_never_make_the_same_namespace() -> None:
     made = [
         namespace(x_api_key="s"),
         namespace(salt="s"),
@@ -277,8 +260,7 @@ def test_x5_salts_and_keys_never_make_the_same_namespace() -> None:
     assert namespace(salt="s", by=NamespaceBy.NONE, x_api_key="k") == namespace(salt="s")
 
 
-def test_x5_neither_key_nor_salt_can_be_read_from_a_namespace() -> None:
-    """X5"""
+def test_neither_key_nor_salt_can_be_read_from_a_namespace() -> None:
     made = namespace(salt="sesame", x_api_key="sk-secret")
     assert len(made) == 32
     assert set(made) <= set("0123456789abcdef")

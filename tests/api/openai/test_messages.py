@@ -123,7 +123,6 @@ def test_tool_result_is_tied_to_its_call() -> None:
 def test_result_finds_its_call_by_what_the_client_left_of_the_id(
     called: list[str], answered: str | None, found: str
 ) -> None:
-    """D14."""
     calls = [{**CALL, "id": each} if each else {"function": CALL["function"]} for each in called]
     asked = {"role": "assistant", "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": answered, "content": "r"}
@@ -132,7 +131,6 @@ def test_result_finds_its_call_by_what_the_client_left_of_the_id(
 
 
 def test_id_for_one_of_several_calls_without_ids_is_refused() -> None:
-    """D14."""
     calls = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "r"}
     reply = chat(messages=[USER, {"role": "assistant", "tool_calls": calls}, result])

@@ -145,7 +145,6 @@ def test_cache_prompt_wins_over_the_servers_default(
     default: bool,  # noqa: FBT001
     expected: bool,  # noqa: FBT001
 ) -> None:
-    """A7, A8."""
     responder = FakeResponder()
     responder.default_cache_prompt = default
     assert post_to(responder, n=2, seed=1, **said).status_code == 200

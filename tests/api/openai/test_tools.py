@@ -204,7 +204,6 @@ def test_content_is_null_beside_calls_alone_and_empty_beside_reasoning_alone() -
 
 
 def test_call_that_was_cut_off_is_text_with_the_reason() -> None:
-    """D16."""
     script = (ReplyText('<tool_call>{"name": "re'), done(finish=FinishReason.LENGTH))
     (choice,) = chat(FakeResponder(script), tools=TOOLS).json()["choices"]
     assert choice["message"]["content"] == '<tool_call>{"name": "re'

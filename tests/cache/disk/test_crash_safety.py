@@ -21,11 +21,10 @@ def n_found(cache: PrefixCache, tokens: list[int]) -> int:
     return cache.match(keys_of(cache, tokens), len(tokens)).n_tokens
 
 
-def test_l3_a_short_block_stays_on_disk_until_the_one_that_covers_it_is_written(
+def test_a_short_block_stays_on_disk_until_the_one_that_covers_it_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
     # The budget lets the first one through, and then nothing more.
-    """L3"""
     cache = opened(tmp_path, write_bytes_per_hour=ROW_BYTES)
     turn = text(0, 100)
     save(cache, turn)
@@ -48,10 +47,9 @@ def test_a_short_block_leaves_the_disk_once_the_one_that_covers_it_is_written(
     assert len(list(tmp_path.rglob("*.kv"))) == 1
 
 
-def test_x8_what_vanished_from_disk_is_written_again_when_it_is_used(
+def test_what_vanished_from_disk_is_written_again_when_it_is_used(
     opened: Open, tmp_path: Path
 ) -> None:
-    """X8"""
     cache = opened(tmp_path / "cache")
     conversation = text(0, 700)
     save(cache, conversation)
@@ -63,10 +61,10 @@ def test_x8_what_vanished_from_disk_is_written_again_when_it_is_used(
     assert n_found(opened(tmp_path / "cache"), conversation) == 700
 
 
-def test_x8_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_written(
+def test_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
-    """X8: Nothing asked for it meanwhile, and the next server would have missed it."""
+    """Nothing asked for it meanwhile, and the next server would have missed it."""
     cache = opened(tmp_path / "cache")
     conversation = text(0, 700)
     save(cache, conversation)

@@ -122,8 +122,7 @@ def reason_of(stats: ReplyStats) -> MissReason | None:
     return stats.miss.reason if stats.miss else None
 
 
-def test_x4_a_chat_from_its_first_request_on() -> None:
-    """X4, X10"""
+def test_a_chat_from_its_first_request_on() -> None:
     bench = Bench()
     first = bench.ask("Tell me.")
     assert reason_of(first) is MissReason.FIRST_REQUEST
@@ -138,8 +137,7 @@ def test_x4_a_chat_from_its_first_request_on() -> None:
     assert bench.accounts.sessions.totals().prefilled_twice_tokens == 0
 
 
-def test_x10_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() -> None:
-    """X10, N1"""
+def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() -> None:
     bench = Bench()
     bench.ask("Tell me.", session="one")
     bench.engine.kept = Floor()
@@ -159,8 +157,7 @@ def test_x10_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice(
     )
 
 
-def test_x10_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
-    """X10, A4"""
+def test_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
     bench = Bench()
     bench.engine.is_stuck = True
 
@@ -178,8 +175,7 @@ def test_x10_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
     assert bench.ask("Tell me.").n_twice == n_half // 16 * 16
 
 
-def test_x10_what_was_computed_without_the_cache_is_not_missed_later() -> None:
-    """X10, A7"""
+def test_what_was_computed_without_the_cache_is_not_missed_later() -> None:
     bench = Bench()
     options = ReplyOptions(sampling=Sampling(), cache_prompt=False)
     off = bench.ask("Tell me.", options=options)
@@ -188,8 +184,7 @@ def test_x10_what_was_computed_without_the_cache_is_not_missed_later() -> None:
     assert (reason_of(on), on.n_written) == (MissReason.FIRST_REQUEST, on.n_prompt)
 
 
-def test_x4_a_reply_can_be_named_to_compare_with() -> None:
-    """X4"""
+def test_a_reply_can_be_named_to_compare_with() -> None:
     bench = Bench()
     plain = ReplyOptions(sampling=Sampling(), max_tokens=100)
     bench.ask("Tell me.", options=replace(plain, reply_id="msg_1"))
@@ -203,8 +198,7 @@ def test_x4_a_reply_can_be_named_to_compare_with() -> None:
     assert named.diagnosis.is_compared
 
 
-def test_x4_another_model_is_told() -> None:
-    """X4, A6"""
+def test_another_model_is_told() -> None:
     bench = Bench()
     bench.ask("Tell me.")
     bench.engine.kept = Floor()
@@ -212,8 +206,7 @@ def test_x4_another_model_is_told() -> None:
     assert reason_of(bench.ask("Tell me.", REPLY, "Go on.")) is MissReason.OTHER_MODEL
 
 
-def test_x9_the_engine_is_told_which_requests_are_asides() -> None:
-    """X9"""
+def test_the_engine_is_told_which_requests_are_asides() -> None:
     bench = Bench()
     bench.ask("Make a title of it.", session="s")
     bench.ask("Do it.", session="s", tools=TOOLS)
@@ -226,8 +219,7 @@ def test_x9_the_engine_is_told_which_requests_are_asides() -> None:
     assert (title.rank, title.session) == (Rank.BACKGROUND, "s")
 
 
-def test_x4_the_log_line_has_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """X4"""
+def test_the_log_line_has_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with caplog.at_level("INFO", logger="rekindle.request"):
         bench.ask("Tell me.")

@@ -141,8 +141,7 @@ def all_edits(before: Conversation, change: Callable[[str], str]) -> list[Edit]:
 
 
 @given(histories(), st.data())
-def test_x4_the_reason_names_the_one_edit(before: Conversation, data: st.DataObject) -> None:
-    """X4, D11"""
+def test_the_reason_names_the_one_edit(before: Conversation, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, 30))
     edit = data.draw(st.sampled_from(all_edits(before, lambda t: f"{t[:place]}X{t[place:]}")))
     now = replace(edit.after, messages=(*edit.after.messages, user("And now?")))
@@ -155,18 +154,16 @@ def test_x4_the_reason_names_the_one_edit(before: Conversation, data: st.DataObj
 
 
 @given(histories(), st.lists(WORDS, max_size=3))
-def test_x4_a_conversation_that_goes_on_lost_nothing(before: Conversation, more: list[str]) -> None:
-    """X4"""
+def test_a_conversation_that_goes_on_lost_nothing(before: Conversation, more: list[str]) -> None:
     now = replace(before, messages=(*before.messages, *map(user, more)))
     assert why(past(now), past(before)) is None
     assert why(past(before), past(now)) is None  # and one that is asked again
 
 
 @given(histories(), WORDS)
-def test_x4_another_question_after_the_same_history_is_a_new_branch(
+def test_another_question_after_the_same_history_is_a_new_branch(
     history: Conversation, question: str
 ) -> None:
-    """X4"""
     before = replace(history, messages=(*history.messages, user(f"{question}?"), assistant("Yes")))
     now = replace(history, messages=(*history.messages, user(f"other {question}")))
     assert why(past(now), past(before)) is None
@@ -182,16 +179,14 @@ HELLO = Conversation(
 MORE = replace(HELLO, messages=(*HELLO.messages, user("Go on, tell me all of it.")))
 
 
-def test_x4_a_new_conversation_with_the_same_system_prompt_lost_nothing() -> None:
-    """X4"""
+def test_a_new_conversation_with_the_same_system_prompt_lost_nothing() -> None:
     fresh = replace(HELLO, messages=(HELLO.messages[0], user("Something else")))
     two = replace(HELLO, messages=(*fresh.messages, user("and another thing")))
     assert why(past(fresh), past(HELLO)) is None
     assert why(past(two), past(HELLO)) is None
 
 
-def test_x4_what_was_known_and_is_gone_was_evicted() -> None:
-    """X4"""
+def test_what_was_known_and_is_gone_was_evicted() -> None:
     now, earlier = past(MORE), past(HELLO)
     n_known = found(now, earlier).n_known
     miss = why(now, earlier, n_cached=GRAIN)
@@ -211,29 +206,25 @@ def test_x4_what_was_known_and_is_gone_was_evicted() -> None:
     assert off.reason is MissReason.CACHE_OFF
 
 
-def test_x4_the_one_token_that_is_always_computed_is_no_loss() -> None:
-    """X4, X10"""
+def test_the_one_token_that_is_always_computed_is_no_loss() -> None:
     raw = past("x" * (GRAIN + 1))
     nothing = Found(n_cached=1, n_known=GRAIN + 1)
     assert explain(raw, raw, nothing, text_of) is None
 
 
-def test_x4_a_request_without_the_cache_says_so() -> None:
-    """X4"""
+def test_a_request_without_the_cache_says_so() -> None:
     miss = why(past(MORE), past(HELLO), n_cached=0, n_known=0, uses_cache=False)
     assert miss == Miss(reason=MissReason.CACHE_OFF)
 
 
-def test_x4_the_first_request_is_only_the_first() -> None:
-    """X4"""
+def test_the_first_request_is_only_the_first() -> None:
     nothing = Found(n_cached=0, n_known=0)
     assert explain(past(MORE), None, nothing, text_of) == Miss(reason=MissReason.FIRST_REQUEST)
     from_disk = Found(n_cached=64, n_known=0)
     assert explain(past(MORE), None, from_disk, text_of) is None
 
 
-def test_x4_another_model_computed_it() -> None:
-    """X4"""
+def test_another_model_computed_it() -> None:
     miss = why(past(MORE, model="b"), past(HELLO, model="a"), n_cached=0, n_known=0)
     assert miss is not None
     assert (miss.reason, miss.expected, miss.got) == (MissReason.OTHER_MODEL, "a", "b")
@@ -242,8 +233,7 @@ def test_x4_another_model_computed_it() -> None:
     assert first == Miss(reason=MissReason.FIRST_REQUEST)
 
 
-def test_x4_equal_messages_that_render_otherwise_were_rewritten_by_the_template() -> None:
-    """X4"""
+def test_equal_messages_that_render_otherwise_were_rewritten_by_the_template() -> None:
     earlier = past(HELLO)
     text = rendered(MORE).replace("Paris", "<think></think>Paris")
     now = past(MORE)
@@ -255,8 +245,7 @@ def test_x4_equal_messages_that_render_otherwise_were_rewritten_by_the_template(
     assert miss.got.startswith("<think></think>")
 
 
-def test_x4_reasoning_that_a_client_leaves_out_is_not_its_change() -> None:
-    """X4"""
+def test_reasoning_that_a_client_leaves_out_is_not_its_change() -> None:
     thinking = replace(
         HELLO, messages=(*HELLO.messages[:2], assistant(Reasoning("Hm. " * 9), "Paris."))
     )
@@ -266,8 +255,7 @@ def test_x4_reasoning_that_a_client_leaves_out_is_not_its_change() -> None:
     assert miss.reason is MissReason.TEMPLATE_REWROTE_TURN
 
 
-def test_x4_white_space_counts_where_nothing_else_differs() -> None:
-    """X4"""
+def test_white_space_counts_where_nothing_else_differs() -> None:
     system, asked, *rest = MORE.messages
     now = replace(MORE, messages=(system, user(asked.text + "\n"), *rest))
     miss = why(past(now), past(HELLO))
@@ -276,8 +264,7 @@ def test_x4_white_space_counts_where_nothing_else_differs() -> None:
     assert (miss.before, miss.expected, miss.got) == (asked.text[-24:], "", "\n")
 
 
-def test_x4_tools_in_another_spelling_are_the_same_and_a_missing_one_is_named() -> None:
-    """X4"""
+def test_tools_in_another_spelling_are_the_same_and_a_missing_one_is_named() -> None:
     a, b = tool("a", "first of them"), tool("b", "second of them")
     swapped = Tool("a", '{"function": {"description": "first of them", "name": "a"}}')
     before = replace(HELLO, tools=(a, b))
@@ -292,8 +279,7 @@ def test_x4_tools_in_another_spelling_are_the_same_and_a_missing_one_is_named() 
 STORY = "Once upon a time there was a king who had three sons, and all of them were idle. "
 
 
-def test_x4_raw_text_has_edits_and_branches() -> None:
-    """X4"""
+def test_raw_text_has_edits_and_branches() -> None:
     earlier = past(STORY * 2)
     edit = why(past((STORY * 2).replace("king", "queen", 1) + "One day"), earlier)
     assert edit is not None
@@ -307,8 +293,7 @@ def test_x4_raw_text_has_edits_and_branches() -> None:
     assert gone.reason is MissReason.EVICTED
 
 
-def test_x4_an_earlier_prompt_that_does_not_explain_what_was_found_is_not_blamed() -> None:
-    """X4"""
+def test_an_earlier_prompt_that_does_not_explain_what_was_found_is_not_blamed() -> None:
     system, _, *rest = MORE.messages
     other = replace(MORE, messages=(system, user("Who are you, then? " * 5), *rest))
     now, recent = past(MORE), RecentPrompts()
@@ -317,8 +302,7 @@ def test_x4_an_earlier_prompt_that_does_not_explain_what_was_found_is_not_blamed
     assert recent.most_like(now, n_cached=len(now.tokens) - 20) is None
 
 
-def test_x4_of_two_that_are_as_similar_the_one_with_the_same_tools_is_compared_with() -> None:
-    """X4"""
+def test_of_two_that_are_as_similar_the_one_with_the_same_tools_is_compared_with() -> None:
     recent, tools = RecentPrompts(), (tool("a", "first of them"),)
     with_tools = past(replace(HELLO, tools=tools))
     recent.add(with_tools)
@@ -326,8 +310,7 @@ def test_x4_of_two_that_are_as_similar_the_one_with_the_same_tools_is_compared_w
     assert recent.most_like(past(replace(MORE, tools=tools))) is with_tools
 
 
-def test_x4_the_most_similar_prompt_is_compared_with() -> None:
-    """X4"""
+def test_the_most_similar_prompt_is_compared_with() -> None:
     recent = RecentPrompts()
     system = HELLO.messages[0]
     alike, fresh = past(HELLO, session="t"), past(Conversation((system, user("Hm"))))
@@ -342,8 +325,7 @@ def test_x4_the_most_similar_prompt_is_compared_with() -> None:
 
 
 @pytest.mark.parametrize("n_sessions", [1, 40])
-def test_x4_recent_prompts_are_bounded_in_number_and_bytes(n_sessions: int) -> None:
-    """X4"""
+def test_recent_prompts_are_bounded_in_number_and_bytes(n_sessions: int) -> None:
     recent = RecentPrompts(max_bytes=50_000)
     for number in range(200):
         recent.add(past(f"{number} {STORY}", session=str(number % n_sessions)))

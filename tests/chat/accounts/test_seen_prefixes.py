@@ -16,10 +16,9 @@ def tokens_of(ids: list[int]) -> Tokens:
     st.lists(st.lists(st.integers(0, 2), max_size=60), max_size=6),
     st.lists(st.integers(0, 2), max_size=60),
 )
-def test_x10_what_is_known_is_the_longest_prefix_ever_added(
+def test_what_is_known_is_the_longest_prefix_ever_added(
     added: list[list[int]], asked: list[int]
 ) -> None:
-    """X10"""
     seen, floor = SeenPrefixes(), Floor()
     for ids in added:
         seen.add("", tokens_of(ids))
@@ -28,8 +27,7 @@ def test_x10_what_is_known_is_the_longest_prefix_ever_added(
     assert seen.n_known("", tokens_of(asked)) == n_shared // GRAIN * GRAIN
 
 
-def test_x10_equal_tokens_at_other_places_are_not_known() -> None:
-    """X10"""
+def test_equal_tokens_at_other_places_are_not_known() -> None:
     seen = SeenPrefixes()
     ids = list(range(2 * GRAIN))
     seen.add("", tokens_of(ids))
@@ -39,8 +37,7 @@ def test_x10_equal_tokens_at_other_places_are_not_known() -> None:
     assert seen.n_known("", tokens_of([*ids[:GRAIN], *ids[:GRAIN]])) == GRAIN
 
 
-def test_x10_namespaces_know_nothing_of_each_other() -> None:
-    """X10"""
+def test_namespaces_know_nothing_of_each_other() -> None:
     seen = SeenPrefixes()
     ids = tokens_of(list(range(64)))
     seen.add("one", ids)
@@ -48,8 +45,7 @@ def test_x10_namespaces_know_nothing_of_each_other() -> None:
     assert seen.n_known("other", ids) == 0
 
 
-def test_x10_many_prompts_later_old_ones_may_go_and_the_last_one_stays() -> None:
-    """X10"""
+def test_many_prompts_later_old_ones_may_go_and_the_last_one_stays() -> None:
     seen = SeenPrefixes()
     for seed in range(40):
         ids = np.random.default_rng(seed).integers(0, 1 << 17, 1_000_000, dtype=np.int32)

@@ -12,24 +12,21 @@ ANSWERED = Conversation((*ASKED.messages, Message(Role.ASSISTANT, (Text("!"),)),
 WITH_TOOLS = Conversation(ASKED.messages, TOOLS)
 
 
-def test_n1_the_least_recently_used_session_goes_first() -> None:
-    """N1"""
+def test_the_least_recently_used_session_goes_first() -> None:
     sessions = Sessions(max_sessions=2)
     for name in ("a", "b", "a", "c"):
         sessions.use("", name)
     assert [each.id for each in sessions.list("")] == ["c", "a"]
 
 
-def test_n1_a_session_id_of_another_namespace_is_another_session() -> None:
-    """N1"""
+def test_a_session_id_of_another_namespace_is_another_session() -> None:
     sessions = Sessions()
     sessions.book(sessions.use("one", "a"), Ledger(requests=1))
     assert sessions.use("two", "a").ledger == Ledger()
     assert [each.namespace for each in sessions.list("one")] == ["one"]
 
 
-def test_x10_the_totals_keep_what_sessions_cost_that_have_left() -> None:
-    """X10"""
+def test_the_totals_keep_what_sessions_cost_that_have_left() -> None:
     sessions = Sessions(max_sessions=1)
     entry = Ledger(
         requests=1,
@@ -46,8 +43,7 @@ def test_x10_the_totals_keep_what_sessions_cost_that_have_left() -> None:
 
 
 @pytest.mark.parametrize("declared", list(Rank))
-def test_x9_a_declared_class_wins(declared: Rank) -> None:
-    """X9"""
+def test_a_declared_class_wins(declared: Rank) -> None:
     agent = Session("", "a", has_used_tools=True)
     assert rank_for(agent, ASKED, max_tokens=10, declared=declared) is declared
 
@@ -65,10 +61,9 @@ def test_x9_a_declared_class_wins(declared: Rank) -> None:
         (None, 10, Rank.MAIN),
     ],
 )
-def test_x9_asides_of_an_agent_are_told_by_what_they_lack(
+def test_asides_of_an_agent_are_told_by_what_they_lack(
     conversation: Conversation | None, max_tokens: int | None, rank: Rank
 ) -> None:
-    """X9"""
     agent, chatter = Session("", "a", has_used_tools=True), Session("", "b")
     assert rank_for(agent, conversation, max_tokens=max_tokens, declared=None) is rank
     assert rank_for(chatter, conversation, max_tokens=max_tokens, declared=None) is Rank.MAIN

@@ -39,8 +39,7 @@ def test_what_fits_is_left_alone() -> None:
     assert trimmed(*messages).n_dropped == 0
 
 
-def test_n5_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
-    """N5"""
+def test_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
     turns = [m for _ in range(8) for m in (say(Role.USER, 300), say(Role.ASSISTANT, 300))]
     left = trimmed(SYSTEM, *turns, say(Role.USER, 50)).conversation.messages
     assert left[0] == SYSTEM
@@ -49,8 +48,7 @@ def test_n5_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
     assert sum(map(size_of, left)) <= N_CTX * 7 / 8
 
 
-def test_n5_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
-    """N5"""
+def test_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
     history: list[Message] = [SYSTEM]
     beginnings = []
     for number in range(60):
@@ -62,8 +60,7 @@ def test_n5_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
     assert 1 <= n_changes <= 6
 
 
-def test_n5_in_a_long_tool_loop_the_oldest_rounds_go_and_no_result_loses_its_call() -> None:
-    """N5"""
+def test_in_a_long_tool_loop_the_oldest_rounds_go_and_no_result_loses_its_call() -> None:
     loop = [m for number in range(12) for m in (call(number), result(number, 600))]
     left = trimmed(SYSTEM, say(Role.USER, 100), *loop).conversation.messages
     assert left[:2] == (SYSTEM, say(Role.USER, 100))

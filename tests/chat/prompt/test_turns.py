@@ -111,10 +111,9 @@ def missed(bench: TurnBench, conversation: Conversation) -> bool:
 
 
 @pytest.mark.parametrize("text", ["Done.", " \n Done.\n\n", "D\u00f6ne: \u4f60\u597d \U0001f600"])
-def test_d3_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
+def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
     bench: TurnBench, text: str
 ) -> None:
-    """D3"""
     exchange = bench.reply(ASKED, text)
     rest = after(bench, extended(ASKED, exchange.message, user("And?")), exchange)
     shown = bench.tokenizer.detokenize(rest, render_special=True).decode()
@@ -129,10 +128,9 @@ def test_d3_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
         '{\n  "path": "caf\u00e9.py",\n  "line": 3.0\n}',
     ],
 )
-def test_d13_a_call_with_its_json_written_otherwise_keeps_its_tokens(
+def test_a_call_with_its_json_written_otherwise_keeps_its_tokens(
     bench: TurnBench, arguments: str
 ) -> None:
-    """D13"""
     exchange = bench.reply(ASKED, f"I look.\n{CALL}")
     [text, call] = exchange.message.parts
     assert isinstance(call, ToolCall)
@@ -141,18 +139,16 @@ def test_d13_a_call_with_its_json_written_otherwise_keeps_its_tokens(
 
 
 @pytest.mark.parametrize("call_id", ["call0001", "CALL-0001", "toolu_1"])
-def test_d13_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, call_id: str) -> None:
-    """D13"""
+def test_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, call_id: str) -> None:
     exchange = bench.reply(ASKED, CALL)
     [call] = exchange.message.calls
     sent = Message(Role.ASSISTANT, (replace(call, id=call_id),))
     after(bench, extended(ASKED, sent, result("x = 1", call_id)), exchange)
 
 
-def test_d13_the_tokens_are_found_again_by_another_process(
+def test_the_tokens_are_found_again_by_another_process(
     bench: TurnBench, vocabulary: Vocabulary
 ) -> None:
-    """D13"""
     store = MemoryTurns()
     exchange = TurnBench(THINKING, vocabulary, store=store).reply(ASKED, CALL)
     later = TurnBench(THINKING, vocabulary, store=store)
@@ -190,8 +186,7 @@ def test_a_reply_to_another_prompt_is_not_taken_for_this_one(bench: TurnBench) -
     assert missed(bench, extended(without_tools, exchange.message, user("And?")))
 
 
-def test_x2_reasoning_that_the_client_dropped_stays_within_a_tool_loop(bench: TurnBench) -> None:
-    """X2"""
+def test_reasoning_that_the_client_dropped_stays_within_a_tool_loop(bench: TurnBench) -> None:
     exchange = bench.reply(ASKED, f"<think>\nI need the file.\n</think>\n\n{CALL}")
     assert exchange.message.reasoning == ""
     after(bench, extended(ASKED, exchange.message, result("x = 1")), exchange)
@@ -204,10 +199,9 @@ def test_reasoning_that_the_client_edited_is_rendered_as_sent(bench: TurnBench) 
 
 
 @pytest.mark.parametrize("history", ReasoningHistory)
-def test_x2_after_the_next_user_message_the_setting_decides_about_reasoning(
+def test_after_the_next_user_message_the_setting_decides_about_reasoning(
     vocabulary: Vocabulary, history: ReasoningHistory
 ) -> None:
-    """X2"""
     bench = TurnBench(THINKING, vocabulary, history=history)
     exchange = bench.reply(ASKED, "<think>\nHm.\n</think>\n\nDone.")
     conversation = extended(ASKED, exchange.message, user("And?"))
@@ -231,8 +225,7 @@ def test_what_the_generation_prompt_put_in_front_is_kept_only_if_history_has_it(
             assert missed(bench, conversation)
 
 
-def test_n10_every_turn_of_a_long_chat_begins_with_all_that_was_computed(bench: TurnBench) -> None:
-    """N10"""
+def test_every_turn_of_a_long_chat_begins_with_all_that_was_computed(bench: TurnBench) -> None:
     conversation = ASKED
     for turn in range(10):
         exchange = bench.reply(conversation, f"Answer {turn}, as I said before.")
@@ -276,10 +269,9 @@ def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
     return built.tokens + tuple(tokens)
 
 
-def test_n7_n8_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
+def test_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
     bench: TurnBench,
 ) -> None:
-    """N7, N8"""
     known = raw_reply(bench, RAW, " then he slept.")
     text = RAW + " then he slept."
     for _ in range(3):
@@ -290,8 +282,7 @@ def test_n7_n8_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
         text += " it rained on and on."
 
 
-def test_n9_raw_text_that_differs_is_tokenised_as_it_is(bench: TurnBench) -> None:
-    """N9"""
+def test_raw_text_that_differs_is_tokenised_as_it_is(bench: TurnBench) -> None:
     raw_reply(bench, RAW, " then he slept.")
     text = RAW + " then he wept. The next day"
     assert bench.prompts.from_text(text).tokens == tuple(
@@ -299,8 +290,7 @@ def test_n9_raw_text_that_differs_is_tokenised_as_it_is(bench: TurnBench) -> Non
     )
 
 
-def test_d10_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) -> None:
-    """D10"""
+def test_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) -> None:
     known = raw_reply(bench, RAW, " then he sle")
     tokens = bench.prompts.from_text(RAW + " then he slept well.").tokens
     assert tokens[: len(known)] != known
@@ -310,8 +300,7 @@ def test_d10_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) ->
     assert text == RAW + " then he slept well."
 
 
-def test_a7_a_request_without_the_cache_takes_every_turn_as_it_was_sent(bench: TurnBench) -> None:
-    """A7"""
+def test_a_request_without_the_cache_takes_every_turn_as_it_was_sent(bench: TurnBench) -> None:
     exchange = bench.reply(ASKED, CALL)
     conversation = extended(ASKED, exchange.message, result("x = 1"))
     cold = bench.prompts.from_conversation(conversation, recalls=False)

@@ -46,29 +46,23 @@ def calmed(rule: str, system: str) -> str:
         (r"session-\w+", "In session-a1.", "In session-zz."),
     ],
 )
-def test_x6_two_prompts_that_differ_in_volatile_text_become_one(
-    rule: str, one: str, two: str
-) -> None:
-    """X6"""
+def test_two_prompts_that_differ_in_volatile_text_become_one(rule: str, one: str, two: str) -> None:
     assert one != two
     assert calmed(rule, one) == calmed(rule, two)
 
 
-def test_x6_what_was_replaced_is_told() -> None:
-    """X6"""
+def test_what_was_replaced_is_told() -> None:
     rules = VolatileRules(["timestamps", "uuids"])
     changed, found = rules.calm(conversation("2026-11-15 09:30 and 2026-11-15 09:31"))
     assert found == (Neutralised("timestamps", 2),)
     assert changed.messages[0].text == "[timestamps] and [timestamps]"
 
 
-def test_x6_a_first_group_stays() -> None:
-    """X6"""
+def test_a_first_group_stays() -> None:
     assert calmed(r"(Branch:) \S+", "Branch: main, go.") == "Branch: [volatile 1] go."
 
 
-def test_x6_tool_definitions_are_calmed_too() -> None:
-    """X6"""
+def test_tool_definitions_are_calmed_too() -> None:
     asked = conversation("s")
     tool = Tool("f", asked.tools[0].definition_json.replace('"f"}', '"f", "description": "09:30"}'))
     changed, found = VolatileRules(["times"]).calm(replace(asked, tools=(tool,)))
@@ -76,8 +70,7 @@ def test_x6_tool_definitions_are_calmed_too() -> None:
     assert "09:30" not in changed.tools[0].definition_json
 
 
-def test_x6_a_rule_never_breaks_a_definition() -> None:
-    """X6"""
+def test_a_rule_never_breaks_a_definition() -> None:
     source = '{"function": {"name": "f", "description": "v1, \\"quoted\\"", "enum": ["v1"]}}'
     asked = replace(conversation("s"), tools=(Tool("f", source),))
     changed, _ = VolatileRules(["v.*"]).calm(asked)
@@ -86,10 +79,7 @@ def test_x6_a_rule_never_breaks_a_definition() -> None:
 
 
 @given(st.text(), st.text())
-def test_x6_without_rules_nothing_changes_and_users_are_never_touched(
-    system: str, user: str
-) -> None:
-    """X6"""
+def test_without_rules_nothing_changes_and_users_are_never_touched(system: str, user: str) -> None:
     asked = conversation(system, user)
     assert VolatileRules().calm(asked) == (asked, ())
     changed, _ = VolatileRules(list(SHIPPED)).calm(asked)

@@ -43,10 +43,9 @@ def least_reused(model_class: ModelClass, n_shared: int) -> int:
     ],
 )
 @pytest.mark.parametrize("holder", ["live", "stored"])
-def test_a3_at_least_one_prompt_token_is_computed(
+def test_at_least_one_prompt_token_is_computed(
     cached: list[int], prompt: list[int], n_reused: int, holder: str
 ) -> None:
-    """A3"""
     bench = Bench(FakeBackend(n_slots=1))
     if cached:
         bench.ask("cached", cached, 1)
@@ -58,8 +57,7 @@ def test_a3_at_least_one_prompt_token_is_computed(
     assert asked.tokens == expected_reply(prompt, 8)
 
 
-def test_a1_d2_only_what_follows_the_live_tokens_is_computed() -> None:
-    """A1, D2"""
+def test_only_what_follows_the_live_tokens_is_computed() -> None:
     bench = Bench(FakeBackend())
     shared = text(1000)
     bench.ask("a", shared, 1)
@@ -70,8 +68,7 @@ def test_a1_d2_only_what_follows_the_live_tokens_is_computed() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a2_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
-    """A2"""
+def test_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class))
     prompt = text(300)
     reply = bench.ask("a", prompt, 40).tokens
@@ -81,8 +78,8 @@ def test_a2_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_l1_a_conversation_that_returns_finds_all_of_itself(model_class: ModelClass) -> None:
-    """L1, L4: one slot; A, B, C that shares the beginning of A, A again."""
+def test_a_conversation_that_returns_finds_all_of_itself(model_class: ModelClass) -> None:
+    """One slot; A, B, C that shares the beginning of A, A again."""
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     a = text(1500)
     bench.ask("a", a)
@@ -93,8 +90,7 @@ def test_l1_a_conversation_that_returns_finds_all_of_itself(model_class: ModelCl
     assert again.tokens == expected_reply(a, 8)
 
 
-def test_l2_l6_loading_an_entry_leaves_it_whole() -> None:
-    """L2, L6"""
+def test_loading_an_entry_leaves_it_whole() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     a = text(1000)
     bench.ask("a", a)
@@ -107,8 +103,7 @@ def test_l2_l6_loading_an_entry_leaves_it_whole() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_l5_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None:
-    """L5"""
+def test_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     conversations = [text(1200), text(1200)]
     computed = [bench.ask(f"cold {n}", conversations[n], 1).n_computed for n in (0, 1)]
@@ -120,10 +115,9 @@ def test_l5_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_l7_a_new_session_takes_the_system_prompt_out_of_a_long_one(
+def test_a_new_session_takes_the_system_prompt_out_of_a_long_one(
     model_class: ModelClass,
 ) -> None:
-    """L7"""
     bench = Bench(FakeBackend(n_slots=1, n_cells=20_000, model_class=model_class))
     system = text(300)
     bench.ask("long", system + text(12_000), 1, boundaries=(300,))
@@ -132,8 +126,7 @@ def test_l7_a_new_session_takes_the_system_prompt_out_of_a_long_one(
     assert asked.n_computed == 20
 
 
-def test_x3_an_entry_serves_any_shared_length() -> None:
-    """X3"""
+def test_an_entry_serves_any_shared_length() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     a = text(1000)
     bench.ask("a", a)
@@ -166,8 +159,7 @@ def test_a_fork_that_is_thrown_away_returns_to_the_branch_point(model_class: Mod
     assert asked.n_computed <= 100 + 1
 
 
-def test_a7_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
-    """A7"""
+def test_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
     bench = Bench(FakeBackend())
     prompt = text(600)
     bench.ask("kept", prompt, 1)
@@ -180,10 +172,9 @@ def test_a7_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a4_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
+def test_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
     model_class: ModelClass,
 ) -> None:
-    """A4"""
     backend = FakeBackend(n_slots=1, model_class=model_class)
     bench = Bench(backend)
     prompt = text(1200)
@@ -198,8 +189,7 @@ def test_a4_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_x7_a_cancelled_prefill_is_resumed(model_class: ModelClass) -> None:
-    """X7"""
+def test_a_cancelled_prefill_is_resumed(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     prompt = text(3000)
     bench.submit("a", prompt)
@@ -214,10 +204,9 @@ def test_x7_a_cancelled_prefill_is_resumed(model_class: ModelClass) -> None:
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
 @pytest.mark.parametrize("n_slots", [4, 16])
-def test_x7_requests_that_share_a_prompt_compute_it_once(
+def test_requests_that_share_a_prompt_compute_it_once(
     model_class: ModelClass, n_slots: int
 ) -> None:
-    """X7"""
     bench = Bench(FakeBackend(n_slots=n_slots, n_cells=30_000, model_class=model_class))
     shared = text(2000)
     prompts = {f"agent {n}": shared + text(30) for n in range(8)}
@@ -229,8 +218,7 @@ def test_x7_requests_that_share_a_prompt_compute_it_once(
     assert bench.backend.n_computed <= 2000 + 8 * (30 + 7)
 
 
-def test_x7_identical_requests_compute_their_prompt_once() -> None:
-    """X7"""
+def test_identical_requests_compute_their_prompt_once() -> None:
     bench = Bench(FakeBackend(n_slots=4))
     prompt = text(1000)
     for n in range(4):
@@ -240,10 +228,9 @@ def test_x7_identical_requests_compute_their_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_x7_when_the_first_is_cancelled_the_next_goes_on_from_there(
+def test_when_the_first_is_cancelled_the_next_goes_on_from_there(
     model_class: ModelClass,
 ) -> None:
-    """X7"""
     bench = Bench(FakeBackend(n_slots=4, n_cells=30_000, model_class=model_class))
     shared = text(3000)
     prompts = {str(n): shared + text(20) for n in range(4)}

@@ -61,10 +61,9 @@ def counted(bench: Bench) -> CacheCounters:
 
 
 @pytest.mark.parametrize("model_class", STORABLE)
-def test_d1_x1_what_one_server_computed_another_takes_from_the_store(
+def test_what_one_server_computed_another_takes_from_the_store(
     house: SharedHouse, model_class: ModelClass
 ) -> None:
-    """D1, X1"""
     one, other = (server(house, model_class=model_class) for _ in range(2))
     prompt = text(1500)
     reply = one.ask("a", prompt, 30).tokens
@@ -218,10 +217,9 @@ def test_namespaces_share_nothing(house: SharedHouse) -> None:
     assert other.ask("c", longer, terms=CacheTerms(namespace="x")).evaluated.n_cached == 800
 
 
-def test_x9_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
+def test_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
     house: SharedHouse,
 ) -> None:
-    """X9"""
     bench = server(house)
     prompt = text(600)
     terms = CacheTerms(rank=Rank.EPHEMERAL)
@@ -290,8 +288,7 @@ def test_what_only_the_store_has_is_known_of_so_many(
     assert shared.n_entries <= 3
 
 
-def test_x8_a_network_slower_than_computing_is_not_used() -> None:
-    """X8"""
+def test_a_network_slower_than_computing_is_not_used() -> None:
     gate = LoadGate(may_recompute=True)
     block = Node(b"k")
     block.tokens, block.payload_bytes, block.where = bytes(1024), 1_000_000, Where.SHARED

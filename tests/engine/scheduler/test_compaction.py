@@ -63,7 +63,7 @@ def test_rows_that_slots_share_stay_where_they_are(bench: Bench, backend: FakeBa
 
 
 def test_rows_lost_on_the_way_are_brought_back(bench: Bench, backend: FakeBackend) -> None:
-    """A4: what the failure may have harmed is not used again; the stream goes on as it was."""
+    """What the failure may have harmed is not used again; the stream goes on as it was."""
     backend.move_failures.append(DecodeFailed("told to", rows_intact=False))
     bench.ask("idle", text(600))
     prompt = text(300)

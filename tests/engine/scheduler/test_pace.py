@@ -125,8 +125,7 @@ def test_rows_that_whoever_comes_shares_do_not_make_way() -> None:
     assert source is CacheSource.LIVE
 
 
-def test_x9_a_conversation_makes_no_way_for_a_side_request() -> None:
-    """X9"""
+def test_a_conversation_makes_no_way_for_a_side_request() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)
     bench.ask("idle", idle, 1)

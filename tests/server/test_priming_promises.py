@@ -132,10 +132,9 @@ def n_prompt_of(reply: dict[str, Any]) -> int:
 
 
 @each_dialect
-def test_q1_q2_q6_priming_computes_the_prompt_and_not_one_token_more(
+def test_priming_computes_the_prompt_and_not_one_token_more(
     client: Client, dialect: Dialect
 ) -> None:
-    """Q1, Q2, Q6"""
     body = dialect.body(prose(f"head {dialect.name}", 80), prose(dialect.name, 40), limit=0)
     before = client.metric(PREFILLED), client.metric(GENERATED)
     primed = client.post(dialect.path, body)
@@ -152,8 +151,7 @@ def test_q1_q2_q6_priming_computes_the_prompt_and_not_one_token_more(
 
 
 @each_dialect
-def test_q2_a_primed_stream_has_no_output_in_it(client: Client, dialect: Dialect) -> None:
-    """Q2"""
+def test_a_primed_stream_has_no_output_in_it(client: Client, dialect: Dialect) -> None:
     head, last = prose(f"streamed {dialect.name}", 80), prose(dialect.name, 40)
     before = client.metric(GENERATED)
     answer = client.try_post(dialect.path, dialect.body(head, last, limit=0, stream=True))
@@ -168,8 +166,7 @@ def test_q2_a_primed_stream_has_no_output_in_it(client: Client, dialect: Dialect
 
 
 @each_dialect
-def test_q1_priming_is_one_call_of_the_engine_that_may_write_nothing(dialect: Dialect) -> None:
-    """Q1"""
+def test_priming_is_one_call_of_the_engine_that_may_write_nothing(dialect: Dialect) -> None:
     responder = FakeResponder((ReplyProgress(10, 10, 4, 0.5), done(0, finish=FinishReason.LENGTH)))
     reply = post(dialect.path, dialect.body("head", "last", limit=0), responder)
     assert reply.status_code == 200
@@ -179,10 +176,9 @@ def test_q1_priming_is_one_call_of_the_engine_that_may_write_nothing(dialect: Di
 
 
 @each_dialect
-def test_q3_the_primed_prompt_begins_with_the_system_message_and_every_tool(
+def test_the_primed_prompt_begins_with_the_system_message_and_every_tool(
     client: Client, dialect: Dialect
 ) -> None:
-    """Q3"""
     head, last = prose("system first", 60), prose("user last", 20)
     chat, _, messages = DIALECTS
     rendered = client.post("/apply-template", chat.body(head, last, limit=0))
@@ -202,10 +198,9 @@ def test_q3_the_primed_prompt_begins_with_the_system_message_and_every_tool(
 
 
 @each_dialect
-def test_q7_another_question_finds_the_system_message_and_the_tools(
+def test_another_question_finds_the_system_message_and_the_tools(
     client: Client, dialect: Dialect
 ) -> None:
-    """Q7"""
     head = prose(f"shared {dialect.name}", 80)
     primed = client.post(dialect.path, dialect.body(head, "Ready?", limit=0))
     last = prose(f"another {dialect.name}", 30)
@@ -217,10 +212,9 @@ def test_q7_another_question_finds_the_system_message_and_the_tools(
 
 
 @each_dialect
-def test_q5_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_primed(
+def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_primed(
     client: Client, dialect: Dialect
 ) -> None:
-    """Q5"""
     head = prose(f"too long {dialect.name}", 80)
     client.wait_until_saved()
     before = client.metric(PREFILLED), client.metric("rekindle_cache_entries", tier="memory")
@@ -238,10 +232,9 @@ def test_q5_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_primed(
 
 @each_dialect
 @pytest.mark.parametrize("n_done", [0, 6])
-def test_q5_an_engine_that_fails_is_an_error_in_the_shape_of_the_dialect(
+def test_an_engine_that_fails_is_an_error_in_the_shape_of_the_dialect(
     dialect: Dialect, n_done: int
 ) -> None:
-    """Q5"""
     failing: Script = (ReplyProgress(n_done, 10, 0, 0.5), DecodeFailed("llama.cpp gave up."))
     script = failing if n_done else failing[1:]
     answer = post(dialect.path, dialect.body("head", "last", limit=0), FakeResponder(script))
@@ -250,10 +243,9 @@ def test_q5_an_engine_that_fails_is_an_error_in_the_shape_of_the_dialect(
 
 
 @each_dialect
-def test_q5_an_engine_that_fails_in_a_stream_says_so_and_the_stream_does_not_end_well(
+def test_an_engine_that_fails_in_a_stream_says_so_and_the_stream_does_not_end_well(
     dialect: Dialect,
 ) -> None:
-    """Q5"""
     script: Script = (ReplyProgress(6, 10, 0, 0.5), DecodeFailed("llama.cpp gave up."))
     body = dialect.body("head", "last", limit=0, stream=True)
     text = post(dialect.path, body, FakeResponder(script)).text
@@ -267,8 +259,7 @@ def test_q5_an_engine_that_fails_in_a_stream_says_so_and_the_stream_does_not_end
 
 
 @each_dialect
-def test_q9_a_failed_turn_keeps_what_was_committed(client: Client, dialect: Dialect) -> None:
-    """Q9"""
+def test_a_failed_turn_keeps_what_was_committed(client: Client, dialect: Dialect) -> None:
     head, last = prose(f"committed {dialect.name}", 300), prose(f"said {dialect.name}", 40)
     good = dialect.body(head, last, limit=2)
     n_prompt = n_prompt_of(client.post(dialect.path, good))
@@ -283,10 +274,9 @@ def test_q9_a_failed_turn_keeps_what_was_committed(client: Client, dialect: Dial
 
 
 @each_dialect
-def test_q9_a_turn_whose_client_left_keeps_what_was_committed(
+def test_a_turn_whose_client_left_keeps_what_was_committed(
     client: Client, server: ServerProcess, dialect: Dialect
 ) -> None:
-    """Q9"""
     head, last = prose(f"left {dialect.name}", 300), prose(f"heard {dialect.name}", 40)
     good = dialect.body(head, last, limit=2)
     n_prompt = n_prompt_of(client.post(dialect.path, good))
