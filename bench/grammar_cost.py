@@ -15,7 +15,7 @@ from rich.console import Console
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.library import lib
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.models.source import resolve_model
 
@@ -34,7 +34,7 @@ ws     ::= [ \n]?
 
 
 def main() -> None:
-    model = Model(resolve_model(None).path, gpu_layers=0)
+    model = GgufModel(resolve_model(None).path, gpu_layers=0)
     tokens = model.vocabulary.tokenize(TEXT, parse_special=False)
     console = Console()
     for name, step in (

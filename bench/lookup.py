@@ -21,7 +21,7 @@ from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
 from rekindle.cache.disk.transfers import Transfers
-from rekindle.cache.entry import Entry, Header, Key, Standing, token_bytes
+from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.names import Named
@@ -222,7 +222,7 @@ class _IndexOnlyTier:
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         return []
 
-    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
         pass
 
     def names(self) -> list[Named]:

@@ -36,7 +36,7 @@ from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.generation.stored_turns import TurnStore
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.models.source import resolve_model
 
@@ -85,7 +85,7 @@ WORDS = "the server keeps every prefix that it has computed and looks it up by i
 def main(*, quick: bool = False) -> list[Row]:
     n_turns = QUICK_TURNS if quick else N_TURNS
     rows: list[Row] = []
-    model = Model(resolve_model(None).path, gpu_layers=0)
+    model = GgufModel(resolve_model(None).path, gpu_layers=0)
     vocabulary = model.vocabulary
     template = ChatTemplate(
         TEMPLATE,

@@ -32,7 +32,7 @@ from rekindle.generation.request import GenerationRequest, Grammar, Sampling
 from rekindle.llama import context, sampler
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.models.source import resolve_model
 from rekindle.server import run_event_loop
 
@@ -104,7 +104,7 @@ async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Row]:
     # The stub satisfies only those verbs of the protocol that a decode step uses.
     stub = cast(Backend, _StubBackend(n_slots, visits))
     rows = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
-    loaded = Model(model, gpu_layers=-1)
+    loaded = GgufModel(model, gpu_layers=-1)
     with _noted_by(visits):
         backend = _llama_backend(loaded, n_slots, n_threads)
         rows += await _measure_backend(backend, visits, SAMPLINGS, plan)
@@ -168,7 +168,7 @@ def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Row]:
     return [Row(NAME, case, measure, seconds * 1e6) for measure, seconds in values.items()]
 
 
-def _llama_backend(model: Model, n_slots: int, n_threads: int) -> LlamaBackend:
+def _llama_backend(model: GgufModel, n_slots: int, n_threads: int) -> LlamaBackend:
     params = ContextParams(
         n_cells=4096,
         n_slots=n_slots,

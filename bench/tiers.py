@@ -26,13 +26,13 @@ from bench.engine_run import ask, engine, random_prompt, scratch_directory, unti
 from bench.report import Row, Target, at_least, run_alone
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import Arrived, Opened, Transfers
+from rekindle.cache.disk.transfers import Arrived, CatalogueOpened, Transfers
 from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
 from rekindle.llama.context import ContextParams, LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
@@ -138,7 +138,7 @@ async def _through_the_engine(
 def _through_a_slot(
     file: ModelFile, payloads: Sequence[Payload], n_rounds: int, seconds: dict[str, list[float]]
 ) -> None:
-    model = Model(file.path, gpu_layers=-1)
+    model = GgufModel(file.path, gpu_layers=-1)
     params = ContextParams(
         n_cells=(len(payloads) + 4) * BLOCK_TOKENS,
         n_slots=1,
@@ -205,7 +205,7 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
             _timed(seconds, f"disk tier: get, {state}", lambda: list(map(tier.get, keys)))
     transfers = Transfers(_tier(folder / "cache", entries), lambda: None)
     transfers.start()
-    while not isinstance(transfers.wait(10.0), Opened):
+    while not isinstance(transfers.wait(10.0), CatalogueOpened):
         pass
     for state in ("warm", "cold"):
         if state == "cold":

@@ -14,7 +14,7 @@ import uvicorn
 from rekindle import server
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.dashboard.history import History
+from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.drain import Drain
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.models.pool import ModelPool
@@ -63,7 +63,7 @@ class Ending:
             self.pool.adopt(model.card.id, model)
         self.pool.start()
         self.drain = Drain()
-        feed = Feed(self.pool, History())
+        feed = Feed(self.pool, HourHistory())
         app = create_app(self.pool, ApiSettings(), Telemetry(), MemoryResponses(), feed, self.drain)
         self.assembly = cast(Assembly, SimpleNamespace(pool=self.pool, drain=self.drain, feed=feed))
         self.tasks: set[asyncio.Task[None]] = set()

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from rekindle import __version__
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.dashboard.history import History
+from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.drain import Drain
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import SharedStore, open_shared_store
@@ -64,13 +64,13 @@ class Assembly:
     responses: ResponseStore
     feed: Feed
     drain: Drain
-    onlookers: "_Onlookers"
+    recorders: "Recorders"
     shared: SharedStore | None
 
     def close(self) -> None:
         self.pool.close()
         self.responses.close()
-        self.onlookers.close()
+        self.recorders.close()
         if self.shared is not None:
             self.shared.close()
 
@@ -86,10 +86,10 @@ def assemble(
 
     `opened`: its file is being read already.
     """
-    history, telemetry = History(), Telemetry()
-    onlookers = _Onlookers(settings.server, telemetry)
+    history, telemetry = HourHistory(), Telemetry()
+    recorders = Recorders(settings.server, telemetry)
     shared = _open_shared(settings.cache)
-    observers = (history.observe, telemetry.observe, *onlookers.observers)
+    observers = (history.observe, telemetry.observe, *recorders.observers)
     loader = _Loader(settings, observers, shared)
     default = None
     if first is not None:
@@ -126,8 +126,8 @@ def assemble(
     feed = Feed(pool, history)
     drain = Drain()
     app = create_app(pool, api, telemetry, responses, feed, drain)
-    onlookers.attach(app)
-    assembly = Assembly(app, pool, responses, feed, drain, onlookers, shared)
+    recorders.attach(app)
+    assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
     if first is not None and default is not None:
         try:
             loaded: LoadedModel | UpstreamModel
@@ -164,7 +164,7 @@ def _open_shared(settings: CacheSettings) -> SharedStore | None:
     return open_shared_store(settings.cache_shared, settings.cache_shared_key)
 
 
-class _Onlookers:
+class Recorders:
     """Who writes down what became of replies: the trace, and the sender of spans."""
 
     def __init__(self, settings: ServerSettings, telemetry: Telemetry) -> None:

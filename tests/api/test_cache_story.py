@@ -10,7 +10,7 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from rekindle.api.anthropic.response import MessageEnvelope, diagnostics_of, message_of
-from rekindle.api.anthropic.stream import Events
+from rekindle.api.anthropic.stream import MessageEvents
 from rekindle.api.http.cache_header import cache_header
 from rekindle.api.openai.bodies import Rekindle
 from rekindle.api.openai.response import usage_of
@@ -54,7 +54,7 @@ def told(miss: Miss | None, *, is_explained: bool = True, is_compared: bool = Tr
         is_explained=is_explained,
         session="agent-7",
         rank=Rank.BACKGROUND,
-        n_twice=5,
+        n_recomputed=5,
     )
     return replace(plain, stats=stats)
 
@@ -152,7 +152,7 @@ def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts(
     assert message_of(envelope, reply)["diagnostics"] == {"cache_miss_reason": changed}
     assert "diagnostics" not in message_of(MessageEnvelope("tiny", None), reply)
 
-    events = Events(envelope)
+    events = MessageEvents(envelope)
     assert events.encode(0, ReplyProgress(6, 10, 4, 0.5)) == b""
     start = events.encode(0, ReplyProgress(10, 10, 4, 0.5, (), Diagnosis(MISS)))
     message = json.loads(start.split(b"data: ")[1])["message"]

@@ -8,7 +8,7 @@ from typing import get_args, get_origin
 from starlette.routing import Route
 
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.body import Ignored, Refused, WireModel
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
@@ -42,7 +42,7 @@ def section(heading: str) -> str:
     return re.split(r"^##", after, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def fields_of(model: type[Wire], path: str = "") -> Iterator[tuple[str, str]]:
+def fields_of(model: type[WireModel], path: str = "") -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         where = path + (field.alias or name)
         fates = {Ignored: "ignored", Refused: "refused"}
@@ -52,8 +52,8 @@ def fields_of(model: type[Wire], path: str = "") -> Iterator[tuple[str, str]]:
             yield from fields_of(inner, f"{where}{brackets}.")
 
 
-def models_in(annotation: object, brackets: str = "") -> Iterator[tuple[type[Wire], str]]:
-    if isinstance(annotation, type) and issubclass(annotation, Wire):
+def models_in(annotation: object, brackets: str = "") -> Iterator[tuple[type[WireModel], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, WireModel):
         yield annotation, brackets
     for part in get_args(annotation):
         yield from models_in(part, brackets + "[]" if get_origin(annotation) is list else brackets)

@@ -1,6 +1,6 @@
 """Whole replies: their shapes, and how several add up."""
 
-from rekindle.chat.reply.events import Candidate, FinishReason, ReplyText, ScoredToken
+from rekindle.chat.reply.events import FinishReason, ReplyText, ScoredToken, TopToken
 from rekindle.generation.events import CachedSpan, CacheSource
 from tests.api.client import chat, complete
 from tests.api.fakes import FakeResponder, Script, done
@@ -34,13 +34,13 @@ REKINDLE = {
     "prefilled_twice": 0,
 }
 SCORED: Script = (
-    ReplyText("Hi", (ScoredToken(Candidate(1, "Hi", b"Hi", -0.5), (), 0),)),
+    ReplyText("Hi", (ScoredToken(TopToken(1, "Hi", b"Hi", -0.5), (), 0),)),
     ReplyText(
         "!",
         (
             ScoredToken(
-                Candidate(2, "!", b"!", -1.5),
-                (Candidate(3, "?", b"?", -0.1), Candidate(4, ".", b".", -1.0)),
+                TopToken(2, "!", b"!", -1.5),
+                (TopToken(3, "?", b"?", -0.1), TopToken(4, ".", b".", -1.0)),
                 2,
             ),
         ),

@@ -12,7 +12,7 @@ from rekindle.bench.peers.contenders import find_contenders
 from rekindle.bench.report.results import WorkloadRow
 from rekindle.bench.workloads.workloads import WORKLOADS
 from rekindle.generation.model_state import ModelClass
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.llama.driver import make_backend
 
 PROMPT = "<|im_start|>assistant\nThe ledger is stale."
@@ -55,7 +55,7 @@ def test_a_tiny_model_has_its_class_and_the_words_of_the_embedded_model(
     tmp_path: Path, embedded_model: Path, name: str, model_class: ModelClass
 ) -> None:
     path = write_tiny_model_of_real_words(tmp_path / "tiny.gguf", CLASSES[name])
-    tiny, real = Model(path, gpu_layers=0), Model(embedded_model, gpu_layers=0)
+    tiny, real = GgufModel(path, gpu_layers=0), GgufModel(embedded_model, gpu_layers=0)
     backend = make_backend(tiny, n_slots=2)
     assert (backend.traits.model_class, backend.traits.off_because) == (model_class, None)
     tokens, expected = (

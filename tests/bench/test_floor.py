@@ -9,7 +9,7 @@ import httpx
 
 from rekindle.replay.client import Changes, Outcome, Server
 from rekindle.replay.prompts import FloorCounter
-from rekindle.replay.stream import Counts, ReplyReader
+from rekindle.replay.stream import Counts, StreamReader
 from rekindle.replay.traffic import ReplayRequest
 
 Body = dict[str, Any]
@@ -79,7 +79,7 @@ def test_a_reply_that_history_shows_after_another_text_is_new() -> None:
 
 
 def test_a_streamed_reply_becomes_the_message_that_a_client_sends_back() -> None:
-    reader = ReplyReader()
+    reader = StreamReader()
     pieces: list[Body] = [
         {"role": "assistant", "content": None},
         {"reasoning_content": "Hm"},
@@ -101,6 +101,6 @@ def test_a_streamed_reply_becomes_the_message_that_a_client_sends_back() -> None
 
 
 def test_a_completion_is_no_message() -> None:
-    reader = ReplyReader()
+    reader = StreamReader()
     reader.feed('data: {"choices": [{"text": "once", "finish_reason": "stop"}]}')
     assert (reader.text, reader.message()) == ("once", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.bench.meter import count_log
-from rekindle.bench.peers.contenders import Flags, Program, Remote, find_contenders, remote_of
+from rekindle.bench.peers.contenders import Flags, Program, RemoteServer, find_contenders, remote_of
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess
 from rekindle.bench.play import Conditions, Play, Results
 from rekindle.bench.report.rows import busy_seconds
@@ -60,7 +60,7 @@ def program(*command: str) -> Program:
     return Program(name="peer", version="1", command=lambda _flags, _folder: list(command))
 
 
-def played(contender: Program | Remote, folder: Path) -> Results:
+def played(contender: Program | RemoteServer, folder: Path) -> Results:
     ended: list[Results] = []
     play = Play(contender, AGENT_LOOP, 1, conditions(folder), lambda _: None)
     asyncio.run(play.run(ended.append))
@@ -79,7 +79,7 @@ def test_a_peer_that_does_not_start_is_a_note_with_its_last_words(tmp_path: Path
 
 def test_a_peer_that_answers_errors_is_counted_and_noted(tmp_path: Path) -> None:
     with fake_openai(refuses=True) as fake:
-        results = played(Remote("peer", fake.url), tmp_path)
+        results = played(RemoteServer("peer", fake.url), tmp_path)
     row = results.workload
     assert row.errors == row.requests == len(results.requests) > 0
     assert row.note is not None
@@ -87,14 +87,14 @@ def test_a_peer_that_answers_errors_is_counted_and_noted(tmp_path: Path) -> None
 
 
 def test_a_peer_that_nobody_listens_for_is_a_note(tmp_path: Path) -> None:
-    row = played(Remote("peer", "http://127.0.0.1:9"), tmp_path).workload
+    row = played(RemoteServer("peer", "http://127.0.0.1:9"), tmp_path).workload
     assert row.note is not None
     assert "cannot be reached" in row.note
 
 
 def test_a_remote_peer_is_measured_by_what_its_replies_say(tmp_path: Path) -> None:
     with fake_openai() as fake:
-        results = played(Remote("peer", fake.url), tmp_path)
+        results = played(RemoteServer("peer", fake.url), tmp_path)
     row = results.workload
     assert row.errors == 0
     # It says that nothing is ever cached.
@@ -156,7 +156,9 @@ def test_servers_take_turns_at_being_first() -> None:
 
 
 def test_a_peer_is_a_name_and_a_url() -> None:
-    assert remote_of("vllm=http://127.0.0.1:8000/v1") == Remote("vllm", "http://127.0.0.1:8000/v1")
+    assert remote_of("vllm=http://127.0.0.1:8000/v1") == RemoteServer(
+        "vllm", "http://127.0.0.1:8000/v1"
+    )
     for text in ("http://127.0.0.1", "vllm=", "=http://x", "vllm=127.0.0.1"):
         with pytest.raises(StartupError):
             remote_of(text)
@@ -165,10 +167,12 @@ def test_a_peer_is_a_name_and_a_url() -> None:
 def test_this_server_is_first_and_others_can_be_left_out() -> None:
     peers = ["llama-server", "xllamacpp", "llama_cpp.server"]
     found = find_contenders(
-        llama_server=None, remotes=[Remote("other", "http://127.0.0.1:1")], without=peers
+        llama_server=None, remotes=[RemoteServer("other", "http://127.0.0.1:1")], without=peers
     )
     assert [each.name for each in found] == ["rekindle", "other"]
     with pytest.raises(StartupError, match="no such server"):
         find_contenders(llama_server=None, remotes=[], without=["olama"])
     with pytest.raises(StartupError, match="another server"):
-        find_contenders(llama_server=None, remotes=[Remote("rekindle", "http://x")], without=[])
+        find_contenders(
+            llama_server=None, remotes=[RemoteServer("rekindle", "http://x")], without=[]
+        )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rekindle.cache.disk.catalogue import CatalogRow
-from rekindle.cache.entry import Entry, Standing
+from rekindle.cache.entry import Entry, Retention
 from rekindle.cache.index import Node
 from rekindle.cache.listing.names import MAX_BYTES, MAX_NAMES, Named, Names
 from rekindle.cache.pins import Pins
@@ -17,17 +17,17 @@ ENTRY_BYTES = 100_000
 NOW = 1_800_000_000.0
 
 
-def entry(seed: int, standing: Standing) -> Entry:
-    return replace(make_entry(seed, payload_bytes=ENTRY_BYTES), standing=standing)
+def entry(seed: int, retention: Retention) -> Entry:
+    return replace(make_entry(seed, payload_bytes=ENTRY_BYTES), retention=retention)
 
 
 def test_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, budget_bytes=4 * MIB)
     ranks = [Rank.MAIN, Rank.BACKGROUND, Rank.EPHEMERAL]
-    entries = [entry(seed, Standing(ranks[seed % 3])) for seed in range(30)]
-    by_key = {each.header.key: each.standing.rank for each in entries}
+    entries = [entry(seed, Retention(ranks[seed % 3])) for seed in range(30)]
+    by_key = {each.header.key: each.retention.rank for each in entries}
     assert fill(tier, entries) == []
-    gone = fill(tier, (entry(seed, Standing()) for seed in range(100, 125)))
+    gone = fill(tier, (entry(seed, Retention()) for seed in range(100, 125)))
     went = [by_key[key] for key in gone if key in by_key]
     assert went == sorted(went, reverse=True)
     assert went.count(Rank.EPHEMERAL) == 10
@@ -37,27 +37,27 @@ def test_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -
 def test_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path) -> None:
     now = [NOW]
     tier = open_tier(tmp_path, budget_bytes=2 * MIB, now=lambda: now[0])
-    pinned = entry(1, Standing(Rank.EPHEMERAL, "s", NOW + 300))
+    pinned = entry(1, Retention(Rank.EPHEMERAL, "s", NOW + 300))
     fill(tier, [pinned])
-    fill(tier, (entry(seed, Standing()) for seed in range(100, 130)))
+    fill(tier, (entry(seed, Retention()) for seed in range(100, 130)))
     assert pinned.header.key in stored_keys(tier)
     [row] = [row for rows in tier.rows() for row in rows if row.header == pinned.header]
-    assert row.standing == pinned.standing
+    assert row.retention == pinned.retention
     now[0] += 301
-    fill(tier, (entry(seed, Standing()) for seed in range(200, 230)))
+    fill(tier, (entry(seed, Retention()) for seed in range(200, 230)))
     assert pinned.header.key not in stored_keys(tier)
     tier.close()
 
 
 def test_a_mark_changes_what_is_stored_already(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
-    plain = entry(1, Standing())
+    plain = entry(1, Retention())
     fill(tier, [plain])
-    dearer = Standing(Rank.MAIN, "s", NOW + 300)
+    dearer = Retention(Rank.MAIN, "s", NOW + 300)
     tier.mark([(plain.header.key, dearer)])
     tier.close()
     again = open_tier(tmp_path)
-    assert [row.standing for rows in again.rows() for row in rows] == [dearer]
+    assert [row.retention for rows in again.rows() for row in rows] == [dearer]
     again.close()
 
 
@@ -67,7 +67,7 @@ def named(name: str, *, root: bytes = MODEL, tokens: bytes = bytes(8)) -> Named:
 
 def test_names_are_stored_replaced_and_dropped(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
-    fill(tier, [entry(1, Standing())])
+    fill(tier, [entry(1, Retention())])
     tier.give_name(named("a"))
     tier.give_name(named("b"))
     tier.give_name(named("a", tokens=bytes(16)))
@@ -138,6 +138,6 @@ def test_names_of_a_model_that_has_nothing_stored_are_forgotten(tmp_path: Path) 
 
 def test_pruning_spares_what_is_pinned() -> None:
     header = make_entry(1, payload_bytes=10).header
-    rows = [CatalogRow(header, NOW - 5000, 1, Standing(pinned_until=NOW + 60))]
+    rows = [CatalogRow(header, NOW - 5000, 1, Retention(pinned_until=NOW + 60))]
     assert Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW) == []
     assert len(Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW + 61)) == 1

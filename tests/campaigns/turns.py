@@ -35,7 +35,7 @@ from rekindle.chat.reply.parser import Said, parse
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation.tokenizer import Tokenizer
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.models.source import resolve_model
 from tests.campaigns.templates import SYSTEM, TOOL, user
 from tests.support.extended_tokenizer import CHANNEL, ExtendedTokenizer
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--history", type=ReasoningHistory, default=ReasoningHistory.AUTO)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    model = Model(resolve_model(None).path, gpu_layers=0)
+    model = GgufModel(resolve_model(None).path, gpu_layers=0)
     totals: Counter[str] = Counter()
     for path in sorted(arguments.folder.glob("*.jinja")):
         for way in Way:

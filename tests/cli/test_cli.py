@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from rekindle.cli import app
 from rekindle.cli.chat.client import (
     ChatClient,
+    ChatMessage,
     Failed,
-    Message,
     Prefilling,
-    Reasoning,
+    ReasoningDelta,
     ReplyEvent,
-    Text,
-    Timings,
+    ReplyTimings,
+    TextDelta,
 )
 from rekindle.cli.chat.command import draw, summary, talk
 from rekindle.cli.serve import bind
@@ -187,7 +187,7 @@ FINAL = {
         "predicted_per_second": 88.1,
     },
 }
-TIMINGS = Timings(
+TIMINGS = ReplyTimings(
     n_cached=268, n_prefilled=42, prefill_seconds=0.125, n_predicted=57, predicted_per_second=88.1
 )
 
@@ -203,11 +203,11 @@ def test_a_stream_becomes_events_in_order() -> None:
         delta(content="lo"),
         FINAL,
     )
-    assert list(client_of(server).reply([Message("user", "hi")])) == [
+    assert list(client_of(server).reply([ChatMessage("user", "hi")])) == [
         Prefilling(n_done=300, n_tokens=310),
-        Reasoning("hm"),
-        Text("Hel"),
-        Text("lo"),
+        ReasoningDelta("hm"),
+        TextDelta("Hel"),
+        TextDelta("lo"),
         TIMINGS,
     ]
     assert server.bodies[0]["model"] == "tiny"
@@ -216,7 +216,7 @@ def test_a_stream_becomes_events_in_order() -> None:
 
 def test_an_error_in_the_stream_ends_the_reply_with_its_message() -> None:
     server = FakeServer(delta(content="a"), {"error": {"message": "The engine died."}})
-    assert list(client_of(server).reply([])) == [Text("a"), Failed("The engine died.")]
+    assert list(client_of(server).reply([])) == [TextDelta("a"), Failed("The engine died.")]
 
 
 def test_a_refused_request_is_its_message() -> None:
@@ -303,7 +303,7 @@ def test_ctrl_c_stops_the_reply_keeps_its_text_and_closes_the_stream() -> None:
 
     def interrupted() -> Generator[ReplyEvent]:
         try:
-            yield Text("half a")
+            yield TextDelta("half a")
             raise KeyboardInterrupt
         finally:
             closed.append(True)

@@ -25,7 +25,14 @@ from rekindle.api.native.schema import SlotProps
 from rekindle.cli import app
 from rekindle.cli.remote import Remote
 from rekindle.cli.top.command import Observer, frames
-from rekindle.cli.top.snapshot import Rates, Snapshot, Tier, Tokens, rates_between, snapshot_of
+from rekindle.cli.top.snapshot import (
+    Rates,
+    ServerSnapshot,
+    TierView,
+    Tokens,
+    rates_between,
+    snapshot_of,
+)
 from rekindle.cli.top.view import frame
 from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Rank
@@ -129,7 +136,7 @@ IDLE = Rates(
 COUNTERS = CacheCounters(live_tokens=1000, memory_tokens=500, disk_tokens=250, prefilled_tokens=250)
 
 
-def snapshot(**changes: Any) -> Snapshot:
+def snapshot(**changes: Any) -> ServerSnapshot:
     recorded: dict[str, Any] = {
         "taken_at": 1000.0,
         "props": PROPS,
@@ -166,7 +173,9 @@ def test_a_snapshot_has_every_number_from_the_place_that_tells_it() -> None:
     assert taken.tokens.hit_share == 0.875
     assert (taken.n_busy, taken.n_slots, taken.n_waiting) == (1, 2, 5)
     assert (taken.n_cells_used, taken.n_cells) == (2048, 8192)
-    assert taken.tiers[0] == Tier(name="memory", n_entries=7, n_bytes=10**9, budget_bytes=4 * 10**9)
+    assert taken.tiers[0] == TierView(
+        name="memory", n_entries=7, n_bytes=10**9, budget_bytes=4 * 10**9
+    )
     assert (taken.slots[0].n_rows, taken.slots[0].n_decoded) == (1234, 34)
     assert taken.sessions[0].n_cached == 900
 

@@ -200,7 +200,7 @@ def test_pins_survive_a_restart(tmp_path: Path) -> None:
     second = Bench(FakeBackend(), cache_opener(tmp_path))
     assert {(each.session, each.pinned_until is None) for each in listed(second)} == {("s", True)}
     nodes = second.loop._cache._index.nodes()
-    assert sum(node.standing.pinned_until > time.time() for node in nodes) == 2
+    assert sum(node.retention.pinned_until > time.time() for node in nodes) == 2
     second.close()
 
 

@@ -5,21 +5,21 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.llama.context import LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.conftest import TinyModels
 from tests.llama.driver import make_backend
 from tests.support.tiny_models import TinyArchitecture
 
 
 @pytest.fixture(params=list(TinyArchitecture), scope="module")
-def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[Model]:
-    model = Model(tiny_models(request.param), gpu_layers=0)
+def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[GgufModel]:
+    model = GgufModel(tiny_models(request.param), gpu_layers=0)
     yield model
     model.close()
 
 
 @pytest.fixture
-def backend(model: Model) -> Iterator[LlamaBackend]:
+def backend(model: GgufModel) -> Iterator[LlamaBackend]:
     backend = make_backend(model)
     yield backend
     backend.close()

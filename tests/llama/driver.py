@@ -7,13 +7,13 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Sampling
 from rekindle.llama.context import ContextParams, LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 
 BLOCK = 128
 
 
 def make_backend(
-    model: Model, *, n_cells: int = 2048, n_slots: int = 4, swa_full: bool = False
+    model: GgufModel, *, n_cells: int = 2048, n_slots: int = 4, swa_full: bool = False
 ) -> LlamaBackend:
     backend = LlamaBackend(
         model,

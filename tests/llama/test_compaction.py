@@ -4,7 +4,7 @@ import pytest
 
 from rekindle.llama.compaction import PIECE_ROWS
 from rekindle.llama.context import LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.llama.driver import continue_greedily, make_backend, prefill, prompt, save
 from tests.support.tiny_models import TinyArchitecture
 
@@ -15,7 +15,7 @@ dense = pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True
 
 
 @pytest.fixture
-def backend(model: Model) -> LlamaBackend:
+def backend(model: GgufModel) -> LlamaBackend:
     return make_backend(model, n_cells=N_CELLS)
 
 

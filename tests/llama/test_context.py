@@ -5,7 +5,7 @@ import pytest
 from rekindle.errors import ContextFull, DecodeFailed
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.llama.driver import (
     continue_greedily,
     continue_together,
@@ -49,7 +49,7 @@ def test_a_copy_goes_on_without_disturbing_its_source(backend: LlamaBackend) -> 
 @all_with_a_window
 @pytest.mark.parametrize("swa_full", [False, True])
 def test_copies_of_a_long_slot_do_not_use_up_the_window_ring(
-    model: Model, *, swa_full: bool
+    model: GgufModel, *, swa_full: bool
 ) -> None:
     backend = make_backend(model, swa_full=swa_full)
     tokens = prompt(1500)
@@ -99,7 +99,7 @@ def test_what_can_be_trimmed_depends_on_the_class(backend: LlamaBackend) -> None
 
 @only_sliding
 @pytest.mark.parametrize("swa_full", [False, True])
-def test_a_restored_window_lets_go_of_one_position(model: Model, *, swa_full: bool) -> None:
+def test_a_restored_window_lets_go_of_one_position(model: GgufModel, *, swa_full: bool) -> None:
     backend = make_backend(model, swa_full=swa_full)
     tokens = prompt(N_PROMPT)
     prefill(backend, 0, tokens)
@@ -113,7 +113,7 @@ def test_a_restored_window_lets_go_of_one_position(model: Model, *, swa_full: bo
 
 
 @only_sliding
-def test_a_full_ring_bounds_what_can_be_trimmed(model: Model, backend: LlamaBackend) -> None:
+def test_a_full_ring_bounds_what_can_be_trimmed(model: GgufModel, backend: LlamaBackend) -> None:
     tokens = prompt(1600)
     prefill(backend, 0, tokens)
     n_keep = next(n for n in range(1, 1600) if backend.can_trim(0, n))
@@ -130,7 +130,7 @@ def test_a_full_ring_bounds_what_can_be_trimmed(model: Model, backend: LlamaBack
 
 
 @only_dense
-def test_more_tokens_than_cells_is_context_full_and_changes_nothing(model: Model) -> None:
+def test_more_tokens_than_cells_is_context_full_and_changes_nothing(model: GgufModel) -> None:
     backend = make_backend(model, n_cells=256)
     prefill(backend, 0, prompt(249))
     before = save(backend, 0, 249)
@@ -154,7 +154,7 @@ def test_a_batch_that_is_refused_leaves_the_rows_intact(backend: LlamaBackend) -
 
 
 @only_dense
-def test_clear_all_frees_cells_that_no_slot_owns(model: Model) -> None:
+def test_clear_all_frees_cells_that_no_slot_owns(model: GgufModel) -> None:
     backend = make_backend(model, n_cells=256)
     prefill(backend, 0, prompt(64))
     rows = bytearray(backend.export_rows(0, 0, 64))

@@ -13,7 +13,7 @@ from rekindle.errors import EngineError, InvalidRequest
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.embedder import CPU_PART_TOKENS, LlamaEmbedder
 from rekindle.llama.library import lib
-from rekindle.llama.model import Model, Pooling
+from rekindle.llama.model import GgufModel, Pooling
 from tests.llama.driver import continue_greedily, prefill, prompt
 from tests.support.tiny_models import N_EMBD, TinyArchitecture, write_tiny_model
 
@@ -21,12 +21,12 @@ Vector = NDArray[np.float32]
 LENGTHS = [1, CPU_PART_TOKENS - 1, CPU_PART_TOKENS, CPU_PART_TOKENS + 1, 300]
 
 
-def make_embedder(model: Model, *, max_cells: int = 512) -> LlamaEmbedder:
+def make_embedder(model: GgufModel, *, max_cells: int = 512) -> LlamaEmbedder:
     return LlamaEmbedder(model, max_cells=max_cells, n_threads=1, flash_attn="auto")
 
 
 @pytest.fixture
-def embedder(model: Model) -> Iterator[LlamaEmbedder]:
+def embedder(model: GgufModel) -> Iterator[LlamaEmbedder]:
     embedder = make_embedder(model)
     yield embedder
     embedder.rest()
@@ -39,7 +39,7 @@ def embed(embedder: LlamaEmbedder, tokens: list[int]) -> Vector:
     return np.frombuffer(data, "<f4")
 
 
-def pooled_by_llama(model: Model, pooling: Pooling, tokens: list[int]) -> Vector:
+def pooled_by_llama(model: GgufModel, pooling: Pooling, tokens: list[int]) -> Vector:
     """The whole input in one batch, pooled in the graph."""
     params = lib.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 512
@@ -57,7 +57,7 @@ def pooled_by_llama(model: Model, pooling: Pooling, tokens: list[int]) -> Vector
 
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_the_vector_is_the_mean_that_llama_cpp_makes(
-    model: Model, embedder: LlamaEmbedder, n_tokens: int
+    model: GgufModel, embedder: LlamaEmbedder, n_tokens: int
 ) -> None:
     vector = embed(embedder, prompt(n_tokens))
     assert vector.shape == (embedder.n_dimensions,) == (N_EMBD,)
@@ -85,7 +85,7 @@ def test_an_input_that_is_given_up_halfway_leaves_nothing_behind(embedder: Llama
     assert np.array_equal(embed(embedder, prompt(100, seed=2)), wanted)
 
 
-def test_an_input_may_fill_the_context_and_resting_twice_is_harmless(model: Model) -> None:
+def test_an_input_may_fill_the_context_and_resting_twice_is_harmless(model: GgufModel) -> None:
     embedder = make_embedder(model, max_cells=256)
     assert embedder.n_ctx == 256
     embed(embedder, prompt(256))
@@ -95,7 +95,7 @@ def test_an_input_may_fill_the_context_and_resting_twice_is_harmless(model: Mode
 
 
 def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
-    model: Model, backend: LlamaBackend, embedder: LlamaEmbedder
+    model: GgufModel, backend: LlamaBackend, embedder: LlamaEmbedder
 ) -> None:
     """Rows and replies of a slot while inputs are embedded between its steps."""
     tokens = prompt(200)
@@ -112,7 +112,7 @@ def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
 
 
 def test_a_model_that_gives_no_finite_vector_is_an_error_of_that_input_only(
-    model: Model, embedder: LlamaEmbedder, monkeypatch: pytest.MonkeyPatch
+    model: GgufModel, embedder: LlamaEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = embed(embedder, prompt(10))
     with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_a_model_that_gives_no_finite_vector_is_an_error_of_that_input_only(
     assert np.array_equal(embed(embedder, prompt(10)), wanted)
 
 
-def pooling_model(path: Path, monkeypatch: pytest.MonkeyPatch, pooling: int) -> Model:
+def pooling_model(path: Path, monkeypatch: pytest.MonkeyPatch, pooling: int) -> GgufModel:
     build = GGUFWriter.add_chat_template
 
     def add(writer: GGUFWriter, template: str) -> None:
@@ -131,7 +131,7 @@ def pooling_model(path: Path, monkeypatch: pytest.MonkeyPatch, pooling: int) -> 
         writer.add_uint32("llama.pooling_type", pooling)
 
     monkeypatch.setattr(GGUFWriter, "add_chat_template", add)
-    return Model(write_tiny_model(path / "pooling.gguf", TinyArchitecture.LLAMA), gpu_layers=0)
+    return GgufModel(write_tiny_model(path / "pooling.gguf", TinyArchitecture.LLAMA), gpu_layers=0)
 
 
 @pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.FIRST, Pooling.LAST])

@@ -9,7 +9,7 @@ from rekindle.engine.backend import Backend
 from rekindle.errors import DecodeFailed, EngineError
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama import probe
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.conftest import TinyModels
 from tests.llama.driver import BLOCK, Saved, make_backend, prefill, prompt, restore, save
 from tests.support.fake_backend import FakeBackend
@@ -34,7 +34,7 @@ def pair(
     model_class: ModelClass = request.param
     if model_class is ModelClass.OPAQUE:
         monkeypatch.setattr(probe, "_classify", lambda *_: model_class)
-    model = Model(tiny_models(MODELS[model_class]), gpu_layers=0)
+    model = GgufModel(tiny_models(MODELS[model_class]), gpu_layers=0)
     real = make_backend(model, n_cells=N_CELLS)
     fake = FakeBackend(
         model_class=model_class, n_cells=N_CELLS, window=SLIDING_WINDOW, window_slack=N_CELLS

@@ -5,7 +5,7 @@ import pytest
 from rekindle.errors import EngineError
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.state import SlotMemory, StateAccess
 from tests.conftest import TinyModels
 from tests.llama.driver import continue_greedily, make_backend, prefill, prompt
@@ -31,7 +31,7 @@ def test_the_class_is_found_and_can_be_stored(
     *,
     swa_full: bool,
 ) -> None:
-    model = Model(tiny_models(architecture), gpu_layers=0)
+    model = GgufModel(tiny_models(architecture), gpu_layers=0)
     backend = make_backend(model, n_slots=n_slots, swa_full=swa_full)
     traits = backend.traits
     assert (traits.model_class, traits.off_because) == (model_class, None)
@@ -41,7 +41,7 @@ def test_the_class_is_found_and_can_be_stored(
     model.close()
 
 
-def test_nothing_of_the_probe_is_left(model: Model) -> None:
+def test_nothing_of_the_probe_is_left(model: GgufModel) -> None:
     backend = make_backend(model, n_cells=256)
     assert [backend.n_positions(slot) for slot in range(5)] == [0] * 5  # the scratch slot, too
     prefill(backend, 0, prompt(256))
@@ -49,7 +49,7 @@ def test_nothing_of_the_probe_is_left(model: Model) -> None:
 
 
 def test_nothing_may_be_stored_before_the_probe(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: GgufModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LlamaBackend, "warm_up", lambda _: None)
     backend = make_backend(model)
@@ -76,7 +76,7 @@ def refuse(*_: object) -> None:
     ],
 )
 def test_a_model_that_fails_the_round_trip_is_served_without_a_store(
-    model: Model,
+    model: GgufModel,
     monkeypatch: pytest.MonkeyPatch,
     owner: type,
     names: tuple[str, ...],

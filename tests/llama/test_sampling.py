@@ -11,21 +11,21 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.library import lib
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.conftest import TinyModels
 from tests.llama.driver import make_backend, prefill, prompt
 from tests.support.tiny_models import TinyArchitecture
 
 
 @pytest.fixture(scope="module")
-def model(tiny_models: TinyModels) -> Iterator[Model]:
-    model = Model(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
+def model(tiny_models: TinyModels) -> Iterator[GgufModel]:
+    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
     yield model
     model.close()
 
 
 @pytest.fixture
-def backend(model: Model) -> Iterator[LlamaBackend]:
+def backend(model: GgufModel) -> Iterator[LlamaBackend]:
     backend = make_backend(model)
     yield backend
     backend.close()
@@ -155,7 +155,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_random_model_under_a_schema_writes_valid_json(
-    backend: LlamaBackend, model: Model, temperature: float
+    backend: LlamaBackend, model: GgufModel, temperature: float
 ) -> None:
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     sampling = Sampling(temperature=temperature, seed=3, grammar=grammar)
@@ -182,7 +182,7 @@ def test_a_grammar_that_does_not_compile_is_refused(
         backend.check_grammar(grammar)
 
 
-def test_control_strings_are_text_unless_asked_for(model: Model) -> None:
+def test_control_strings_are_text_unless_asked_for(model: GgufModel) -> None:
     vocabulary = model.vocabulary
     assert "<|im_end|>" in vocabulary.special_strings
     [token] = vocabulary.tokenize("<|im_end|>", parse_special=True)
@@ -196,7 +196,7 @@ def test_control_strings_are_text_unless_asked_for(model: Model) -> None:
 @pytest.mark.parametrize(
     "text", ["", "hello", "\u00e9\u4f60\U0001f600", '{"a": [1, 2]}\n\n', " x "]
 )
-def test_text_survives_tokenising(model: Model, text: str) -> None:
+def test_text_survives_tokenising(model: GgufModel, text: str) -> None:
     tokens = model.vocabulary.tokenize(text, parse_special=False)
     assert model.vocabulary.detokenize(tokens, render_special=False).decode() == text
 
@@ -211,10 +211,10 @@ def test_an_unknown_architecture_is_one_sentence(
     at = data.index(b"llama", key)
     broken.write_bytes(data[:at] + b"lxxma" + data[at + 5 :])
     with pytest.raises(StartupError, match="architecture 'lxxma', which llama\\.cpp cannot run"):
-        Model(broken, gpu_layers=0)
+        GgufModel(broken, gpu_layers=0)
 
 
-def test_whatever_ends_a_reply_by_llama_cpps_word_does_so_here(model: Model) -> None:
+def test_whatever_ends_a_reply_by_llama_cpps_word_does_so_here(model: GgufModel) -> None:
     vocabulary = model.vocabulary
     tokens = range(vocabulary.n_vocab)
     assert vocabulary.eog_tokens == {
@@ -222,7 +222,7 @@ def test_whatever_ends_a_reply_by_llama_cpps_word_does_so_here(model: Model) -> 
     }
 
 
-def test_all_pieces_together_are_those_of_each_token(model: Model) -> None:
+def test_all_pieces_together_are_those_of_each_token(model: GgufModel) -> None:
     vocabulary = model.vocabulary
     pieces = vocabulary.pieces(control_mark=b"!")
     for token, piece in enumerate(pieces):

@@ -8,7 +8,7 @@ from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama import probe
 from rekindle.llama.context import LlamaBackend
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.llama.driver import (
     BLOCK,
     Saved,
@@ -29,7 +29,7 @@ all_with_rows = pytest.mark.parametrize(
 
 
 def test_a_restored_slot_is_byte_equal_and_continues_as_the_original(
-    model: Model, backend: LlamaBackend
+    model: GgufModel, backend: LlamaBackend
 ) -> None:
     tokens = prompt(N_PROMPT)
     prefill(backend, 0, tokens[:-1])
@@ -112,7 +112,7 @@ def test_rows_carry_nothing_but_rows(backend: LlamaBackend) -> None:
     assert backend.n_positions(2) == (0 if backend.traits.has_checkpoints else BLOCK)
 
 
-def test_bytes_that_llama_refuses_leave_an_empty_slot_and_no_cell_taken(model: Model) -> None:
+def test_bytes_that_llama_refuses_leave_an_empty_slot_and_no_cell_taken(model: GgufModel) -> None:
     backend = make_backend(model, n_cells=512)
     prefill(backend, 0, prompt(BLOCK))
     before = save(backend, 0, BLOCK)
@@ -138,7 +138,7 @@ def test_bytes_that_llama_refuses_leave_an_empty_slot_and_no_cell_taken(model: M
 
 
 @all_with_rows
-def test_rows_that_find_no_room_are_context_full(model: Model) -> None:
+def test_rows_that_find_no_room_are_context_full(model: GgufModel) -> None:
     backend = make_backend(model, n_cells=512)
     prefill(backend, 0, prompt(320))
     before = save(backend, 0, 320)
@@ -152,7 +152,7 @@ def test_rows_that_find_no_room_are_context_full(model: Model) -> None:
     backend.close()
 
 
-def test_an_opaque_state_is_stored_whole(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opaque_state_is_stored_whole(model: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_classify", lambda *_: ModelClass.OPAQUE)
     backend = make_backend(model)
     assert backend.traits.model_class is ModelClass.OPAQUE
@@ -174,7 +174,9 @@ def test_an_opaque_state_is_stored_whole(model: Model, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("model", [TinyArchitecture.LLAMA], indirect=True)
-def test_a_block_that_was_cut_on_the_way_takes_no_more_cells_than_are_used(model: Model) -> None:
+def test_a_block_that_was_cut_on_the_way_takes_no_more_cells_than_are_used(
+    model: GgufModel,
+) -> None:
     backend = make_backend(model, n_cells=512)
     tokens = prompt(512)
     prefill(backend, 0, tokens[:BLOCK])

@@ -11,8 +11,8 @@ from rekindle.replay.client import Outcome
 from rekindle.replay.page import page_of
 from rekindle.replay.prompts import Counted
 from rekindle.replay.report import (
+    ReplayRun,
     Report,
-    Run,
     columns_of,
     json_of,
     notes_of,
@@ -30,12 +30,14 @@ def outcome(index: int, counts: Counts, **fields: object) -> Outcome:
     return Outcome(index, float(index), 1.0, 0.25 * (index + 1), counts, **fields)  # type: ignore[arg-type]
 
 
-def run_of(server: str, *outcomes: Outcome, floors: tuple[int, ...] = (), repeat: int = 1) -> Run:
+def run_of(
+    server: str, *outcomes: Outcome, floors: tuple[int, ...] = (), repeat: int = 1
+) -> ReplayRun:
     counted = {i: Counted(i, n, is_exact=True, by_characters=False) for i, n in enumerate(floors)}
-    return Run(server, repeat, list(outcomes), counted, seconds=2.0)
+    return ReplayRun(server, repeat, list(outcomes), counted, seconds=2.0)
 
 
-def report_of(*runs: Run, name: str = "pi:1") -> Report:
+def report_of(*runs: ReplayRun, name: str = "pi:1") -> Report:
     request = ReplayRequest(name, "/v1/responses", {}, (), "0/1", 0)
     return Report([request] * 3, "recorded", {Skipped.OTHER_CALL: 2}, runs)
 
@@ -120,8 +122,10 @@ def test_the_page_needs_nothing_from_elsewhere_and_is_well_formed() -> None:
         ElementTree.fromstring(svg)
 
 
-@pytest.mark.parametrize("runs", [(), (Run("http://a", 1),)])
-def test_an_interruption_before_the_first_reply_still_has_a_report(runs: tuple[Run, ...]) -> None:
+@pytest.mark.parametrize("runs", [(), (ReplayRun("http://a", 1),)])
+def test_an_interruption_before_the_first_reply_still_has_a_report(
+    runs: tuple[ReplayRun, ...],
+) -> None:
     report = report_of(*runs)
     assert "</html>" in page_of(report)
     assert rows_of(columns_of(report))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rekindle.replay.stream import Counts, ReplyFailed, ReplyReader
+from rekindle.replay.stream import Counts, ReplyFailed, StreamReader
 
 GOLDEN = Path(__file__).parents[1] / "api" / "golden"
 
 
-def read(*events: dict[str, Any] | str) -> ReplyReader:
-    reader = ReplyReader()
+def read(*events: dict[str, Any] | str) -> StreamReader:
+    reader = StreamReader()
     for event in events:
         reader.feed(event if isinstance(event, str) else f"data: {json.dumps(event)}")
     return reader

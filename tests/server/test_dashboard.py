@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rekindle.api.app import ApiSettings
-from rekindle.api.dashboard.history import BUCKET_SECONDS, History
+from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import snapshot_of
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.request import Rank
@@ -329,7 +329,7 @@ def test_a_shared_store_has_its_place_in_legends_charts_and_budgets(open_page: O
         model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
     )
     responder.cache = cache
-    history = History()
+    history = HourHistory()
     spans = (CachedSpan(CacheSource.SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 75))
     history.observe(replace(RECORD, n_prompt=100, is_evaluated=True, spans=spans))
     with serving(responder) as url:
@@ -367,7 +367,7 @@ CANVAS_IS_SHARED = """() => {
 }"""
 
 
-def feed_of(responder: FakeResponder, history: History) -> bytes:
+def feed_of(responder: FakeResponder, history: HourHistory) -> bytes:
     hour = {"bucket_seconds": BUCKET_SECONDS, "buckets": history.buckets(), "requests": []}
     snapshot = snapshot_of(FixedModels(responder, CARD), history)
     frames = (("hour", hour), ("snapshot", snapshot))

@@ -35,7 +35,7 @@ def check_index(cache: PrefixCache) -> None:
         node.key
         for node in in_memory
         if not node.leases
-        and (Where.DISK in node.where or (node.is_leaf and not node.standing.pinned_until))
+        and (Where.DISK in node.where or (node.is_leaf and not node.retention.pinned_until))
     }
     assert may_leave == {key for q in cache._holdings._queues.values() for key in q._tickets}
 

@@ -12,7 +12,7 @@ from rekindle.generation.events import StopCause
 from rekindle.generation.model_state import ModelClass, Payload
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.library import lib
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from tests.support.audited_backend import AuditedBackend, Ledger, Scored
 from tests.support.fake_backend import CHECKPOINT, END, FakeBackend, expected_reply, next_token
 from tests.support.fidelity_setup import Setup
@@ -68,7 +68,7 @@ class LlamaSubject:
 
     def __init__(self, architecture: TinyArchitecture, folder: Path) -> None:
         half = write_tiny_model(folder / f"{architecture}.gguf", architecture)
-        self._model = Model(_in_full_precision(half), gpu_layers=0)
+        self._model = GgufModel(_in_full_precision(half), gpu_layers=0)
         self._cold = ColdRuns(self._backend(n_slots=1, n_cells=4096, n_ubatch=256))
         self.entry_bytes = self._cold.entry_bytes()
         self.worst_difference = 0.0

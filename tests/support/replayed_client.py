@@ -28,7 +28,7 @@ from rekindle.config import (
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Sampling
 from rekindle.llama.context import ContextParams
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.models import llama_model as loaded_model
 from rekindle.models.source import ModelFile
@@ -254,7 +254,7 @@ class ScriptedSampler(FakeSampler):
 class ScriptedBackend(FakeBackend):
     """Holds the engine to account for every row, and computes none: agents' prompts are long."""
 
-    def __init__(self, model: Model, params: ContextParams, script: Script) -> None:
+    def __init__(self, model: GgufModel, params: ContextParams, script: Script) -> None:
         super().__init__(n_slots=params.n_slots, n_cells=params.n_cells, n_ubatch=params.n_ubatch)
         self.eog_tokens = model.vocabulary.eog_tokens
         self._script = script
@@ -319,9 +319,9 @@ def serve_script(
         cache=CacheSettings(cache_dir=folder, cache_write_budget=Bytes(0), cache_recompute=False),
     )
     script = Script()
-    loaded: list[Model] = []
+    loaded: list[GgufModel] = []
 
-    def backend(model: Model, params: ContextParams) -> ScriptedBackend:
+    def backend(model: GgufModel, params: ContextParams) -> ScriptedBackend:
         loaded.append(model)
         return ScriptedBackend(model, params, script)
 

@@ -14,7 +14,7 @@ from itertools import accumulate, product
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.parser import Said
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 from rekindle.config import ReasoningHistory
 from rekindle.generation.tokenizer import Tokenizer
 from tests.support.turn_bench import Exchange, TurnBench
@@ -47,7 +47,7 @@ class Region:
 class Oracle:
     def __init__(self, bench: TurnBench) -> None:
         self._bench = bench
-        self._known: dict[Piece, list[int]] = {}
+        self._known: dict[PromptPiece, list[int]] = {}
         self.computed: list[Computed] = []
 
     def note(self, conversation: Conversation, exchange: Exchange) -> Computed:
@@ -136,7 +136,7 @@ class Oracle:
             if opened:
                 before = _cut(pieces, position, region.head + len(computed.opening))
             else:
-                opening = Piece(computed.opening, parse_special=True)
+                opening = PromptPiece(computed.opening, parse_special=True)
                 before = [*_cut(pieces, position, region.head), opening]
             tokens += [token for piece in before for token in self._tokens(piece)]
             if tuple(tokens) != computed.prompt:
@@ -170,7 +170,7 @@ class Oracle:
 
     def _pieces(
         self, conversation: Conversation, kwargs: Mapping[str, str] | None = None
-    ) -> Sequence[Piece]:
+    ) -> Sequence[PromptPiece]:
         has_switch = SWITCH in self._bench.template.source
         is_kept = self._bench.history is not ReasoningHistory.TEMPLATE
         switches = {SWITCH: True} if has_switch and is_kept else {}
@@ -180,13 +180,13 @@ class Oracle:
         )
         return self._bench.template.render(shown, add_generation_prompt=True)
 
-    def _tokens(self, piece: Piece) -> list[int]:
+    def _tokens(self, piece: PromptPiece) -> list[int]:
         if piece not in self._known:
             tokenize = self._bench.tokenizer.tokenize
             self._known[piece] = tokenize(piece.text, parse_special=piece.parse_special)
         return self._known[piece]
 
-    def _bos(self, pieces: Sequence[Piece]) -> list[int]:
+    def _bos(self, pieces: Sequence[PromptPiece]) -> list[int]:
         tokenizer = self._bench.tokenizer
         bos = tokenizer.bos_token
         has_one = "".join(piece.text for piece in pieces).startswith(tokenizer.bos_text)
@@ -305,7 +305,7 @@ def _restored(conversation: Conversation, chosen: Mapping[int, Computed]) -> Con
     return replace(conversation, messages=tuple(messages))
 
 
-def _cut(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
+def _cut(pieces: Sequence[PromptPiece], start: int, stop: int) -> list[PromptPiece]:
     parts = []
     offset = 0
     for piece in pieces:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import StartupError
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.vllm.hf_folder import read_folder
 from rekindle.vllm.hf_tokenizer import HfTokenizer
@@ -39,7 +39,7 @@ def hf(hf_folder: Path) -> HfTokenizer:
 
 @pytest.fixture(scope="module")
 def vocabulary(embedded_model: Path) -> Iterator[Vocabulary]:
-    model = Model(embedded_model, gpu_layers=0)
+    model = GgufModel(embedded_model, gpu_layers=0)
     yield model.vocabulary
     model.close()
 

@@ -14,9 +14,9 @@ from rekindle.api.anthropic import routes as anthropic
 from rekindle.api.cache import routes as cache_routes
 from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.dashboard.history import History
+from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.head import HeadAsGet
 from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
@@ -70,16 +70,16 @@ def create_app(
             HTTPException: answer_http_exception,
         },
     )
-    desk = Desk(
+    context = RequestContext(
         models=models,
         telemetry=telemetry,
         ping_seconds=settings.ping_seconds,
         namespace_by=settings.namespace_by,
         explains=settings.explains,
     )
-    openai_api = openai.OpenAiApi(desk)
-    responses_api = responses.ResponsesApi(desk, stored_responses)
-    anthropic_api = anthropic.AnthropicApi(desk)
+    openai_api = openai.OpenAiApi(context)
+    responses_api = responses.ResponsesApi(context, stored_responses)
+    anthropic_api = anthropic.AnthropicApi(context)
     prompts = {
         "chat": openai_api.chat_prompt,
         "completions": openai_api.completion_prompt,
@@ -87,8 +87,8 @@ def create_app(
         "responses": responses_api.response_prompt,
     }
     native.NativeApi(models, telemetry).add_routes(app)
-    cache_api = cache_routes.CacheApi(desk, prompts)
-    dashboard_api = dashboard.DashboardApi(desk, feed or Feed(models, History()))
+    cache_api = cache_routes.CacheApi(context, prompts)
+    dashboard_api = dashboard.DashboardApi(context, feed or Feed(models, HourHistory()))
     for api in (openai_api, responses_api, anthropic_api, cache_api, dashboard_api):
         api.add_routes(app)
 

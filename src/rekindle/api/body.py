@@ -17,7 +17,7 @@ from rekindle.errors import InvalidRequest
 from rekindle.observe.telemetry import Telemetry
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """Base of everything a client sends. Unknown fields are kept, so that they can be counted."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
@@ -45,7 +45,7 @@ class Refused:
         return handler(schema) | {"description": f"Not supported, refused. {self.hint}".rstrip()}
 
 
-W = TypeVar("W", bound=Wire)
+W = TypeVar("W", bound=WireModel)
 Path = tuple[int | str, ...]
 SHOULD_BE = "Input should be "
 
@@ -76,17 +76,17 @@ def parse_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _parts(value: object, path: Path) -> Iterator[tuple[Wire, Path]]:
-    if isinstance(value, Wire):
+def _parts(value: object, path: Path) -> Iterator[tuple[WireModel, Path]]:
+    if isinstance(value, WireModel):
         yield value, path
         for name in value.model_fields_set & type(value).model_fields.keys():
             yield from _parts(getattr(value, name), (*path, name))
-    elif isinstance(value, list) and value and isinstance(value[0], Wire | list):
+    elif isinstance(value, list) and value and isinstance(value[0], WireModel | list):
         for index, item in enumerate(value):
             yield from _parts(item, (*path, index))
 
 
-def _refuse_unsupported(part: Wire, path: Path) -> None:
+def _refuse_unsupported(part: WireModel, path: Path) -> None:
     fields = type(part).model_fields
     for name in part.model_fields_set & fields.keys():
         for mark in fields[name].metadata:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from rekindle.api.body import Ignored, Wire
+from rekindle.api.body import Ignored, WireModel
 from rekindle.api.http.caller import Caller, Hints
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.generation.request import CacheTerms, Pin, Rank
@@ -23,7 +23,7 @@ MAX_BREAKPOINTS = 4  # both vendors'
 AUTO_KEY_BYTES = 8
 
 
-class CacheFields(Wire):
+class CacheFields(WireModel):
     """Ours, in every dialect."""
 
     cache_prompt: bool | None = None
@@ -35,14 +35,14 @@ class CacheFields(Wire):
     id_slot: Annotated[int | None, Ignored()] = None  # llama-server's: prefixes are found anyway
 
 
-class PromptCacheOptions(Wire):
+class PromptCacheOptions(WireModel):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["5m", "30m", "1h", "24h"] | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
 
-class PromptCacheBreakpoint(Wire):
+class PromptCacheBreakpoint(WireModel):
     mode: Literal["explicit"] | None = None
 
 

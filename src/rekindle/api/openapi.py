@@ -10,13 +10,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from rekindle.api.body import Wire
+from rekindle.api.body import WireModel
 from rekindle.api.errors import ErrorBody
 
 REF = "#/components/schemas/{model}"
 
 
-def request_body(model: type[Wire]) -> dict[str, Any]:
+def request_body(model: type[WireModel]) -> dict[str, Any]:
     """For a route's `openapi_extra`."""
     return {"requestBody": {"required": True, "content": {"application/json": _ref(model)}}}
 

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.bench.peers.contenders import Contender, Flags, Remote
-from rekindle.bench.peers.processes import DidNotStart, ServerProcess, Usage
+from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
+from rekindle.bench.peers.processes import DidNotStart, ProcessUsage, ServerProcess
 from rekindle.bench.report.results import RequestRow, WorkloadRow
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
 from rekindle.bench.stage import Size, Stage
@@ -82,7 +82,7 @@ class Play:
                 on_end(await self._conclude(stage, process))
 
     async def _process(self, stack: AsyncExitStack) -> ServerProcess | None:
-        if isinstance(self._contender, Remote):
+        if isinstance(self._contender, RemoteServer):
             return None
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._conditions.scratch))
         flags = Flags(
@@ -110,7 +110,7 @@ class Play:
         )
 
     def _url(self, process: ServerProcess | None) -> str:
-        if isinstance(self._contender, Remote):
+        if isinstance(self._contender, RemoteServer):
             return self._contender.url
         assert process is not None
         return process.url
@@ -129,7 +129,7 @@ class Play:
             stage.traffic,
             counted,
             n_prefilled=n_prefilled,
-            usage=process.usage if process is not None else Usage(),
+            usage=process.usage if process is not None else ProcessUsage(),
             notes=[*self._shortcomings(), *stage.notes, *_remarks(stage, counted, n_prefilled)],
         )
         return Results(row, request_rows(self._played, stage.traffic, counted))
@@ -140,7 +140,7 @@ class Play:
             yield "it knows no tool calls: plain replies instead"
         elif self._template is not None and not contender.takes_templates:
             yield "with its own template: it takes no other"
-        if workload.cache_ram_mib is not None and isinstance(contender, Remote):
+        if workload.cache_ram_mib is not None and isinstance(contender, RemoteServer):
             yield "its memory is not limited"
 
 

@@ -20,7 +20,7 @@ AS_GIVEN = Changes(max_tokens=None, model=None)
 
 
 @dataclass(slots=True)
-class Traffic:
+class StageTraffic:
     """The request of an outcome is the one at its index."""
 
     requests: list[ReplayRequest] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Stage:
         self.texts = texts
         self.size = size
         self.calls_tools = calls_tools
-        self.traffic = Traffic()
+        self.traffic = StageTraffic()
         self.notes: list[str] = []
         self._process = process
         self._on_request = on_request

@@ -104,7 +104,7 @@ class Header:
         return self.preamble_bytes + self.payload_bytes
 
 
-class Standing(NamedTuple):
+class Retention(NamedTuple):
     """What may change while an entry is stored: whose it is, and whether it may go."""
 
     rank: Rank = Rank.MAIN
@@ -112,14 +112,14 @@ class Standing(NamedTuple):
     pinned_until: float = 0.0  # seconds since the epoch
 
 
-ORDINARY = Standing()
+ORDINARY = Retention()
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     header: Header
     payload: Payload
-    standing: Standing = ORDINARY
+    retention: Retention = ORDINARY
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

@@ -17,7 +17,7 @@ from rekindle.cache.entry import (
     Key,
     Kind,
     Reason,
-    Standing,
+    Retention,
     entry_key,
 )
 from rekindle.cache.index import HERE, Node
@@ -38,7 +38,7 @@ class Saved(Enum):
     REFUSED = auto()
 
 
-class Keeper:
+class EntryWriter:
     """`counters` are the cache's own, by the names of CacheCounters."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Keeper:
         finally:
             if parent is not None:
                 self._holdings.release(parent)
-        node = self._holdings.hold(Entry(header, payload, Standing(terms.rank, terms.session)))
+        node = self._holdings.hold(Entry(header, payload, Retention(terms.rank, terms.session)))
         for each in (node, *(node.checkpoints or ())):
             if self._disk is not None:
                 self._disk.offer(each, was_reused=was_reused)
@@ -196,6 +196,6 @@ class Keeper:
         now = time.time()
         for position in surplus_checkpoints(sorted(by_position), n_keep):
             node = by_position[position]
-            if node.leases == 0 and node.standing.pinned_until <= now:
+            if node.leases == 0 and node.retention.pinned_until <= now:
                 self._counters["thinned"] += 1
                 self._holdings.drop(node)

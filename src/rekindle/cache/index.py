@@ -47,7 +47,7 @@ class Node:
         "kind",
         "leases",
         "payload_bytes",
-        "standing",
+        "retention",
         "start",
         "tokens",
         "used_at",
@@ -65,7 +65,7 @@ class Node:
         self.leases = 0
         self.hits = 0
         self.used_at = 0.0  # seconds since the epoch
-        self.standing = ORDINARY
+        self.retention = ORDINARY
         # Both sorted by tokens, and None rather than empty: most of a million nodes have neither
         # or one. An insertion moves 8 bytes per sibling, 36 us for 100,000 of them.
         self.children: list[Node] | None = None

@@ -35,27 +35,27 @@ class Pins:
         An entry that is pinned already is extended at nobody's cost.
         """
         for node in nodes:
-            if node.standing.pinned_until >= until:
+            if node.retention.pinned_until >= until:
                 continue
             is_new = node.key not in self._held
             if is_new and not self._count(session, node):
                 return
-            node.standing = node.standing._replace(pinned_until=until)
+            node.retention = node.retention._replace(pinned_until=until)
             if is_new:
                 self.wait_for(node)
             yield node
 
     def wait_for(self, node: Node) -> None:
         """For its end, as it is now."""
-        heappush(self._ends, (node.standing.pinned_until, node.key))
+        heappush(self._ends, (node.retention.pinned_until, node.key))
         if len(self._ends) > _SMALL + 2 * len(self._held):
             self._compact()
 
     def adopt(self, node: Node, now: float) -> None:
         """One that was pinned when it was found."""
-        until = node.standing.pinned_until
+        until = node.retention.pinned_until
         if until > now and node.key not in self._held:
-            self._count(node.standing.session, node, is_bounded=False)
+            self._count(node.retention.session, node, is_bounded=False)
             self.wait_for(node)
 
     def expired(self, now: float) -> Iterator[Key]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from rekindle.cache.disk.residency import DiskStore
 from rekindle.cache.disk.transfers import Transfers
 from rekindle.cache.entry import BLOCK_TOKENS, KEY_BYTES, Key, Kind, namespace_root
-from rekindle.cache.entry_writer import Keeper
+from rekindle.cache.entry_writer import EntryWriter
 from rekindle.cache.index import Match, Node, PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.contents import Contents
@@ -109,7 +109,7 @@ class PrefixCache:
                 self.count,
                 self.gate.shared_speed,
             )
-        self.keeper = Keeper(
+        self.keeper = EntryWriter(
             root, self._holdings, self._disk, self._shared, self._counters, is_on=self.is_on
         )
 

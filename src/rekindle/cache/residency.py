@@ -8,7 +8,7 @@ nowhere else. Entries of sub-agents and side requests leave before those of conv
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rekindle.cache.entry import ORDINARY, Entry, Header, Key, Kind, Standing
+from rekindle.cache.entry import ORDINARY, Entry, Header, Key, Kind, Retention
 from rekindle.cache.eviction_queue import EvictionQueue
 from rekindle.cache.index import NOWHERE, Node, PrefixIndex, Where
 from rekindle.cache.memory.tier import MemoryTier, size_in_memory
@@ -53,7 +53,7 @@ class Holdings:
         self._last_checkpoint: Header | None = None
         self._queues = {rank: EvictionQueue() for rank in sorted(Rank, reverse=True)}
 
-    def add(self, header: Header, where: Where, standing: Standing = ORDINARY) -> Node:
+    def add(self, header: Header, where: Where, retention: Retention = ORDINARY) -> Node:
         known = self.index.get(header.key)
         before = known.where if known is not None else NOWHERE
         node = self.index.add(header, where)
@@ -61,7 +61,7 @@ class Holdings:
             self._last_checkpoint = header
         self.n_on_disk += (Where.DISK in node.where) - (Where.DISK in before)
         if known is None:
-            node.standing = standing
+            node.retention = retention
             node.used_at = header.created_at
             self._pins.adopt(node, time.time())
             if node.parent is not None:
@@ -73,7 +73,7 @@ class Holdings:
     def hold(self, entry: Entry) -> Node:
         """Takes the payload in; whoever calls has made room for it."""
         self.memory.put(entry)
-        return self.add(entry.header, Where.MEMORY, entry.standing)
+        return self.add(entry.header, Where.MEMORY, entry.retention)
 
     def note_stored(self, node: Node, where: Where) -> None:
         self.n_on_disk += Where.DISK in where & ~node.where
@@ -112,9 +112,9 @@ class Holdings:
         # Only where the longer one is: until it is written, a crash would leave neither.
         for short in self.index.covered_by(node):
             if not short.leases:
-                until = max(node.standing.pinned_until, short.standing.pinned_until)
-                rank = min(node.standing.rank, short.standing.rank)
-                self._set_standing(node, node.standing._replace(rank=rank, pinned_until=until))
+                until = max(node.retention.pinned_until, short.retention.pinned_until)
+                rank = min(node.retention.rank, short.retention.rank)
+                self._set_standing(node, node.retention._replace(rank=rank, pinned_until=until))
                 self.n_covered += 1
                 self.drop(short, node.where)
                 self._pins.adopt(node, time.time())
@@ -134,10 +134,10 @@ class Holdings:
         """An entry is as dear as the dearest of those that use it."""
         node.hits += 1
         node.used_at = time.time()
-        standing = node.standing
-        if terms.rank < standing.rank:
-            standing = standing._replace(rank=terms.rank, session=terms.session)
-        self._set_standing(node, standing)
+        retention = node.retention
+        if terms.rank < retention.rank:
+            retention = retention._replace(rank=terms.rank, session=terms.session)
+        self._set_standing(node, retention)
 
     def pin(self, session: str, nodes: Iterable[Node], until: float) -> list[Node]:
         """Those whose pins are new or longer now."""
@@ -152,13 +152,13 @@ class Holdings:
         """Until then, whatever was promised before."""
         for node in nodes:
             self._pins.release(node.key)
-            self._set_standing(node, node.standing._replace(pinned_until=until))
+            self._set_standing(node, node.retention._replace(pinned_until=until))
             self._pins.adopt(node, time.time())
 
-    def _set_standing(self, node: Node, standing: Standing) -> None:
-        if standing != node.standing:
-            self._queues[node.standing.rank].discard(node.key)
-            node.standing = standing
+    def _set_standing(self, node: Node, retention: Retention) -> None:
+        if retention != node.retention:
+            self._queues[node.retention.rank].discard(node.key)
+            node.retention = retention
             self._mark_on_disk(node)
         self._requeue(node)
 
@@ -195,7 +195,7 @@ class Holdings:
             node = self.index.get(key)
             if node is None:
                 self._pins.release(key)
-            elif node.standing.pinned_until > now:
+            elif node.retention.pinned_until > now:
                 self._pins.wait_for(node)  # it was made longer meanwhile
             else:
                 self._pins.release(key)
@@ -208,8 +208,8 @@ class Holdings:
             return  # an entry that was dropped has come back as another node
         is_free = Where.MEMORY in node.where and not node.leases
         is_elsewhere = bool(node.where & ELSEWHERE)
-        is_pinned = node.standing.pinned_until > time.time() and Where.DISK not in node.where
-        queue = self._queues[node.standing.rank]
+        is_pinned = node.retention.pinned_until > time.time() and Where.DISK not in node.where
+        queue = self._queues[node.retention.rank]
         if is_free and not is_pinned and (is_elsewhere or node.is_leaf):
             queue.push(node.key, self._worth(queue.clock, node))
         else:

@@ -15,7 +15,7 @@ from rekindle.generation.model_state import Payload
 READ_AHEAD = 8
 
 
-class Shelf(Protocol):
+class EntrySource(Protocol):
     """What a restore needs of the cache."""
 
     def lease(self, node: Node) -> None: ...
@@ -28,7 +28,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RestorePiece:
     node: Node
     start: int  # positions to take from it
     stop: int
@@ -48,7 +48,7 @@ class Restore:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: EntrySource,
         blocks: Sequence[Node],
         checkpoint: Node | None,
         *,
@@ -79,14 +79,14 @@ class Restore:
         """Where the next piece comes from, while there is one."""
         return self._sources[self._n_done]
 
-    def next_piece(self) -> Piece | None:
+    def next_piece(self) -> RestorePiece | None:
         """None: it is still being read."""
         node = self._nodes[self._n_done]
         payload = self._shelf.payload(node)
         if payload is None:
             self._read_ahead()
             return None
-        return Piece(
+        return RestorePiece(
             node,
             max(node.start, self._n_live),
             min(node.stop, self.n_tokens),

@@ -82,7 +82,7 @@ def _print_summary(console: Console, findings: "Findings", n_skipped: int) -> No
     console.print(
         f"{findings.n_replies:,} replies in {span(findings.seconds)}:"
         f" {findings.n_prompt:,} prompt tokens, {share:.1%} cached,"
-        f" {findings.n_prefilled:,} prefilled, {findings.n_twice:,} of them twice."
+        f" {findings.n_prefilled:,} prefilled, {findings.n_recomputed:,} of them twice."
     )
     reasons = sorted(findings.reasons.items(), key=lambda each: -each[1])
     told = ", ".join(f"{n} x {reason.value}" for reason, n in reasons)

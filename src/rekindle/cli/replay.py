@@ -18,7 +18,7 @@ from rekindle.errors import StartupError
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
     from rekindle.replay.client import Changes, Outcome, Server
     from rekindle.replay.prompts import FloorCounter
-    from rekindle.replay.report import Report, Run
+    from rekindle.replay.report import ReplayRun, Report
     from rekindle.replay.traffic import Traffic
 
 DEFAULT_MAX_TOKENS = 16  # picked: a replay measures prompts
@@ -81,8 +81,10 @@ def replay(
     traffic = read_traffic(traces, limit)
     chosen = shape_of(traffic, shape)
     _check_writable(html)
-    runs: list[Run] = []
-    plan = Plan(traffic, chosen, tuple(url), api_key, Changes(max_tokens or None, model), repeat)
+    runs: list[ReplayRun] = []
+    plan = ReplayPlan(
+        traffic, chosen, tuple(url), api_key, Changes(max_tokens or None, model), repeat
+    )
     # Beside the results, which may go to a file.
     console = Console(stderr=True, highlight=False)
     was_interrupted = False
@@ -106,7 +108,7 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     traffic: "Traffic"
     shape: str
     urls: Sequence[str]
@@ -118,7 +120,7 @@ class Plan:
 class _Replay:
     """Fills `runs` as it goes, so that an interruption leaves what there is."""
 
-    def __init__(self, plan: Plan, runs: "list[Run]", progress: Progress) -> None:
+    def __init__(self, plan: ReplayPlan, runs: "list[ReplayRun]", progress: Progress) -> None:
         self._plan = plan
         self._runs = runs
         self._progress = progress
@@ -146,11 +148,11 @@ class _Replay:
 
     async def _run_once(self, target: "_Target", repeat: int) -> None:
         from rekindle.replay.client import run
-        from rekindle.replay.report import Run
+        from rekindle.replay.report import ReplayRun
         from rekindle.replay.shape import schedule_of
 
         requests = self._plan.traffic.requests
-        this = Run(target.label, repeat)
+        this = ReplayRun(target.label, repeat)
         self._runs.append(this)
         task = self._progress.add_task(target.label, total=len(requests))
         start = time.monotonic()
@@ -174,7 +176,7 @@ class _Replay:
     def _show(self, task: TaskID, target: "_Target", what: str) -> None:
         self._progress.update(task, description=f"{target.label}  {what}")
 
-    def _add(self, this: "Run", outcome: "Outcome", task: TaskID) -> None:
+    def _add(self, this: "ReplayRun", outcome: "Outcome", task: TaskID) -> None:
         this.outcomes.append(outcome)
         self._progress.advance(task)
         if outcome.error is not None:

@@ -22,7 +22,7 @@ Outcome = tuple[str, Embedded | RekindleError]  # request id, how it ended
 
 
 @dataclass(slots=True)
-class _Pending:
+class _WaitingInput:
     request: EmbeddingRequest
     vectors: list[bytes] = field(default_factory=list)
     has_begun: bool = False  # the embedder has the next input
@@ -33,7 +33,7 @@ class EmbeddingQueue:
 
     def __init__(self, embedder: Embedder | None) -> None:
         self._embedder = embedder
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_WaitingInput] = deque()
         self._rests_at: float | None = None  # None: it holds nothing
 
     @property
@@ -41,7 +41,7 @@ class EmbeddingQueue:
         return bool(self._pending)
 
     def accept(self, request: EmbeddingRequest) -> None:
-        self._pending.append(_Pending(request))
+        self._pending.append(_WaitingInput(request))
 
     def cancel(self, request_id: str) -> None:
         for pending in list(self._pending):
@@ -67,7 +67,7 @@ class EmbeddingQueue:
             return []
         return [self._end(pending, Embedded(tuple(pending.vectors)))]
 
-    def _advance(self, pending: _Pending) -> None:
+    def _advance(self, pending: _WaitingInput) -> None:
         if self._embedder is None:
             raise InvalidRequest("This server makes no embeddings.")
         self._rests_at = time.monotonic() + REST_SECONDS
@@ -78,7 +78,7 @@ class EmbeddingQueue:
             pending.vectors.append(vector)
             pending.has_begun = False
 
-    def _end(self, pending: _Pending, outcome: Embedded | RekindleError) -> Outcome:
+    def _end(self, pending: _WaitingInput, outcome: Embedded | RekindleError) -> Outcome:
         self._pending.remove(pending)
         return pending.request.id, outcome
 

@@ -46,7 +46,7 @@ class Reports:
             restore_seconds=sequence.restore_seconds,
             spans=sequence.spans,
             n_refused=sequence.n_refused,
-            n_stateless=sequence.n_stateless,
+            n_missing_checkpoint_tokens=sequence.n_missing_checkpoint_tokens,
         )
         self._outbox.put(sequence.request.id, evaluated)
         if sequence.request.cache_prompt:

@@ -47,7 +47,9 @@ class Sequence:
     leader: Optional["Sequence"] = None  # computes what this one waits for
     n_awaited: int = 0  # positions of the leader that this one waits for
     n_refused: int = 0  # stored tokens that it computes, because that is faster
-    n_stateless: int = 0  # known tokens that it computes, because no state was kept at their end
+    n_missing_checkpoint_tokens: int = (
+        0  # known tokens that it computes, because no state was kept at their end
+    )
 
     def add_stop(self, position: int) -> None:
         if position > self.n_computed and position not in self.stops:

@@ -27,13 +27,17 @@ class Slot:
     keys: PrefixKeys | None = None  # of the tokens whose rows it holds; None: it is empty
     n_kept_rows: int = 0  # while idle
     n_saved: int = 0  # leading rows that need no export any more
-    n_ended: int = 0  # leading rows of the turns before this one: owed although no block ends here
+    n_previous_turn_rows: int = (
+        0  # leading rows of the turns before this one: owed although no block ends here
+    )
     n_checkpoint: int = 0  # position of the last checkpoint that was taken of it
     terms: CacheTerms = USUAL_TERMS  # of its last request
     n_prompt: int = 0  # of its last request
     rank: Rank = Rank.MAIN  # of the dearest conversation whose rows it holds
     was_reused: bool = False  # what it holds began with rows that were there before
-    is_looked_after: bool = False  # since its last turn: what was evicted is to be stored again
+    evicted_rows_rechecked: bool = (
+        False  # since its last turn: what was evicted is to be stored again
+    )
     owes_since: float | None = None  # when exports of it first had to wait
     last_used_at: float = 0.0
     tax_seconds: float = 0.0  # what its rows cost the others since then
@@ -108,10 +112,10 @@ class Slots:
         self._cells.cut(slot.id, 0)
         slot.sequence = None
         slot.keys = None
-        slot.n_kept_rows = slot.n_saved = slot.n_ended = slot.n_checkpoint = 0
+        slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
         slot.tax_seconds = 0.0
         slot.owes_since = None
-        slot.is_looked_after = False
+        slot.evicted_rows_rechecked = False
         slot.was_reused = False
         slot.terms, slot.n_prompt, slot.rank = USUAL_TERMS, 0, Rank.MAIN
 

@@ -18,7 +18,7 @@ def json_of(findings: Findings, n_skipped: int) -> dict[str, Any]:
         "prompt_tokens": findings.n_prompt,
         "cached_tokens": findings.n_cached,
         "prefilled_tokens": findings.n_prefilled,
-        "prefilled_twice_tokens": findings.n_twice,
+        "prefilled_twice_tokens": findings.n_recomputed,
         "lost_tokens": findings.n_lost,
         "reasons": {reason.value: n for reason, n in findings.reasons.items()},
         "volatile": [_volatile(span) for span in findings.volatile],

@@ -48,7 +48,7 @@ class Findings:
     n_prompt: int
     n_cached: int
     n_prefilled: int
-    n_twice: int
+    n_recomputed: int
     n_lost: int
     seconds: float  # from the first reply to the last
     reasons: dict[MissReason, int]
@@ -57,14 +57,16 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenReplies:
     at: float
     session: str
     miss: Miss
 
 
 def findings_of(replies: Sequence[TracedReply]) -> Findings:
-    seen = [_Seen(each.at, each.session, each.miss) for each in replies if each.miss is not None]
+    seen = [
+        _SeenReplies(each.at, each.session, each.miss) for each in replies if each.miss is not None
+    ]
     first, last = (replies[0].at, replies[-1].at) if replies else (0.0, 0.0)
     price = _Price(first, last)
     return Findings(
@@ -72,7 +74,7 @@ def findings_of(replies: Sequence[TracedReply]) -> Findings:
         n_prompt=sum(each.n_prompt for each in replies),
         n_cached=sum(each.n_cached for each in replies),
         n_prefilled=sum(each.n_prefilled for each in replies),
-        n_twice=sum(each.n_twice for each in replies),
+        n_recomputed=sum(each.n_recomputed for each in replies),
         n_lost=sum(each.miss.tokens_lost for each in seen),
         seconds=last - first,
         reasons=dict(Counter(each.miss.reason for each in seen)),
@@ -86,7 +88,7 @@ class _Price:
         self._hour_began = last - HOUR_SECONDS
         self._hours = max((last - first) / HOUR_SECONDS, 1.0)
 
-    def of(self, seen: Iterable[_Seen]) -> Cost:
+    def of(self, seen: Iterable[_SeenReplies]) -> Cost:
         lost = [(each.at, each.miss.tokens_lost) for each in seen]
         tokens = sum(n for _, n in lost)
         return Cost(
@@ -97,8 +99,8 @@ class _Price:
         )
 
 
-def _groups(seen: Sequence[_Seen], price: _Price) -> tuple[MissGroup, ...]:
-    places: dict[object, list[_Seen]] = defaultdict(list)
+def _groups(seen: Sequence[_SeenReplies], price: _Price) -> tuple[MissGroup, ...]:
+    places: dict[object, list[_SeenReplies]] = defaultdict(list)
     for each in seen:
         miss = each.miss
         if miss.tokens_lost:
@@ -115,8 +117,8 @@ def _groups(seen: Sequence[_Seen], price: _Price) -> tuple[MissGroup, ...]:
     return tuple(sorted(groups, key=lambda group: -group.cost.tokens))
 
 
-def _volatile(seen: Sequence[_Seen], price: _Price) -> tuple[VolatileSpan, ...]:
-    places: dict[object, list[tuple[_Seen, Volatile]]] = defaultdict(list)
+def _volatile(seen: Sequence[_SeenReplies], price: _Price) -> tuple[VolatileSpan, ...]:
+    places: dict[object, list[tuple[_SeenReplies, Volatile]]] = defaultdict(list)
     for each in seen:
         found = volatile_of(each.miss)
         if found is not None and each.miss.tokens_lost:

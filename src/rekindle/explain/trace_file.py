@@ -21,7 +21,7 @@ class TracedReply:
     n_prompt: int
     n_cached: int
     n_prefilled: int
-    n_twice: int
+    n_recomputed: int
     miss: Miss | None
 
 
@@ -78,7 +78,7 @@ def _reply(line: bytes) -> TracedReply | None:
             n_prompt=int(record["prompt_tokens"]),
             n_cached=int(record["cached_tokens"]),
             n_prefilled=int(record["prefilled_tokens"]),
-            n_twice=int(record["prefilled_twice_tokens"]),
+            n_recomputed=int(record["prefilled_twice_tokens"]),
             miss=miss_of(record["miss"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -56,7 +56,9 @@ class PromptEvaluated:
     restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
     spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0 to n_cached
     n_refused: int = 0  # stored tokens that were computed again, because that is faster
-    n_stateless: int = 0  # the same, because no state was kept where the prompt leaves another
+    n_missing_checkpoint_tokens: int = (
+        0  # the same, because no state was kept where the prompt leaves another
+    )
 
 
 @dataclass(frozen=True, slots=True)

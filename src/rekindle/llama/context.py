@@ -19,9 +19,9 @@ from rekindle.llama.compaction import Compactor
 from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
 from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.library import lib, logits_address, recent_errors
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.probe import NOT_PROBED, probe
-from rekindle.llama.sampler import Sampler, greedy_tokens
+from rekindle.llama.sampler import LlamaSampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -46,7 +46,7 @@ class ContextParams:
 class LlamaBackend:
     """Satisfies `engine.backend.Backend`; the two packages meet in that protocol only."""
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
+    def __init__(self, model: GgufModel, params: ContextParams) -> None:
         self._model = model
         self._vocabulary = model.vocabulary
         self._grammars = GrammarCompiler(model.vocabulary)
@@ -96,7 +96,7 @@ class LlamaBackend:
         self._output_indices = outputs
 
     def sample(
-        self, samplers: Sequence[Sampler], rows: Sequence[int]
+        self, samplers: Sequence[LlamaSampler], rows: Sequence[int]
     ) -> list[TokenSampled | Exception]:
         """One token per sampler from its row: the n-th index of the last decode's `outputs`.
 
@@ -130,10 +130,10 @@ class LlamaBackend:
 
     def new_sampler(
         self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
-    ) -> Sampler:
+    ) -> LlamaSampler:
         if not 0 <= sampling.repeat_last_n <= self.n_ctx:
             sampling = replace(sampling, repeat_last_n=self.n_ctx)
-        return Sampler(
+        return LlamaSampler(
             sampling,
             self._vocabulary,
             grammar=self._grammar(sampling.grammar) if sampling.grammar else None,
@@ -277,7 +277,7 @@ class Batch:
         setattr(self._struct, field, ctypes.cast(array.ctypes.data, pointer_type))
 
 
-def _make_context(model: Model, params: ContextParams) -> Any:
+def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native = lib.llama_context_default_params()
     native.n_ctx = params.n_cells
     native.n_batch = params.n_batch

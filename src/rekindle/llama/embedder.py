@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.llama.context import FLASH_ATTENTION, Batch
 from rekindle.llama.library import lib, recent_errors
-from rekindle.llama.model import Model, Pooling
+from rekindle.llama.model import GgufModel, Pooling
 
 MAX_TOKENS = 8192  # of one input: what OpenAI's models take
 
@@ -25,7 +25,9 @@ CPU_PART_TOKENS, GPU_PART_TOKENS = 64, 512
 class LlamaEmbedder:
     """Satisfies `engine.backend.Embedder`."""
 
-    def __init__(self, model: Model, *, max_cells: int, n_threads: int, flash_attn: str) -> None:
+    def __init__(
+        self, model: GgufModel, *, max_cells: int, n_threads: int, flash_attn: str
+    ) -> None:
         self.n_ctx = min(MAX_TOKENS, max_cells, model.facts.n_ctx_train)
         self.n_dimensions: int = lib.llama_model_n_embd_out(model.handle)
         self._model = model

@@ -42,7 +42,7 @@ class ModelFacts:
     default_sampling: Sampling
 
 
-class Model:
+class GgufModel:
     """Immutable once loaded, and shared by every context made from it."""
 
     def __init__(

@@ -19,7 +19,7 @@ LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave the range of a 
 LOWEST_LOGPROB = -1e4  # JSON cannot carry -inf
 
 
-class Sampler:
+class LlamaSampler:
     """The sampling state of one sequence: penalties, random numbers, grammar.
 
     `sampling.repeat_last_n` is a count here: whoever calls knows the length of the context.

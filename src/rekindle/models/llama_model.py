@@ -22,7 +22,7 @@ from rekindle.generation.tokenizer import Tokenizer
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
-from rekindle.llama.model import Model, ModelFacts
+from rekindle.llama.model import GgufModel, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.models.card import ModelCard
 from rekindle.models.chat_setup import set_up_chat
@@ -36,7 +36,7 @@ SWITCH_SECONDS = 0.0005
 # While llama.cpp reads a file it tells a thousand times what it does, and waits each time.
 OPENING_SWITCH_SECONDS = 0.00002
 
-OpenedModel = Future[Model]
+OpenedModel = Future[GgufModel]
 
 
 class ClosableTokenizer:
@@ -86,7 +86,7 @@ class LoadedModel:
     card: ModelCard
     responder: Responder
     engine: EngineHandle
-    model: Model
+    model: GgufModel
     tokenizer: ClosableTokenizer
     stores: ModelStores
     n_cells: int
@@ -129,8 +129,8 @@ def open_ahead(
 
 def _open(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool] | None
-) -> Model:
-    return Model(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
+) -> GgufModel:
+    return GgufModel(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
 
 
 def load(
@@ -162,7 +162,7 @@ def _assemble(
     stores: ModelStores,
     accounts: Accounts,
     weights: str,
-    model: Model,
+    model: GgufModel,
     observers: Sequence[Observer],
 ) -> LoadedModel:
     vocabulary = model.vocabulary
@@ -213,7 +213,7 @@ def _assemble(
     return LoadedModel(card, responder, engine, model, tokenizer, stores, params.n_cells)
 
 
-def _context_params(settings: EngineSettings, model: Model) -> ContextParams:
+def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams:
     return ContextParams(
         n_cells=settings.ctx_size or model.facts.n_ctx_train,
         n_slots=settings.parallel,

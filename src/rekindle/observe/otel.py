@@ -31,7 +31,7 @@ OPERATIONS = {"/v1/completions": "text_completion", "/completion": "text_complet
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ReplyPhase:
     """A part of a reply's time; seconds since the epoch."""
 
     name: str
@@ -87,10 +87,10 @@ def observer(provider: "TracerProvider") -> Observer:
     return lambda record: _send(tracer, record)
 
 
-def phases_of(record: RequestRecord) -> Iterator[Phase]:
+def phases_of(record: RequestRecord) -> Iterator[ReplyPhase]:
     """In order. What a reply never came to has none."""
     handed_over = record.started_at
-    yield Phase("render", handed_over - record.build_seconds, handed_over)
+    yield ReplyPhase("render", handed_over - record.build_seconds, handed_over)
     if not record.is_evaluated:
         return
     at = handed_over
@@ -100,11 +100,11 @@ def phases_of(record: RequestRecord) -> Iterator[Phase]:
         ("prefill", record.prefill_seconds),
     ):
         if seconds > 0:
-            yield Phase(name, at, at + seconds)
+            yield ReplyPhase(name, at, at + seconds)
             at += seconds
     if record.first_token_seconds is not None:
         first = handed_over + record.first_token_seconds
-        yield Phase("decode", first, first + record.decode_seconds)
+        yield ReplyPhase("decode", first, first + record.decode_seconds)
 
 
 def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
         "gen_ai.usage.output_tokens": record.n_generated,
         "gen_ai.usage.cache_read.input_tokens": record.n_cached,
         "rekindle.prefilled_tokens": record.n_prefilled,
-        "rekindle.prefilled_twice_tokens": record.n_twice,
+        "rekindle.prefilled_twice_tokens": record.n_recomputed,
         "rekindle.remembered_turns": record.n_remembered_turns,
     }
     for source in {span.source for span in record.spans}:

@@ -44,7 +44,7 @@ class RequestRecord:
     is_evaluated: bool  # all of the prompt; otherwise it ended before
     spans: tuple[CachedSpan, ...]  # what of the prompt was not computed, and where it was
     n_generated: int
-    n_twice: int  # prompt tokens that were computed though they had been before
+    n_recomputed: int  # prompt tokens that were computed though they had been before
     n_remembered_turns: int
     n_dropped_messages: int
     miss: Miss | None

@@ -162,7 +162,7 @@ class _Replies:
         self._total.observe(record.total_seconds)
         self._build.observe(record.build_seconds)
         if record.is_evaluated:
-            self._twice.inc(record.n_twice)
+            self._twice.inc(record.n_recomputed)
             self._queue.observe(record.queue_seconds)
             self._prefill.observe(record.prefill_seconds)
             if record.restore_seconds > 0:

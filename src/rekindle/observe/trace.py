@@ -225,7 +225,7 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
         "prompt_tokens": record.n_prompt,
         "cached_tokens": record.n_cached,
         "prefilled_tokens": record.n_prefilled,
-        "prefilled_twice_tokens": record.n_twice,
+        "prefilled_twice_tokens": record.n_recomputed,
         "generated_tokens": record.n_generated,
         "sources": [
             {"source": span.source.value, "start": span.start, "stop": span.stop}

@@ -36,16 +36,16 @@ class PrimeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dialect:
+class _WireFormat:
     path: str
     limit: str  # the field that says how many tokens to sample
     tells_progress: bool
 
 
-_CHAT = _Dialect("/v1/chat/completions", "max_tokens", tells_progress=True)
-_COMPLETIONS = _Dialect("/v1/completions", "max_tokens", tells_progress=True)
-_RESPONSES = _Dialect("/v1/responses", "max_output_tokens", tells_progress=False)
-_MESSAGES = _Dialect("/v1/messages", "max_tokens", tells_progress=False)
+_CHAT = _WireFormat("/v1/chat/completions", "max_tokens", tells_progress=True)
+_COMPLETIONS = _WireFormat("/v1/completions", "max_tokens", tells_progress=True)
+_RESPONSES = _WireFormat("/v1/responses", "max_output_tokens", tells_progress=False)
+_MESSAGES = _WireFormat("/v1/messages", "max_tokens", tells_progress=False)
 _DIALECTS = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)  # "completions" ends two of the paths
 
 # What only matters once tokens are sampled, or says how the reply comes.
@@ -162,7 +162,7 @@ def _toml(text: str, shown: str) -> object:
         raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
 
 
-def requests_of(record: object, name: str) -> Iterator[tuple[_Dialect, Body]]:
+def requests_of(record: object, name: str) -> Iterator[tuple[_WireFormat, Body]]:
     if not isinstance(record, dict):
         raise PrimeError(f"{name}: a request is an object, not a {type(record).__name__}.")
     if "path" in record and "body" in record:
@@ -178,14 +178,14 @@ def requests_of(record: object, name: str) -> Iterator[tuple[_Dialect, Body]]:
         yield dialect, one
 
 
-def _recorded(record: Mapping[str, Any]) -> _Dialect | None:
+def _recorded(record: Mapping[str, Any]) -> _WireFormat | None:
     path = str(record["path"]).partition("?")[0].rstrip("/")
     if record.get("method", "POST") != "POST":
         return None
     return next((each for each in _DIALECTS if path.endswith(each.path.removeprefix("/v1"))), None)
 
 
-def _dialect_of(body: Mapping[str, Any]) -> _Dialect | None:
+def _dialect_of(body: Mapping[str, Any]) -> _WireFormat | None:
     """None: it is in the short form."""
     if "messages" in body:
         return _MESSAGES if _is_anthropic(body) else _CHAT
@@ -258,7 +258,7 @@ def _check_json(body: Body, name: str) -> None:
         raise PrimeError(f"{name}: a value cannot be sent as JSON: {error}.") from error
 
 
-def _one_prompt_each(dialect: _Dialect, body: Body) -> Iterator[Body]:
+def _one_prompt_each(dialect: _WireFormat, body: Body) -> Iterator[Body]:
     """A completion may ask for several prompts; each is primed by itself."""
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
@@ -268,7 +268,7 @@ def _one_prompt_each(dialect: _Dialect, body: Body) -> Iterator[Body]:
         yield body
 
 
-def _priming(dialect: _Dialect, body: Body, key: str) -> Body:
+def _priming(dialect: _WireFormat, body: Body, key: str) -> Body:
     kept = {field: value for field, value in body.items() if field not in _NOT_PRIMED}
     primed: Body = {
         "cache_key": key,

@@ -12,7 +12,7 @@ from rekindle.errors import StartupError
 from rekindle.priming.files import Body
 from rekindle.priming.stream import refusal_in
 from rekindle.replay.shape import Schedule
-from rekindle.replay.stream import NOT_TOLD, Counts, ReplyFailed, ReplyReader
+from rekindle.replay.stream import NOT_TOLD, Counts, ReplyFailed, StreamReader
 from rekindle.replay.traffic import ReplayRequest
 
 CONNECT_SECONDS = 5.0
@@ -89,7 +89,7 @@ class Server:
     async def send(self, index: int, request: ReplayRequest, run_start: float) -> Outcome:
         start = time.monotonic()
         first: float | None = None
-        reader = ReplyReader()
+        reader = StreamReader()
         try:
             async with self.http.stream(
                 "POST", request.path, json=self.body_of(request), headers=_headers(request)

@@ -7,8 +7,8 @@ from rekindle.replay.charts import N_COLOURS, Bar, Point, lines, stacked_bars
 from rekindle.replay.client import Outcome
 from rekindle.replay.report import (
     NOTHING,
+    ReplayRun,
     Report,
-    Run,
     amplifications,
     columns_of,
     in_order,
@@ -152,11 +152,11 @@ def _amplified(report: Report, server: str) -> Iterator[Point]:
             yield Point(name, None)
 
 
-def _outcomes(report: Report, server: str) -> Iterator[tuple[Run, Outcome]]:
+def _outcomes(report: Report, server: str) -> Iterator[tuple[ReplayRun, Outcome]]:
     return ((run, outcome) for run in report.runs_of(server) for outcome in in_order(run))
 
 
-def _name(report: Report, run: Run, outcome: Outcome) -> str:
+def _name(report: Report, run: ReplayRun, outcome: Outcome) -> str:
     name = report.requests[outcome.index].name
     if len(report.runs_of(run.server)) > 1:
         name += f" #{run.repeat}"

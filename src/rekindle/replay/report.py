@@ -18,7 +18,7 @@ BELOW_FLOOR = 0.995  # picked: the few tokens of replies that we do not know are
 
 
 @dataclass(slots=True)
-class Run:
+class ReplayRun:
     """Once through the traffic, on one server; it grows while it goes on."""
 
     server: str  # its URL; the second of the same has a number behind it
@@ -33,7 +33,7 @@ class Report:
     requests: Sequence[ReplayRequest]
     shape: str
     skipped: Mapping[Skipped, int]
-    runs: Sequence[Run]
+    runs: Sequence[ReplayRun]
     was_interrupted: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Report:
     def n_failed(self) -> int:
         return sum(outcome.error is not None for run in self.runs for outcome in run.outcomes)
 
-    def runs_of(self, server: str) -> list[Run]:
+    def runs_of(self, server: str) -> list[ReplayRun]:
         """First the one whose caches knew the least."""
         return [run for run in self.runs if run.server == server]
 
@@ -66,7 +66,7 @@ class Summary:
     total_seconds: float
 
 
-def summary_of(runs: Sequence[Run]) -> Summary:
+def summary_of(runs: Sequence[ReplayRun]) -> Summary:
     outcomes = [outcome for run in runs for outcome in run.outcomes]
     answered = [outcome.counts for outcome in outcomes if outcome.error is None]
     firsts = [t for each in outcomes if (t := each.first_token_seconds) is not None]
@@ -89,7 +89,7 @@ def summary_of(runs: Sequence[Run]) -> Summary:
     )
 
 
-def amplifications(runs: Sequence[Run]) -> Iterator[float]:
+def amplifications(runs: Sequence[ReplayRun]) -> Iterator[float]:
     """Prefilled over floor, from the first request to each; of requests with both."""
     n_prefilled = n_floor = 0
     for run in runs:
@@ -101,7 +101,7 @@ def amplifications(runs: Sequence[Run]) -> Iterator[float]:
                 yield n_prefilled / n_floor
 
 
-def in_order(run: Run) -> list[Outcome]:
+def in_order(run: ReplayRun) -> list[Outcome]:
     return sorted(run.outcomes, key=lambda outcome: outcome.start)
 
 
@@ -203,7 +203,7 @@ def json_of(report: Report) -> dict[str, Any]:
     }
 
 
-def _run(report: Report, run: Run) -> dict[str, Any]:
+def _run(report: Report, run: ReplayRun) -> dict[str, Any]:
     return {
         "repeat": run.repeat,
         **asdict(summary_of([run])),
@@ -211,7 +211,7 @@ def _run(report: Report, run: Run) -> dict[str, Any]:
     }
 
 
-def _request(report: Report, run: Run, outcome: Outcome) -> dict[str, Any]:
+def _request(report: Report, run: ReplayRun, outcome: Outcome) -> dict[str, Any]:
     request, counts = report.requests[outcome.index], outcome.counts
     counted = run.counted.get(outcome.index)
     return {

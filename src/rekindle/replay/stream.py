@@ -28,7 +28,7 @@ NOT_TOLD = Counts()
 
 
 @dataclass(slots=True)
-class ReplyReader:
+class StreamReader:
     """Takes the lines of a stream one by one."""
 
     text: str = ""  # beside it there may be reasoning and calls, see `is_plain`

@@ -53,7 +53,7 @@ from rekindle.vllm.fleet import Claim, Fleet
 from rekindle.vllm.prefix_table import CHUNK_TOKENS, chunk_keys
 from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
-from rekindle.vllm.wire import Ask, Chunk
+from rekindle.vllm.wire import Chunk, UpstreamRequest
 
 _log = logging.getLogger("rekindle.upstream")
 
@@ -61,7 +61,7 @@ MAX_RETRY_SECONDS = 60
 UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix from which silence is worth a word; picked
 
 
-class _Job:
+class _RunningRequest:
     """One request: its TokenStream, and where it stands."""
 
     def __init__(self, request: GenerationRequest, engine: "VllmEngine") -> None:
@@ -112,7 +112,7 @@ class VllmEngine:
         self._end_tokens = end_tokens
         self._queue_size = queue_size
         self._first_byte_seconds = first_byte_seconds
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _RunningRequest] = {}
         self._counters = CacheCounters()
         self._mean_seconds = 1.0  # of a request, for Retry-After
         self._has_said: set[str] = set()
@@ -125,13 +125,13 @@ class VllmEngine:
         )
         self._fleet.start(self._client)
 
-    def submit(self, request: GenerationRequest) -> _Job:
+    def submit(self, request: GenerationRequest) -> _RunningRequest:
         if self._draining:
             raise ShuttingDown("The server is shutting down.")
         n_ctx = self._fleet.served.n_ctx
         if len(request.prompt) >= n_ctx:
             raise PromptTooLong(n_prompt=len(request.prompt), n_ctx=n_ctx)
-        job = _Job(request, self)
+        job = _RunningRequest(request, self)
         if request.background:  # vLLM has no such thing: it is as if somebody had arrived
             job.events.put_nowait(Finished(StopCause.YIELDED))
             return job
@@ -153,7 +153,7 @@ class VllmEngine:
         job.task = asyncio.create_task(self._run(job, ask))
         return job
 
-    def cancel(self, job: _Job) -> None:
+    def cancel(self, job: _RunningRequest) -> None:
         if self._jobs.pop(job.request.id, None) is not None:
             assert job.task is not None
             job.task.cancel()
@@ -228,7 +228,7 @@ class VllmEngine:
             job.events.put_nowait(ShuttingDown("The server is shutting down."))
             self.cancel(job)
 
-    async def _run(self, job: _Job, ask: Ask) -> None:
+    async def _run(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
         try:
             await self._generate_somewhere(job, ask)
         except RekindleError as error:
@@ -243,7 +243,7 @@ class VllmEngine:
                 self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
                 self._notice_drained()
 
-    async def _generate_somewhere(self, job: _Job, ask: Ask) -> None:
+    async def _generate_somewhere(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
         """Until the first token another upstream may do it as well."""
         failure: UpstreamFailed | None = None
         while True:
@@ -264,7 +264,9 @@ class VllmEngine:
                 job.slot = None
                 self._fleet.give_back(upstream)
 
-    async def _generate(self, job: _Job, upstream: Upstream, ask: Ask) -> None:
+    async def _generate(
+        self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
+    ) -> None:
         assert upstream.served is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
@@ -295,7 +297,7 @@ class VllmEngine:
             )
         job.events.put_nowait(finished or Finished(StopCause.LENGTH))
 
-    def _sampled(self, job: _Job, chunk: Chunk) -> Finished | None:
+    def _sampled(self, job: _RunningRequest, chunk: Chunk) -> Finished | None:
         """The end, if this is it; it is told behind what usage says."""
         if job.first_chunk_at is None:
             self._begin(job)
@@ -319,14 +321,14 @@ class VllmEngine:
             job.events.put_nowait(sampled)
         return finished
 
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: _RunningRequest) -> None:
         job.first_chunk_at = time.monotonic()
         if job.evaluated is None:
             n_prompt = len(job.request.prompt)
             elapsed = job.first_chunk_at - job.sent_at
             job.events.put_nowait(PrefillProgress(n_prompt, n_prompt, elapsed, job.forecast))
 
-    def _evaluated(self, job: _Job, n_cached: int) -> None:
+    def _evaluated(self, job: _RunningRequest, n_cached: int) -> None:
         first_at = job.first_chunk_at or time.monotonic()
         n_prompt = len(job.request.prompt)
         spans = self._spans(n_cached, n_prompt)
@@ -345,13 +347,13 @@ class VllmEngine:
         )
         job.events.put_nowait(job.evaluated)
 
-    def _learn(self, job: _Job, upstream: Upstream) -> None:
+    def _learn(self, job: _RunningRequest, upstream: Upstream) -> None:
         """Also of a reply that was cut: the prompt is computed when the first token is there."""
         if job.request.cache_prompt and job.first_chunk_at is not None:
             computed = (*job.request.prompt, *job.sampled[:-1])
             upstream.prefixes.learn(chunk_keys(job.request.terms.namespace, computed))
 
-    def _ask_for(self, request: GenerationRequest) -> Ask:
+    def _ask_for(self, request: GenerationRequest) -> UpstreamRequest:
         room = self._fleet.served.n_ctx - len(request.prompt)
         wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
         grammar = request.sampling.grammar
@@ -360,7 +362,7 @@ class VllmEngine:
                 "vLLM applies a grammar from the first token: calls that the model may make or"
                 " not are not held to their schemas"
             )
-        return Ask(
+        return UpstreamRequest(
             request_id=request.id,
             model="",
             tokens=request.prompt,
@@ -397,7 +399,7 @@ class VllmEngine:
         return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))
 
 
-def _slot_status(job: _Job) -> SlotStatus:
+def _slot_status(job: _RunningRequest) -> SlotStatus:
     assert job.slot is not None
     n_prompt = len(job.request.prompt)
     is_decoding = job.first_chunk_at is not None

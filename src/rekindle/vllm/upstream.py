@@ -16,7 +16,7 @@ from rekindle.errors import InvalidRequest, UpstreamFailed, UpstreamTimedOut
 from rekindle.generation.request import Sampling
 from rekindle.vllm.prefix_table import PrefixTable
 from rekindle.vllm.sampling import sampling_fields
-from rekindle.vllm.wire import DONE, Ask, Chunk, Wire, body_of, parse, quoted, refusal
+from rekindle.vllm.wire import DONE, Chunk, UpstreamRequest, Wire, body_of, parse, quoted, refusal
 
 _log = logging.getLogger("rekindle.upstream")
 
@@ -97,7 +97,7 @@ class Upstream:
         raise UpstreamFailed(f"The upstream {self.name} does not generate: {'; '.join(failures)}")
 
     async def stream(
-        self, client: httpx.AsyncClient, ask: Ask, *, seconds: float
+        self, client: httpx.AsyncClient, ask: UpstreamRequest, *, seconds: float
     ) -> AsyncGenerator[Chunk]:
         """Ends only where the upstream says that it is done."""
         assert self.wire is not None
@@ -110,7 +110,7 @@ class Upstream:
         fields = sampling_fields(
             Sampling(temperature=0), max_tokens=PROBE_TOKENS, end_tokens=terms.end_tokens
         )
-        ask = Ask(
+        ask = UpstreamRequest(
             request_id=f"probe-{time.monotonic_ns()}",
             model=self.served.model,
             tokens=terms.prompt,
@@ -126,7 +126,7 @@ class Upstream:
             raise UpstreamFailed(f"asked for {PROBE_TOKENS} tokens, it gave {quoted(str(tokens))}")
 
     async def _chunks(
-        self, client: httpx.AsyncClient, wire: Wire, ask: Ask, *, seconds: float
+        self, client: httpx.AsyncClient, wire: Wire, ask: UpstreamRequest, *, seconds: float
     ) -> AsyncGenerator[Chunk]:
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         is_finished = False

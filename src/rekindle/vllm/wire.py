@@ -29,7 +29,7 @@ class Wire(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class UpstreamRequest:
     request_id: str
     model: str
     tokens: Sequence[int]
@@ -48,7 +48,7 @@ class Chunk:
     n_cached: int | None = None  # None: not told here
 
 
-def body_of(wire: Wire, ask: Ask) -> dict[str, Any]:
+def body_of(wire: Wire, ask: UpstreamRequest) -> dict[str, Any]:
     sampling = dict(ask.sampling)
     body: dict[str, Any] = {
         "model": ask.model,

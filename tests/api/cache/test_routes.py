@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from rekindle.api.body import parse_json
 from rekindle.api.cache.bodies import CacheDeleted, Lookup, SessionList, StoredList
 from rekindle.api.cache.routes import CacheApi
-from rekindle.api.cache.wire_format import Dialect, dialect_of
+from rekindle.api.cache.wire_format import WireFormat, dialect_of
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.caller import namespace_of
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.models import Lease
 from rekindle.chat.accounts.sessions import Ledger, Sessions
 from rekindle.chat.prompt.prompt import Prompt
@@ -103,13 +103,15 @@ def ask(
 
     handlers: Any = {RekindleError: answer_rekindle_error, HTTPException: answer_http_exception}
     app = FastAPI(exception_handlers=handlers)
-    prompts = {dialect.value: prompt_of(dialect) for dialect in Dialect}
+    prompts = {dialect.value: prompt_of(dialect) for dialect in WireFormat}
     sessions = Sessions()
     sessions.book(sessions.use("", "ann"), Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9))
 
     models = Models(store or Store())
     models.responder.sessions = sessions
-    CacheApi(Desk(models=models, telemetry=Telemetry(), namespace_by=by), prompts).add_routes(app)
+    CacheApi(
+        RequestContext(models=models, telemetry=Telemetry(), namespace_by=by), prompts
+    ).add_routes(app)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -246,9 +248,9 @@ def test_a_body_tells_its_dialect(
 
 def test_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
     store = Store()
-    for dialect in Dialect:
+    for dialect in WireFormat:
         ask("POST", f"/v1/cache/lookup?dialect={dialect}", store, body={"input": "hi"})
-    assert [prompt for _, prompt, _ in store.asked] == list(Dialect)
+    assert [prompt for _, prompt, _ in store.asked] == list(WireFormat)
     refused = ask("POST", "/v1/cache/lookup?dialect=soap", body={})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dialect")
 

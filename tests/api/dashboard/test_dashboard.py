@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
-from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, Reader
-from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, History
+from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
+from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, HourHistory
 from rekindle.api.dashboard.routes import MEDIA_TYPES, FeedStream
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.events import CachedSpan, CacheSource
@@ -43,7 +43,7 @@ DONE = replace(
     n_prompt=100,
     is_evaluated=True,
     spans=(CachedSpan(LIVE, 0, 60), CachedSpan(DISK, 60, 70)),
-    n_twice=4,
+    n_recomputed=4,
     first_token_seconds=0.25,
     miss=None,
     prompt_text="the whole prompt",
@@ -100,7 +100,7 @@ class Clock:
 
 
 @contextmanager
-def joined(feed: Feed, namespace: str = "") -> Iterator[Reader]:
+def joined(feed: Feed, namespace: str = "") -> Iterator[FeedReader]:
     reader = feed.join(namespace)
     try:
         yield reader
@@ -108,7 +108,7 @@ def joined(feed: Feed, namespace: str = "") -> Iterator[Reader]:
         feed.leave(reader)
 
 
-async def events(reader: Reader, n: int) -> list[tuple[str, Any]]:
+async def events(reader: FeedReader, n: int) -> list[tuple[str, Any]]:
     frames = reader.frames()
     return [_parsed(await anext(frames)) for _ in range(n)]
 
@@ -120,7 +120,7 @@ def _parsed(frame: bytes) -> tuple[str, Any]:
 
 
 async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() -> None:
-    history = History()
+    history = HourHistory()
     feed = Feed(Models(), history)
     history.observe(DONE)
     with joined(feed) as reader:
@@ -149,7 +149,7 @@ async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() 
 
 
 async def test_a_snapshot_tells_slots_tiers_and_what_is_wrong() -> None:
-    with joined(Feed(Models(), History())) as reader:
+    with joined(Feed(Models(), HourHistory())) as reader:
         _, (_, snapshot) = await events(reader, 2)
     [model] = snapshot["models"]
     assert model["waiting"] == 2
@@ -185,7 +185,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
     )
     counters = CacheCounters(shared_tokens=4, upstream_tokens=5, shared_probes=6)
     status = replace(STATUS, cache=replace(STATUS.cache, tiers=(tier,), counters=counters))
-    history = History()
+    history = HourHistory()
     spans = (CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64))
     history.observe(replace(DONE, spans=spans))
     with joined(Feed(Models(status), history)) as reader:
@@ -212,7 +212,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
 
 
 async def test_the_text_of_a_prompt_is_told_to_nobody() -> None:
-    history = History()
+    history = HourHistory()
     with joined(Feed(Models(), history)) as reader:
         history.observe(DONE)
         told = await events(reader, 2)
@@ -222,7 +222,7 @@ async def test_the_text_of_a_prompt_is_told_to_nobody() -> None:
 
 
 async def test_requests_of_another_namespace_are_not_told() -> None:
-    history = History()
+    history = HourHistory()
     feed = Feed(Models(), history, sample_seconds=3600)
     history.observe(replace(DONE, namespace="other", id="theirs"))
     with joined(feed) as ours, joined(feed, "other") as theirs:
@@ -238,7 +238,7 @@ async def test_requests_of_another_namespace_are_not_told() -> None:
 
 async def test_one_look_serves_all_readers_and_nobody_looks_for_nobody() -> None:
     models = Models()
-    feed = Feed(models, History(), sample_seconds=3600)
+    feed = Feed(models, HourHistory(), sample_seconds=3600)
     before = asyncio.all_tasks()
     with joined(feed) as one, joined(feed) as other:
         await asyncio.gather(events(one, 2), events(other, 2))
@@ -254,7 +254,7 @@ async def test_one_look_serves_all_readers_and_nobody_looks_for_nobody() -> None
 
 
 async def test_a_reader_that_does_not_read_is_cut_and_holds_up_nobody() -> None:
-    history = History()
+    history = HourHistory()
     feed = Feed(Models(), history, sample_seconds=3600)
     is_stuck = asyncio.Event()
 
@@ -276,7 +276,7 @@ async def test_a_reader_that_does_not_read_is_cut_and_holds_up_nobody() -> None:
 
 
 async def test_the_end_of_the_server_ends_the_feed() -> None:
-    feed = Feed(Models(), History(), sample_seconds=3600)
+    feed = Feed(Models(), HourHistory(), sample_seconds=3600)
     with joined(feed) as reader:
         await events(reader, 2)
         feed.close()
@@ -287,7 +287,7 @@ async def test_the_end_of_the_server_ends_the_feed() -> None:
 
 def test_the_hour_forgets_what_is_older_and_never_grows() -> None:
     clock = Clock()
-    history = History(clock=clock)
+    history = HourHistory(clock=clock)
     history.observe(DONE)
     for _ in range(2 * N_BUCKETS):
         clock.now += 10
@@ -301,7 +301,7 @@ def test_the_hour_forgets_what_is_older_and_never_grows() -> None:
 
 def test_requests_within_ten_seconds_are_one_bucket_with_its_percentiles() -> None:
     clock = Clock()
-    history = History(clock=clock)
+    history = HourHistory(clock=clock)
     for n in range(1, 21):
         history.observe(replace(DONE, first_token_seconds=n / 1000))
     clock.now += 10
@@ -340,7 +340,7 @@ async def test_every_file_is_served_and_imports_only_served_ones() -> None:
 
 
 async def test_the_feed_comes_over_http_and_ends_with_the_reader() -> None:
-    models, history = Models(), History()
+    models, history = Models(), HourHistory()
     feed = Feed(models, history)
     app = create_app(models, ApiSettings(), Telemetry(), MemoryResponses(), feed)
     sent: asyncio.Queue[Any] = asyncio.Queue()

@@ -13,27 +13,25 @@ from openai.types.chat import (
 from openai.types.chat.chat_completion import Choice
 
 from rekindle.chat.reply.events import (
-    Candidate,
     FinishReason,
     ReplyCall,
     ReplyReasoning,
     ReplyText,
     ScoredToken,
+    TopToken,
 )
 from rekindle.errors import DecodeFailed, Overloaded, PromptTooLong
 from tests.api.client import serving
 from tests.api.fakes import HELLO, FakeResponder, Script, done
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
-SCORED: Script = (ReplyText("Hi", (ScoredToken(Candidate(1, "Hi", b"Hi", -0.5), (), 0),)), done())
+SCORED: Script = (ReplyText("Hi", (ScoredToken(TopToken(1, "Hi", b"Hi", -0.5), (), 0),)), done())
 ARGUMENTS = '{"text": "%s", "n":  1}' % ("caf\u00e9 \U0001f600\u2028" * 1000)
 CALLING: Script = (
-    ReplyReasoning("Let me", (ScoredToken(Candidate(1, "Let me", b"Let me", -0.5), (), 0),)),
+    ReplyReasoning("Let me", (ScoredToken(TopToken(1, "Let me", b"Let me", -0.5), (), 0),)),
     ReplyReasoning(" see."),
     ReplyText("Writing."),
-    ReplyCall(
-        0, "call_1", "write", ARGUMENTS, (ScoredToken(Candidate(2, "{", b"{", -1.5), (), 0),)
-    ),
+    ReplyCall(0, "call_1", "write", ARGUMENTS, (ScoredToken(TopToken(2, "{", b"{", -1.5), (), 0),)),
     ReplyCall(1, "call_2", "now", "{}"),
     done(finish=FinishReason.TOOL_CALLS),
 )

@@ -11,13 +11,13 @@ import pytest
 
 from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import (
-    Candidate,
     FinishReason,
     ReplyCall,
     ReplyProgress,
     ReplyReasoning,
     ReplyText,
     ScoredToken,
+    TopToken,
 )
 from rekindle.errors import DecodeFailed
 from tests.api.client import USER, chat, client_of, post
@@ -42,10 +42,10 @@ SCORED: Script = (
     ReplyText(
         "\u00e9",
         (
-            ScoredToken(Candidate(195, "\ufffd", b"\xc3", -0.5), (), 0),
+            ScoredToken(TopToken(195, "\ufffd", b"\xc3", -0.5), (), 0),
             ScoredToken(
-                Candidate(169, "\ufffd", b"\xa9", float("-inf")),
-                (Candidate(65, "A", b"A", -0.25), Candidate(66, "B", b"B", -2.0)),
+                TopToken(169, "\ufffd", b"\xa9", float("-inf")),
+                (TopToken(65, "A", b"A", -0.25), TopToken(66, "B", b"B", -2.0)),
                 1,
             ),
         ),
@@ -60,8 +60,8 @@ CALLING: Script = (
     done(finish=FinishReason.TOOL_CALLS),
 )
 SCORED_CALL: Script = (
-    ReplyReasoning("Hm", (ScoredToken(Candidate(1, "Hm", b"Hm", -0.5), (), 0),)),
-    ReplyCall(0, "call_1", "now", "{}", (ScoredToken(Candidate(2, "{}", b"{}", -1.5), (), 2),)),
+    ReplyReasoning("Hm", (ScoredToken(TopToken(1, "Hm", b"Hm", -0.5), (), 0),)),
+    ReplyCall(0, "call_1", "now", "{}", (ScoredToken(TopToken(2, "{}", b"{}", -1.5), (), 2),)),
     done(finish=FinishReason.TOOL_CALLS),
 )
 BROKEN: Script = (ReplyText("a"), DecodeFailed("llama.cpp ran out of memory."))

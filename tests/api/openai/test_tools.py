@@ -6,7 +6,6 @@ import pytest
 
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import (
-    Candidate,
     FinishReason,
     ReplyCall,
     ReplyReasoning,
@@ -14,6 +13,7 @@ from rekindle.chat.reply.events import (
     ScoredToken,
     ToolChoice,
     ToolMode,
+    TopToken,
 )
 from tests.api.client import chat
 from tests.api.fakes import FakeResponder, Script, done
@@ -160,7 +160,7 @@ def test_shuffled_keys_are_the_same_tools_but_another_order_of_tools_is_not() ->
 
 
 def token(text: str) -> ScoredToken:
-    return ScoredToken(Candidate(1, text, text.encode(), -0.5), (), 0)
+    return ScoredToken(TopToken(1, text, text.encode(), -0.5), (), 0)
 
 
 ARGUMENTS = '{"path": "caf\u00e9 \U0001f600\u2028",  "n":1}'

@@ -10,7 +10,7 @@ from rekindle.cache.disk import residency as disk_store
 from rekindle.cache.disk.catalogue import Catalog, CatalogRow
 from rekindle.cache.disk.reconcile import Differences
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import Event, Found, Opened, Transfers, Vanished
+from rekindle.cache.disk.transfers import CatalogueOpened, Event, FoundEntries, Transfers, Vanished
 from rekindle.cache.entry import Key
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.stores.back_store import WriteRules
@@ -56,7 +56,7 @@ def next_event(transfers: Transfers) -> Event:
 
 
 def listed(event: Event) -> set[Key]:
-    assert isinstance(event, Found)
+    assert isinstance(event, FoundEntries)
     return {row.header.key for row in event.rows}
 
 
@@ -67,7 +67,7 @@ def test_what_the_catalogue_lists_is_told_before_any_file_is_looked_at(tmp_path:
     transfers.start()
     assert listed(next_event(transfers)) == set(keys)
     tier.may_look.set()
-    assert isinstance(next_event(transfers), Opened)
+    assert isinstance(next_event(transfers), CatalogueOpened)
     transfers.close(WAIT_SECONDS)
 
 
@@ -80,7 +80,7 @@ def test_what_was_deleted_behind_our_back_is_told_before_the_start_is_over(tmp_p
     assert last in listed(next_event(transfers))
     tier.may_look.set()
     assert next_event(transfers) == Vanished([last])
-    assert isinstance(next_event(transfers), Opened)
+    assert isinstance(next_event(transfers), CatalogueOpened)
     transfers.close(WAIT_SECONDS)
 
 
@@ -93,7 +93,7 @@ def test_without_its_catalogue_a_store_is_found_again_by_its_files(tmp_path: Pat
     transfers.start()
     assert listed(next_event(transfers)) == set(keys)
     opened = next_event(transfers)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, CatalogueOpened)
     assert opened.trouble is None
     assert opened.n_bytes > 0
     transfers.close(WAIT_SECONDS)

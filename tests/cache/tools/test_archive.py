@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache.entry import BLOCK_TOKENS, Entry, Standing
+from rekindle.cache.entry import BLOCK_TOKENS, Entry, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.cache.tools.archive import Exported, Imported, export_to, import_from
 from rekindle.cache.tools.directory import read_stored
@@ -31,7 +31,7 @@ from tests.cache.entries import (
     open_tier,
 )
 
-SECRET = Standing(Rank.BACKGROUND, "ann", 4_000_000_000.0)
+SECRET = Retention(Rank.BACKGROUND, "ann", 4_000_000_000.0)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def quiet(_done: int, _total: int) -> None:
 def follow(parent: Entry | None, seed: int, *, n_tokens: int = BLOCK_TOKENS) -> Entry:
     key, start = (parent.header.key, parent.header.stop) if parent else (None, 0)
     made = make_entry(seed, parent=key, n_tokens=n_tokens, payload_bytes=300)
-    return replace(made, header=replace(made.header, start=start), standing=SECRET)
+    return replace(made, header=replace(made.header, start=start), retention=SECRET)
 
 
 def make_source(directory: Path) -> Source:
@@ -124,11 +124,11 @@ def test_class_and_session_travel_and_a_pin_does_not(source: Source, tmp_path: P
     pack(source, tmp_path / "a.rekindle")
     take_in(tmp_path / "a.rekindle", tmp_path / "target")
     rows = [entry.row for entry in read_stored(tmp_path / "target").inventory.entries]
-    assert {row.standing for row in rows} == {replace_pin(SECRET)}
+    assert {row.retention for row in rows} == {replace_pin(SECRET)}
 
 
-def replace_pin(standing: Standing) -> Standing:
-    return standing._replace(pinned_until=0.0)
+def replace_pin(retention: Retention) -> Retention:
+    return retention._replace(pinned_until=0.0)
 
 
 def test_importing_twice_adds_nothing_and_changes_nothing(source: Source, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() ->
     again = bench.ask("Tell me.", session="two")
     assert reason_of(again) is MissReason.EVICTED
     assert again.miss is not None
-    assert 0 < again.n_prompt - again.n_twice <= 16
-    assert again.miss.tokens_lost == again.n_twice
+    assert 0 < again.n_prompt - again.n_recomputed <= 16
+    assert again.miss.tokens_lost == again.n_recomputed
     two, one = bench.accounts.sessions.list("")
     assert (one.id, one.ledger.prefilled_twice_tokens) == ("one", 0)
     n_prompt = again.n_prompt
@@ -153,7 +153,7 @@ def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() ->
         requests=1,
         prompt_tokens=n_prompt,
         prefilled_tokens=n_prompt,
-        prefilled_twice_tokens=again.n_twice,
+        prefilled_twice_tokens=again.n_recomputed,
     )
 
 
@@ -172,7 +172,7 @@ def test_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
 
     n_half = asyncio.run(leave()) // 2
     bench.engine.is_stuck = False
-    assert bench.ask("Tell me.").n_twice == n_half // 16 * 16
+    assert bench.ask("Tell me.").n_recomputed == n_half // 16 * 16
 
 
 def test_what_was_computed_without_the_cache_is_not_missed_later() -> None:
@@ -229,4 +229,4 @@ def test_the_log_line_has_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     first, second, third = caplog.messages
     assert " miss=first_request lost=0 " in first
     assert " miss=- " in second
-    assert f" miss=evicted lost={gone.n_twice} " in third
+    assert f" miss=evicted lost={gone.n_recomputed} " in third

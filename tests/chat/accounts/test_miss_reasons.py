@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.chat.accounts.miss_reasons import Found, explain
+from rekindle.chat.accounts.miss_reasons import CacheOutcome, explain
 from rekindle.chat.accounts.recent_prompts import (
     MAX_PER_SESSION,
     PastPrompt,
@@ -59,10 +59,10 @@ def past(
     return past_prompt(prompt, terms, model=model)
 
 
-def found(now: PastPrompt, earlier: PastPrompt, **facts: Any) -> Found:
+def found(now: PastPrompt, earlier: PastPrompt, **facts: Any) -> CacheOutcome:
     """As a cache that keeps everything finds it."""
     shared = min(n_shared(now.tokens, earlier.tokens), len(now.tokens) - 1)
-    return replace(Found(n_cached=shared, n_known=shared // GRAIN * GRAIN), **facts)
+    return replace(CacheOutcome(n_cached=shared, n_known=shared // GRAIN * GRAIN), **facts)
 
 
 def why(now: PastPrompt, earlier: PastPrompt, **facts: Any) -> Miss | None:
@@ -195,11 +195,13 @@ def test_what_was_known_and_is_gone_was_evicted() -> None:
     refused = why(now, earlier, n_cached=0, n_refused=40)
     assert refused is not None
     assert refused.reason is MissReason.RECOMPUTE_FASTER
-    for n_stateless, reason in ((n_known, "no_checkpoint"), (40, "evicted")):
-        stateless = why(now, earlier, n_cached=0, n_stateless=n_stateless)
+    for n_missing_checkpoint_tokens, reason in ((n_known, "no_checkpoint"), (40, "evicted")):
+        stateless = why(
+            now, earlier, n_cached=0, n_missing_checkpoint_tokens=n_missing_checkpoint_tokens
+        )
         assert stateless is not None
         assert stateless.reason == reason  # what explains most of it
-    after_restart = explain(now, None, Found(n_cached=0, n_known=0, n_refused=40), text_of)
+    after_restart = explain(now, None, CacheOutcome(n_cached=0, n_known=0, n_refused=40), text_of)
     assert after_restart == Miss(reason=MissReason.RECOMPUTE_FASTER, tokens_lost=40)
     off = why(now, earlier, n_cached=0, can_store=False)
     assert off is not None
@@ -208,7 +210,7 @@ def test_what_was_known_and_is_gone_was_evicted() -> None:
 
 def test_the_one_token_that_is_always_computed_is_no_loss() -> None:
     raw = past("x" * (GRAIN + 1))
-    nothing = Found(n_cached=1, n_known=GRAIN + 1)
+    nothing = CacheOutcome(n_cached=1, n_known=GRAIN + 1)
     assert explain(raw, raw, nothing, text_of) is None
 
 
@@ -218,9 +220,9 @@ def test_a_request_without_the_cache_says_so() -> None:
 
 
 def test_the_first_request_is_only_the_first() -> None:
-    nothing = Found(n_cached=0, n_known=0)
+    nothing = CacheOutcome(n_cached=0, n_known=0)
     assert explain(past(MORE), None, nothing, text_of) == Miss(reason=MissReason.FIRST_REQUEST)
-    from_disk = Found(n_cached=64, n_known=0)
+    from_disk = CacheOutcome(n_cached=64, n_known=0)
     assert explain(past(MORE), None, from_disk, text_of) is None
 
 

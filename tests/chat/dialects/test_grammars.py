@@ -17,7 +17,7 @@ from rekindle.chat.reply.parser import Said, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.chat.dialects.cases import ARGUMENTS, CASES, NAME, SCHEMAS, Case
 
@@ -80,7 +80,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(embedded_model: Path) -> Iterator[Lab]:
-    model = Model(embedded_model, gpu_layers=0)
+    model = GgufModel(embedded_model, gpu_layers=0)
     vocabulary = model.vocabulary
     controls = [vocabulary.tokenize(s, parse_special=True)[0] for s in vocabulary.special_strings]
     free = tuple(token for token in controls if token not in vocabulary.eog_tokens)

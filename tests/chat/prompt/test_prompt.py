@@ -12,7 +12,7 @@ from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.conftest import TinyModels
 from tests.support.tiny_models import TinyArchitecture
@@ -20,7 +20,7 @@ from tests.support.tiny_models import TinyArchitecture
 
 @pytest.fixture(scope="module")
 def vocabulary(tiny_models: TinyModels) -> Iterator[Vocabulary]:
-    model = Model(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
+    model = GgufModel(tiny_models(TinyArchitecture.LLAMA), gpu_layers=0)
     yield model.vocabulary
     model.close()
 

@@ -25,7 +25,7 @@ from rekindle.chat.reply.parser import Said
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.turn_bench import (
     Exchange,
@@ -99,7 +99,7 @@ READ, WRITE = tool("read"), tool("write")
 
 @pytest.fixture(scope="module")
 def vocabulary(embedded_model: object) -> Iterator[Vocabulary]:
-    model = Model(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
+    model = GgufModel(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
     yield model.vocabulary
     model.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role, Text, Tool
 from rekindle.config import ReasoningHistory
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.campaigns.templates import user
 from tests.campaigns.turns import Chat, Way
@@ -102,7 +102,7 @@ MOVED_TOOLS = """\
 
 @pytest.fixture(scope="module")
 def vocabulary(embedded_model: object) -> Iterator[Vocabulary]:
-    model = Model(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
+    model = GgufModel(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
     yield model.vocabulary
     model.close()
 

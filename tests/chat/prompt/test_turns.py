@@ -19,7 +19,7 @@ from rekindle.chat.conversation import (
 )
 from rekindle.chat.reply.parser import Said
 from rekindle.config import ReasoningHistory
-from rekindle.llama.model import Model
+from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.turn_bench import Exchange, TurnBench, extended, odd_tokens
 
@@ -79,7 +79,7 @@ CALL = f'<tool_call>\n{{"name": "read", "arguments": {ARGUMENTS}}}\n</tool_call>
 
 @pytest.fixture(scope="module")
 def vocabulary(embedded_model: object) -> Iterator[Vocabulary]:
-    model = Model(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
+    model = GgufModel(embedded_model, gpu_layers=0)  # type: ignore[arg-type]
     yield model.vocabulary
     model.close()
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.chat.template.guard import Guard, Piece
+from rekindle.chat.template.guard import Guard, PromptPiece
 
 SPECIALS = ("<|end|>", "<|start|>", "<tool>", "[X]", "|>a", "~")
 GUARD = Guard(SPECIALS)
@@ -76,10 +76,10 @@ def test_only_the_fragment_with_client_specials_is_taken_as_plain_text() -> None
     marked = GUARD.mark("a<|end|>b", SENTINEL)
 
     assert GUARD.pieces(f"<|start|>{marked}<|end|>\n<|start|>", SENTINEL) == (
-        Piece("<|start|>", parse_special=True),
-        Piece("a<|end|>b", parse_special=False),
-        Piece("<|end|>\n", parse_special=True),
-        Piece("<|start|>", parse_special=True),
+        PromptPiece("<|start|>", parse_special=True),
+        PromptPiece("a<|end|>b", parse_special=False),
+        PromptPiece("<|end|>\n", parse_special=True),
+        PromptPiece("<|start|>", parse_special=True),
     )
 
 
@@ -88,8 +88,8 @@ def test_harmless_text_is_left_alone_and_stays_with_what_is_in_front_of_it() -> 
 
     assert GUARD.mark(text, SENTINEL) == text
     assert GUARD.pieces(f"<|start|>{text}<|end|>", SENTINEL) == (
-        Piece(f"<|start|>{text}", parse_special=True),
-        Piece("<|end|>", parse_special=True),
+        PromptPiece(f"<|start|>{text}", parse_special=True),
+        PromptPiece("<|end|>", parse_special=True),
     )
 
 
@@ -112,4 +112,4 @@ def test_vocabulary_without_special_strings_guards_nothing() -> None:
     guard = Guard(("",))
 
     assert guard.mark("<|im_end|>", SENTINEL) == "<|im_end|>"
-    assert guard.pieces("<|im_end|>", SENTINEL) == (Piece("<|im_end|>", parse_special=True),)
+    assert guard.pieces("<|im_end|>", SENTINEL) == (PromptPiece("<|im_end|>", parse_special=True),)

@@ -16,7 +16,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.template.guard import Guard, Piece
+from rekindle.chat.template.guard import Guard, PromptPiece
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest, StartupError
 
@@ -146,9 +146,9 @@ def test_control_strings_of_the_client_are_not_parsed_while_those_of_the_templat
     )
 
     assert pieces == (
-        Piece("<|im_start|>", parse_special=True),
-        Piece("user\na<|im_end|>b", parse_special=False),
-        Piece("<|im_end|>\n", parse_special=True),
+        PromptPiece("<|im_start|>", parse_special=True),
+        PromptPiece("user\na<|im_end|>b", parse_special=False),
+        PromptPiece("<|im_end|>\n", parse_special=True),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from rekindle.cache.entry import Standing
+from rekindle.cache.entry import Retention
 from rekindle.cache.listing.names import Named
 from rekindle.cli import app
 from rekindle.generation.request import Rank
@@ -136,9 +136,9 @@ def test_neither_loads_llama_cpp_or_a_web_framework(stored: Stored, tmp_path: Pa
 def test_ls_and_show_tell_name_session_class_and_pin(stored: Stored) -> None:
     give_name(stored, "docs/v1")
     made = make_entry(80, n_tokens=40)
-    standing = Standing(Rank.EPHEMERAL, "ann", FAR)
+    retention = Retention(Rank.EPHEMERAL, "ann", FAR)
     with closing(open_tier(stored.directory)) as tier:
-        tier.put(replace(made, standing=standing))
+        tier.put(replace(made, retention=retention))
     listed = cache("ls", "--json", directory=stored.directory).json
     by_key = {entry["key"]: entry for entry in listed}
     second, pinned = (by_key[key] for key in hex_of(stored.second, made))

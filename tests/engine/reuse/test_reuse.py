@@ -265,12 +265,12 @@ def test_where_two_prompts_parted_the_third_goes_on(
     for n in range(n_between):
         bench.ask(f"other {n}", text(900), 1)
     third, fourth = (bench.ask(str(n), prompts[n], 1) for n in (2, 3))
-    assert first.evaluated.n_stateless == 0
-    assert second.evaluated.n_stateless > 1000
+    assert first.evaluated.n_missing_checkpoint_tokens == 0
+    assert second.evaluated.n_missing_checkpoint_tokens > 1000
     assert third.evaluated.n_cached == fourth.evaluated.n_cached == 1300
     for n, asked in ((2, third), (3, fourth)):
         assert asked.tokens == expected_reply(prompts[n], 1)
-        assert asked.evaluated.n_stateless == 0
+        assert asked.evaluated.n_missing_checkpoint_tokens == 0
 
 
 @pytest.mark.parametrize("model_class", STATES)
@@ -285,7 +285,7 @@ def test_a_state_that_had_to_go_is_no_parting(model_class: ModelClass) -> None:
         bench.loop._cache._holdings.remove(node, node.where)
     asked = bench.ask("on", prompt + text(100), 1)
     assert asked.evaluated.n_cached == 0
-    assert asked.evaluated.n_stateless == 0
+    assert asked.evaluated.n_missing_checkpoint_tokens == 0
 
 
 def test_a_recurrent_models_state_that_left_memory_is_stored_again_with_its_slot() -> None:

@@ -15,8 +15,8 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.grammar.lazy import TriggerScanner
-from rekindle.llama.model import Model
-from rekindle.llama.sampler import Sampler
+from rekindle.llama.model import GgufModel
+from rekindle.llama.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.llama.driver import make_backend, prefill
 
@@ -129,19 +129,19 @@ def test_any_cutting_into_pieces_finds_what_all_of_the_text_has(
 
 
 @pytest.fixture(scope="module")
-def model(embedded_model: Path) -> Iterator[Model]:
-    model = Model(embedded_model, gpu_layers=0)
+def model(embedded_model: Path) -> Iterator[GgufModel]:
+    model = GgufModel(embedded_model, gpu_layers=0)
     yield model
     model.close()
 
 
 @pytest.fixture(scope="module")
-def vocabulary(model: Model) -> Vocabulary:
+def vocabulary(model: GgufModel) -> Vocabulary:
     return model.vocabulary
 
 
 @pytest.fixture(scope="module")
-def backend(model: Model) -> Iterator[LlamaBackend]:
+def backend(model: GgufModel) -> Iterator[LlamaBackend]:
     backend = make_backend(model, n_slots=2)
     yield backend
     backend.close()
@@ -152,7 +152,7 @@ class Writer:
 
     def __init__(self, backend: LlamaBackend, vocabulary: Vocabulary, grammar: Grammar) -> None:
         self._vocabulary = vocabulary
-        self.sampler: Sampler = backend.new_sampler(
+        self.sampler: LlamaSampler = backend.new_sampler(
             Sampling(temperature=0, grammar=grammar), (), None
         )
         self.tokens: list[int] = []

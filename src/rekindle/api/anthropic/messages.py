@@ -32,7 +32,7 @@ FAILED = "The tool failed."  # for a result that says so and nothing else
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
     offered = tools_of(body.tools or ())
-    reader = _Reader(offered)
+    reader = _MessageReader(offered)
     messages = (*_system(body.system), *reader.read(body.messages))
     return Conversation(
         messages=messages,
@@ -44,7 +44,7 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
 
 
 def n_messages_of(entry: MessageEntry) -> int:
-    """How many messages of the conversation it becomes: see `_Reader`."""
+    """How many messages of the conversation it becomes: see `_MessageReader`."""
     if isinstance(entry.content, str) or entry.role == "assistant":
         return 1
     n_results = sum(block.type == "tool_result" for block in entry.content)
@@ -52,7 +52,7 @@ def n_messages_of(entry: MessageEntry) -> int:
     return n_results + (has_text or not n_results)
 
 
-class _Reader:
+class _MessageReader:
     def __init__(self, offered: OfferedTools) -> None:
         self._offered = offered
         self._calls = CallIds()

@@ -12,12 +12,12 @@ from rekindle.api.anthropic.messages import conversation_of
 from rekindle.api.anthropic.request import hints_of, last_breakpoint, marks_of, options_of
 from rekindle.api.anthropic.response import MessageEnvelope, message_of
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from rekindle.api.anthropic.stream import PING, Events
+from rekindle.api.anthropic.stream import PING, MessageEvents
 from rekindle.api.anthropic.tools import served_by_anthropic
 from rekindle.api.body import read_body
 from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.cache_header import cache_header
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openapi import reply, request_body, whole_or_stream
@@ -38,10 +38,10 @@ WIRE_TYPES = (
 
 
 class AnthropicApi:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._models = desk.models
-        self._telemetry = desk.telemetry
+    def __init__(self, context: RequestContext) -> None:
+        self._desk = context
+        self._models = context.models
+        self._telemetry = context.telemetry
 
     def add_routes(self, app: FastAPI) -> None:
         errors: dict[int | str, dict[str, Any]] = {"default": reply(MessagesErrorBody)}
@@ -103,7 +103,7 @@ class AnthropicApi:
         if body.stream:
             return EventStream(
                 replies,
-                Events(envelope),
+                MessageEvents(envelope),
                 keep_alive_seconds=self._desk.ping_seconds,
                 keep_alive=PING,
             )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rekindle.api.body import Ignored, Wire
+from rekindle.api.body import Ignored, WireModel
 from rekindle.api.cache_controls import CacheFields
 
 MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
@@ -17,14 +17,14 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class CacheControl(Wire):
+class CacheControl(WireModel):
     """A breakpoint: the prompt is kept up to it for a while, and `usage` is divided there."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class ResultBlock(Wire):
+class ResultBlock(WireModel):
     """Content of a tool result."""
 
     type: str
@@ -33,7 +33,7 @@ class ResultBlock(Wire):
     cache_control: CacheControl | None = None
 
 
-class ContentBlock(Wire):
+class ContentBlock(WireModel):
     type: str
     text: str | None = None
     citations: Annotated[Any, Ignored()] = None
@@ -54,19 +54,19 @@ class ContentBlock(Wire):
     cache_control: CacheControl | None = None
 
 
-class MessageEntry(Wire):
+class MessageEntry(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
 
-class SystemBlock(Wire):
+class SystemBlock(WireModel):
     type: Literal["text"]
     text: str
     citations: Annotated[Any, Ignored()] = None
     cache_control: CacheControl | None = None
 
 
-class MessagesTool(Wire):
+class MessagesTool(WireModel):
     """Anthropic's own tools have a `type` and no schema; all others are `custom`."""
 
     type: str | None = None
@@ -81,37 +81,37 @@ class MessagesTool(Wire):
     eager_input_streaming: Annotated[bool | None, Ignored()] = None
 
 
-class MessagesToolChoice(Wire):
+class MessagesToolChoice(WireModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(Wire):
+class ThinkingConfig(WireModel):
     type: str
     budget_tokens: Annotated[int | None, Ignored()] = None
     display: Annotated[str | None, Ignored()] = None
 
 
-class MessagesFormat(Wire):
+class MessagesFormat(WireModel):
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Wire):
+class OutputConfig(WireModel):
     effort: str | None = None
     format: MessagesFormat | None = None
 
 
-class MessagesMetadata(Wire):
+class MessagesMetadata(WireModel):
     user_id: str | None = None
 
 
-class Diagnostics(Wire):
+class Diagnostics(WireModel):
     previous_message_id: str | None = None
 
 
-class CountTokensRequest(Wire):
+class CountTokensRequest(WireModel):
     """What makes a prompt."""
 
     model: str | None = None

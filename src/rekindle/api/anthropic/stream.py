@@ -46,7 +46,7 @@ INPUT_CHARACTERS = 1024  # of one delta; picked: a file as an argument is no sin
 Block = ThinkingBlock | TextBlock | ToolUseBlock
 
 
-class Events:
+class MessageEvents:
     """The frames of one reply.
 
     `message_start` waits for the first progress: only then it is known how much of the prompt

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rekindle.api.body import Wire
+from rekindle.api.body import WireModel
 from rekindle.api.openai.bodies import MissBody, Tier
 from rekindle.generation.request import Rank
 
@@ -82,7 +82,7 @@ class StoredText(TypedDict):
     text: str
 
 
-class PinRequest(Wire):
+class PinRequest(WireModel):
     seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: no longer
 
 

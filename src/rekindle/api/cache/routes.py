@@ -28,7 +28,7 @@ from rekindle.api.cache.bodies import (
 from rekindle.api.cache.wire_format import dialect_of, named_dialect
 from rekindle.api.errors import invalid
 from rekindle.api.http.caller import Hints
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.models import Lease
 from rekindle.api.openai.response import miss_body
 from rekindle.api.openapi import ERRORS, REF, reply, request_body
@@ -67,9 +67,9 @@ PromptOf = Callable[[Request, Lease], Awaitable[Prompt]]
 class CacheApi:
     """`prompts` reads the prompt of a request, by its dialect."""
 
-    def __init__(self, desk: Desk, prompts: Mapping[str, PromptOf]) -> None:
-        self._desk = desk
-        self._models = desk.models
+    def __init__(self, context: RequestContext, prompts: Mapping[str, PromptOf]) -> None:
+        self._desk = context
+        self._models = context.models
         self._prompts = prompts
 
     def add_routes(self, app: FastAPI) -> None:

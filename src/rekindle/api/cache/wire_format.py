@@ -9,30 +9,30 @@ from rekindle.errors import InvalidRequest
 ANTHROPIC_BLOCKS = ("tool_use", "tool_result")  # a type may be anything, also not hashable
 
 
-class Dialect(StrEnum):
+class WireFormat(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
     RESPONSES = "responses"
 
 
-def named_dialect(name: str) -> Dialect:
+def named_dialect(name: str) -> WireFormat:
     try:
-        return Dialect(name)
+        return WireFormat(name)
     except ValueError:
-        allowed = ", ".join(f"`{each}`" for each in Dialect)
+        allowed = ", ".join(f"`{each}`" for each in WireFormat)
         raise InvalidRequest(f"`dialect` should be one of {allowed}.", "dialect") from None
 
 
-def dialect_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Dialect:
+def dialect_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> WireFormat:
     """By the fields that only one of them has."""
     if "prompt" in body:
-        return Dialect.COMPLETIONS
+        return WireFormat.COMPLETIONS
     if "input" in body:
-        return Dialect.RESPONSES
+        return WireFormat.RESPONSES
     if "anthropic-version" in headers or "system" in body or _has_anthropic_parts(body):
-        return Dialect.MESSAGES
-    return Dialect.CHAT
+        return WireFormat.MESSAGES
+    return WireFormat.CHAT
 
 
 def _has_anthropic_parts(body: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pydantic_core import to_json
 
 from rekindle.api.dashboard.bodies import Hour
-from rekindle.api.dashboard.history import BUCKET_SECONDS, History
+from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import request_seen, snapshot_of
 from rekindle.api.models import Models
 from rekindle.observe.request_record import RequestRecord
@@ -24,7 +24,7 @@ SAMPLE_SECONDS = 1.0
 MAX_BEHIND = 64  # frames that wait for a reader; picked
 
 
-class Reader:
+class FeedReader:
     """Frames for one connection, of what its namespace may see."""
 
     def __init__(self, namespace: str, *, max_behind: int = MAX_BEHIND) -> None:
@@ -54,20 +54,20 @@ class Reader:
 
 class Feed:
     def __init__(
-        self, models: Models, history: History, *, sample_seconds: float = SAMPLE_SECONDS
+        self, models: Models, history: HourHistory, *, sample_seconds: float = SAMPLE_SECONDS
     ) -> None:
         self._models = models
         self._history = history
         self._sample_seconds = sample_seconds
-        self._readers: set[Reader] = set()
+        self._readers: set[FeedReader] = set()
         self._sampler: asyncio.Task[None] | None = None
         self._last_frame: bytes | None = None
         self._sampled_at = -math.inf  # monotonic, which may begin at 0 with the machine
         self._is_closed = False
         history.listen(self._tell)
 
-    def join(self, namespace: str) -> Reader:
-        reader = Reader(namespace)
+    def join(self, namespace: str) -> FeedReader:
+        reader = FeedReader(namespace)
         reader.put(self._hour(namespace))
         if self._is_closed:
             reader.put(None)
@@ -79,7 +79,7 @@ class Feed:
             self._sampler = asyncio.create_task(self._sample())
         return reader
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: FeedReader) -> None:
         self._readers.discard(reader)
         if not self._readers and self._sampler is not None:
             self._sampler.cancel()

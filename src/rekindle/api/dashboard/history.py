@@ -30,12 +30,12 @@ class _Bucket:
             held = self.tokens.get(span.source, 0)
             self.tokens[span.source] = held + span.stop - span.start
         self.prefilled += record.n_prefilled
-        self.twice += record.n_twice
+        self.twice += record.n_recomputed
         if record.first_token_seconds is not None:
             self.first_token_ms.append(record.first_token_seconds * 1000)
 
 
-class History:
+class HourHistory:
     """Used on the event loop only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:

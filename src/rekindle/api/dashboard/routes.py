@@ -9,10 +9,10 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
-from rekindle.api.dashboard.feed import Feed, Reader
+from rekindle.api.dashboard.feed import Feed, FeedReader
 from rekindle.api.errors import invalid
 from rekindle.api.http.caller import Hints
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
 from rekindle.api.openapi import ERRORS, REF
 
@@ -46,8 +46,8 @@ STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class DashboardApi:
-    def __init__(self, desk: Desk, feed: Feed) -> None:
-        self._desk = desk
+    def __init__(self, context: RequestContext, feed: Feed) -> None:
+        self._desk = context
         self._feed = feed
         folder = files("rekindle") / "dashboard"
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
@@ -101,7 +101,7 @@ class FeedStream(Response):
         finally:
             self._feed.leave(reader)
 
-    async def _write_all(self, reader: Reader, send: Send) -> None:
+    async def _write_all(self, reader: FeedReader, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for frame in reader.frames():

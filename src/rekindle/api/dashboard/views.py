@@ -14,7 +14,7 @@ from rekindle.api.dashboard.bodies import (
     TierSeen,
     TokensBySource,
 )
-from rekindle.api.dashboard.history import History
+from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.models import ListedModel, Models, ModelState
 from rekindle.api.openai.response import miss_body
 from rekindle.generation.events import CacheSource
@@ -22,7 +22,7 @@ from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus,
 from rekindle.observe.request_record import RequestRecord
 
 
-def snapshot_of(models: Models, history: History) -> Snapshot:
+def snapshot_of(models: Models, history: HourHistory) -> Snapshot:
     return Snapshot(
         time=round(time.time(), 3),
         models=[_model_seen(listed, models) for listed in models.listed()],
@@ -48,7 +48,7 @@ def request_seen(record: RequestRecord) -> RequestSeen:
         "prompt_tokens": record.n_prompt,
         "cached": [CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
         "prefilled": record.n_prefilled,
-        "prefilled_twice": record.n_twice,
+        "prefilled_twice": record.n_recomputed,
         "generated": record.n_generated,
         "queue_ms": _ms(record.queue_seconds),
         "restore_ms": _ms(record.restore_seconds),

@@ -22,7 +22,7 @@ EXPLAIN_HEADER = "x-rekindle-explain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class RequestContext:
     models: Models
     telemetry: Telemetry
     ping_seconds: float = 10.0

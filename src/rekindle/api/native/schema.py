@@ -5,10 +5,10 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rekindle.api.body import Wire
+from rekindle.api.body import WireModel
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(WireModel):
     model: str | None = None
     content: str
     add_special: bool = False
@@ -17,7 +17,7 @@ class TokenizeRequest(Wire):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(WireModel):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 

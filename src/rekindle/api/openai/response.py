@@ -33,7 +33,7 @@ from rekindle.api.openai.bodies import (
     Usage,
 )
 from rekindle.api.replies import Reply
-from rekindle.chat.reply.events import Candidate, FinishReason, ReplyStats, ScoredToken
+from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.observe.request_record import Miss
 
@@ -200,7 +200,7 @@ def _story(stats: ReplyStats) -> CacheStory:
         "spans": [part for span in stats.spans for part in _parts(span, stats.remembered)],
         "session": stats.session,
         "class": CLASSES[stats.rank],
-        "prefilled_twice": stats.n_twice,
+        "prefilled_twice": stats.n_recomputed,
     }
     if stats.neutralised:
         story["neutralised"] = [
@@ -242,13 +242,13 @@ def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[
         yield Span(source=span.source.value, match="tokens", start=position, stop=span.stop)
 
 
-def _top_logprob(candidate: Candidate) -> TopLogprob:
+def _top_logprob(candidate: TopToken) -> TopLogprob:
     return TopLogprob(
         token=candidate.text, logprob=_finite(candidate.logprob), bytes=list(candidate.data)
     )
 
 
-def _key(candidate: Candidate) -> str:
+def _key(candidate: TopToken) -> str:
     """OpenAI's legacy notation for tokens that are only part of a character."""
     if candidate.text.encode() == candidate.data:
         return candidate.text

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from rekindle.api.body import read_body
 from rekindle.api.cache_controls import openai_hints, openai_marks
 from rekindle.api.http.cache_header import cache_header
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openai.bodies import (
@@ -62,13 +62,13 @@ MAX_NAMES_LOGGED = 32
 
 
 class OpenAiApi:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._models = desk.models
-        self._telemetry = desk.telemetry
+    def __init__(self, context: RequestContext) -> None:
+        self._desk = context
+        self._models = context.models
+        self._telemetry = context.telemetry
         self._names_logged: set[str] = set()
-        self._embeddings_api = EmbeddingsApi(desk.models, desk.telemetry)
-        self._models_api = ModelsApi(desk.models)
+        self._embeddings_api = EmbeddingsApi(context.models, context.telemetry)
+        self._models_api = ModelsApi(context.models)
 
     def add_routes(self, app: FastAPI) -> None:
         # llama-server serves each of these with and without the prefix.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, WithJsonSchema
 
-from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.body import Ignored, Refused, WireModel
 from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
 
 MAX_STOP_STRINGS = 16
@@ -25,19 +25,19 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 BiasPair = Annotated[tuple[int, Bias], Strict(strict=False)]
 
 
-class StreamOptions(Wire):
+class StreamOptions(WireModel):
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, Ignored()] = None
 
 
-class JsonSchemaFormat(Wire):
+class JsonSchemaFormat(WireModel):
     name: Annotated[str | None, Ignored()] = None
     description: Annotated[str | None, Ignored()] = None
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: Annotated[bool | None, Ignored()] = None
 
 
-class ResponseFormat(Wire):
+class ResponseFormat(WireModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     # llama-server's shorthand: {"type": "json_object", "schema": {...}}
@@ -87,25 +87,25 @@ class GenerationFields(OpenAiCacheFields):
     xtc_probability: Annotated[Any, Refused()] = None
 
 
-class ContentPart(Wire):
+class ContentPart(WireModel):
     type: str
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
-class FunctionCall(Wire):
+class FunctionCall(WireModel):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCallEntry(Wire):
+class ToolCallEntry(WireModel):
     id: str = ""
     type: str = "function"
     function: FunctionCall | None = None
 
 
-class ChatMessage(Wire):
+class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -137,27 +137,27 @@ FunctionDefinition = Annotated[
 ]
 
 
-class ToolEntry(Wire):
+class ToolEntry(WireModel):
     type: str = "function"
     function: FunctionDefinition | None = None
 
 
-class FunctionName(Wire):
+class FunctionName(WireModel):
     name: str
 
 
-class ToolReference(Wire):
+class ToolReference(WireModel):
     type: Literal["function"] = "function"
     function: FunctionName | None = None
     name: str | None = None  # as the Responses API has it, without `function` around it
 
 
-class AllowedTools(Wire):
+class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolReference], Field(min_length=1)]
 
 
-class ToolChoiceEntry(Wire):
+class ToolChoiceEntry(WireModel):
     type: Literal["function", "allowed_tools"]
     function: FunctionName | None = None
     name: str | None = None
@@ -206,7 +206,7 @@ class CompletionRequest(GenerationFields):
     suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
 
 
-class EmbeddingsRequest(Wire):
+class EmbeddingsRequest(WireModel):
     model: str | None = None
     input: (
         str

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from rekindle.api.body import Wire
+from rekindle.api.body import WireModel
 from rekindle.api.responses.bodies import ResponseBody
 from rekindle.api.responses.items import Placed
 from rekindle.api.responses.response import Envelope
@@ -41,7 +41,7 @@ class Kept:
     items: list[dict[str, Any]]
 
 
-class History:
+class ResponseHistory:
     """Of one namespace: what another one stored is not there."""
 
     def __init__(self, store: ResponseStore, namespace: str = "") -> None:
@@ -100,7 +100,7 @@ def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
     return ITEMS.validate_python(items)
 
 
-def _with_id(item: Wire, key: str, index: int) -> dict[str, Any]:
+def _with_id(item: WireModel, key: str, index: int) -> dict[str, Any]:
     """As it was sent. Every item in a list of OpenAI's has an id and a type."""
     fields = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kind = fields.get("type") or "message"

@@ -61,7 +61,7 @@ class Read:
 
 
 def read_items(items: Sequence[Placed]) -> Read:
-    reader = _Reader()
+    reader = _ItemReader()
     for placed in items:
         reader.add(placed)
     reader.end_turn()
@@ -107,7 +107,7 @@ class _Turn:
         return Message(Role.ASSISTANT, (*parts, *self.calls))
 
 
-class _Reader:
+class _ItemReader:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.skipped: list[str] = []

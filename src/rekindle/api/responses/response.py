@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rekindle.api.body import Wire
+from rekindle.api.body import WireModel
 from rekindle.api.openai.response import rekindle_of, timings_of
 from rekindle.api.responses.bodies import (
     CacheMissDiagnostics,
@@ -156,5 +156,5 @@ def _usage(stats: ReplyStats) -> ResponseUsage:
     )
 
 
-def _sent(part: Wire | None) -> dict[str, Any]:
+def _sent(part: WireModel | None) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude_unset=True) if part else {}

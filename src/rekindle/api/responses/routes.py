@@ -12,7 +12,7 @@ from rekindle.api.cache_controls import openai_hints
 from rekindle.api.errors import Failure, invalid
 from rekindle.api.http.cache_header import cache_header
 from rekindle.api.http.caller import Caller, Hints
-from rekindle.api.http.context import Desk
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Lease
 from rekindle.api.openapi import ERRORS, reply, request_body, whole_or_stream
@@ -23,7 +23,7 @@ from rekindle.api.responses.bodies import (
     ResponseBody,
     ResponseEvent,
 )
-from rekindle.api.responses.history import History, NotStored
+from rekindle.api.responses.history import NotStored, ResponseHistory
 from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.output import Output
 from rekindle.api.responses.request import (
@@ -35,7 +35,7 @@ from rekindle.api.responses.request import (
 )
 from rekindle.api.responses.response import Envelope, ended
 from rekindle.api.responses.schema import CreateResponseRequest
-from rekindle.api.responses.stream import Events
+from rekindle.api.responses.stream import ResponseEvents
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.api.sse import EventStream
 from rekindle.chat.prompt.prompt import Prompt
@@ -56,10 +56,10 @@ MAX_ITEMS = 100  # of one page, as OpenAI has it
 
 
 class ResponsesApi:
-    def __init__(self, desk: Desk, store: ResponseStore) -> None:
-        self._desk = desk
-        self._models = desk.models
-        self._telemetry = desk.telemetry
+    def __init__(self, context: RequestContext, store: ResponseStore) -> None:
+        self._desk = context
+        self._models = context.models
+        self._telemetry = context.telemetry
         self._store = store
 
     def add_routes(self, app: FastAPI) -> None:
@@ -106,8 +106,8 @@ class ResponsesApi:
             namespace=caller.namespace,
         )
 
-    def _history(self, namespace: str) -> History:
-        return History(self._store, namespace)
+    def _history(self, namespace: str) -> ResponseHistory:
+        return ResponseHistory(self._store, namespace)
 
     async def _reply(
         self,
@@ -160,7 +160,7 @@ class ResponsesApi:
                 self._history(caller.namespace).keep(envelope, items, reply)
 
         if body.stream:
-            events = Events(envelope, output, keep)
+            events = ResponseEvents(envelope, output, keep)
             return EventStream(replies, events, keep_alive_seconds=self._desk.ping_seconds)
         try:
             done = await unless_client_leaves(request.receive, _collect(replies, output))
@@ -213,23 +213,23 @@ async def _collect(replies: Replies, output: Output) -> ReplyDone:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _ItemPage:
     limit: int
     is_oldest_first: bool
     after: str | None
 
 
-def _page_wanted(request: Request) -> _Page:
+def _page_wanted(request: Request) -> _ItemPage:
     query = request.query_params
     limit = query.get("limit", "20")
     if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MAX_ITEMS):
         raise InvalidRequest(f"`limit` should be 1 to {MAX_ITEMS}.", "limit")
     if query.get("order", "desc") not in ("asc", "desc"):
         raise InvalidRequest("`order` should be `asc` or `desc`.", "order")
-    return _Page(int(limit), query.get("order") == "asc", query.get("after"))
+    return _ItemPage(int(limit), query.get("order") == "asc", query.get("after"))
 
 
-def _page_of(items: Sequence[dict[str, Any]], page: _Page) -> InputItemList:
+def _page_of(items: Sequence[dict[str, Any]], page: _ItemPage) -> InputItemList:
     ordered = list(items if page.is_oldest_first else reversed(items))
     ids = [item["id"] for item in ordered]
     start = ids.index(page.after) + 1 if page.after in ids else 0

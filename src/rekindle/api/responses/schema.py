@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from rekindle.api.body import Ignored, Refused, Wire
+from rekindle.api.body import Ignored, Refused, WireModel
 from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
 
 MAX_TOP_LOGPROBS = 20
@@ -17,7 +17,7 @@ MAX_TOP_LOGPROBS = 20
 Unused = Annotated[str | None, Ignored()]
 
 
-class TextPart(Wire):
+class TextPart(WireModel):
     type: str
     text: str | None = None
 
@@ -33,7 +33,7 @@ class ContentPart(InputPart):
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-class MessageItem(Wire):
+class MessageItem(WireModel):
     type: Literal["message"] = "message"
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"]
@@ -42,7 +42,7 @@ class MessageItem(Wire):
     phase: Unused = None
 
 
-class FunctionCallItem(Wire):
+class FunctionCallItem(WireModel):
     type: Literal["function_call"]
     id: str | None = None
     call_id: str
@@ -52,7 +52,7 @@ class FunctionCallItem(Wire):
     status: Unused = None
 
 
-class CustomCallItem(Wire):
+class CustomCallItem(WireModel):
     type: Literal["custom_tool_call"]
     id: str | None = None
     call_id: str
@@ -62,7 +62,7 @@ class CustomCallItem(Wire):
     status: Unused = None
 
 
-class CallOutputItem(Wire):
+class CallOutputItem(WireModel):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
@@ -70,7 +70,7 @@ class CallOutputItem(Wire):
     status: Unused = None
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(WireModel):
     type: Literal["reasoning"]
     id: str | None = None
     summary: TextParts | None = None
@@ -79,12 +79,12 @@ class ReasoningItem(Wire):
     status: Unused = None
 
 
-class ReferenceItem(Wire):
+class ReferenceItem(WireModel):
     type: Literal["item_reference"] = "item_reference"
     id: str
 
 
-class OtherItem(Wire):
+class OtherItem(WireModel):
     """Of tools that run elsewhere, or of a later API. `items.py` shows what can be shown."""
 
     type: str
@@ -104,7 +104,7 @@ _ITEM_TAGS = {
 
 
 def _item_tag(value: Any) -> str:
-    if isinstance(value, Wire):
+    if isinstance(value, WireModel):
         return type(value).__name__
     if not isinstance(value, Mapping):
         return "MessageItem"
@@ -126,7 +126,7 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(Wire):
+class FunctionTool(WireModel):
     type: Literal["function"] = "function"
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -134,20 +134,20 @@ class FunctionTool(Wire):
     strict: bool | None = None
 
 
-class CustomFormat(Wire):
+class CustomFormat(WireModel):
     type: Literal["text", "grammar"]
     syntax: str | None = None
     definition: str | None = None
 
 
-class CustomTool(Wire):
+class CustomTool(WireModel):
     type: Literal["custom"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     format: CustomFormat | None = None
 
 
-class OtherTool(Wire):
+class OtherTool(WireModel):
     """Of tools that run on the vendor's servers."""
 
     type: str
@@ -155,7 +155,7 @@ class OtherTool(Wire):
 
 def _tagged(tags: Mapping[str, str]) -> Callable[[Any], str]:
     def tag(value: Any) -> str:
-        if isinstance(value, Wire):
+        if isinstance(value, WireModel):
             return type(value).__name__
         if not isinstance(value, Mapping):
             return "FunctionTool"
@@ -175,7 +175,7 @@ MemberTool = Annotated[
 ]
 
 
-class NamespaceTool(Wire):
+class NamespaceTool(WireModel):
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -191,13 +191,13 @@ ToolEntry = Annotated[
 ]
 
 
-class ToolReference(Wire):
+class ToolReference(WireModel):
     type: str = "function"
     name: str | None = None
     namespace: str | None = None
 
 
-class ToolChoiceEntry(Wire):
+class ToolChoiceEntry(WireModel):
     type: str
     name: str | None = None
     namespace: str | None = None
@@ -205,7 +205,7 @@ class ToolChoiceEntry(Wire):
     tools: list[ToolReference] | None = None
 
 
-class TextFormat(Wire):
+class TextFormat(WireModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     name: Unused = None
@@ -213,12 +213,12 @@ class TextFormat(Wire):
     strict: Annotated[bool | None, Ignored()] = None
 
 
-class TextConfig(Wire):
+class TextConfig(WireModel):
     format: TextFormat | None = None
     verbosity: Unused = None
 
 
-class ReasoningConfig(Wire):
+class ReasoningConfig(WireModel):
     effort: str | None = None
     summary: Unused = None
     generate_summary: Unused = None

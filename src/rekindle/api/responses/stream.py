@@ -20,7 +20,7 @@ ARGUMENTS_CHARACTERS = 1024  # of one event; picked, as for chat completions
 OnEnd = Callable[[ResponseBody], None]
 
 
-class Events:
+class ResponseEvents:
     """The frames of one request."""
 
     def __init__(self, envelope: Envelope, output: Output, on_end: OnEnd) -> None:

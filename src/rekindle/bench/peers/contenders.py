@@ -62,7 +62,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteServer:
     """A server that somebody else has started: it cannot be emptied, nor restarted."""
 
     name: str
@@ -72,11 +72,11 @@ class Remote:
     takes_templates: bool = False
 
 
-Contender = Program | Remote
+Contender = Program | RemoteServer
 
 
 def find_contenders(
-    *, llama_server: Path | None, remotes: Sequence[Remote], without: Sequence[str]
+    *, llama_server: Path | None, remotes: Sequence[RemoteServer], without: Sequence[str]
 ) -> list[Contender]:
     """This server first."""
     found = (_this_server(), _llama_server(llama_server), _xllamacpp(), _packaged(), *remotes)
@@ -90,11 +90,11 @@ def find_contenders(
     return [each for each in known if each.name not in without]
 
 
-def remote_of(text: str) -> Remote:
+def remote_of(text: str) -> RemoteServer:
     name, separator, url = text.partition("=")
     if not separator or not name or not url.startswith(("http://", "https://")):
         raise StartupError(f"--peer should be NAME=URL, not {text!r}.")
-    return Remote(name, url)
+    return RemoteServer(name, url)
 
 
 def _this_server() -> Program:

@@ -29,13 +29,13 @@ class DidNotStart(RekindleError):
 
 
 @dataclass(slots=True)
-class Usage:
+class ProcessUsage:
     """None: the system does not tell."""
 
     peak_memory_bytes: int | None = None
     written_bytes: int | None = None
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "ProcessUsage") -> None:
         """Of another process that did a part of the work."""
         peaks = [n for each in (self, other) if (n := each.peak_memory_bytes) is not None]
         written = [n for each in (self, other) if (n := each.written_bytes) is not None]
@@ -50,7 +50,7 @@ class ServerProcess:
         self, program: Program, flags: Flags, folder: Path, more: Sequence[str] = ()
     ) -> None:
         self.program = program
-        self.usage = Usage()
+        self.usage = ProcessUsage()
         self._port = free_port()
         self._command = [*program.command(flags, folder), *more]
         self._log = folder / "log"
@@ -103,7 +103,7 @@ class ServerProcess:
             process.returncode = os.waitstatus_to_exitcode(status)
             is_linux = sys.platform == "linux"
             written = resources.ru_oublock * LINUX_BLOCK_BYTES if is_linux else None
-            self.usage.add(Usage(peak, written))
+            self.usage.add(ProcessUsage(peak, written))
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN_SETTINGS)}

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.bench.peers.processes import Usage
+from rekindle.bench.peers.processes import ProcessUsage
 from rekindle.bench.report.results import RequestRow, WorkloadRow
-from rekindle.bench.stage import Traffic
+from rekindle.bench.stage import StageTraffic
 from rekindle.replay.client import Outcome
 from rekindle.replay.prompts import Counted
 from rekindle.replay.report import percentile
@@ -21,7 +21,7 @@ class Played:
 
 
 def request_rows(
-    played: Played, traffic: Traffic, counted: Mapping[int, Counted]
+    played: Played, traffic: StageTraffic, counted: Mapping[int, Counted]
 ) -> list[RequestRow]:
     return [
         RequestRow(
@@ -45,11 +45,11 @@ def request_rows(
 
 def workload_row(
     played: Played,
-    traffic: Traffic,
+    traffic: StageTraffic,
     counted: Mapping[int, Counted],
     *,
     n_prefilled: int | None,
-    usage: Usage,
+    usage: ProcessUsage,
     notes: Sequence[str],
 ) -> WorkloadRow:
     outcomes = traffic.outcomes
@@ -81,7 +81,9 @@ def workload_row(
 
 
 def nothing_row(played: Played, reason: str) -> WorkloadRow:
-    return workload_row(played, Traffic(), {}, n_prefilled=None, usage=Usage(), notes=[reason])
+    return workload_row(
+        played, StageTraffic(), {}, n_prefilled=None, usage=ProcessUsage(), notes=[reason]
+    )
 
 
 def busy_seconds(outcomes: Sequence[Outcome]) -> float:

@@ -19,7 +19,7 @@ from rekindle.cache.entry import (
     Key,
     Kind,
     Reason,
-    Standing,
+    Retention,
     entry_key,
 )
 from rekindle.cache.listing.names import Named
@@ -67,7 +67,7 @@ class CatalogRow:
     header: Header
     last_used_at: float
     hits: int  # 1 when it was written
-    standing: Standing = ORDINARY
+    retention: Retention = ORDINARY
 
     @property
     def file_bytes(self) -> int:
@@ -156,17 +156,17 @@ class Catalog(Database):
         headers: Sequence[Header],
         *,
         used_at: float | None = None,
-        standing: Standing = ORDINARY,
+        retention: Retention = ORDINARY,
     ) -> None:
         """Those that are known stay as they are. None: last used when they were made."""
         with self.transaction() as connection:
             connection.executemany(
-                _INSERT, (_parameters(header, used_at, standing) for header in headers)
+                _INSERT, (_parameters(header, used_at, retention) for header in headers)
             )
 
-    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
         with self.transaction() as connection:
-            connection.executemany(_MARK, ((*standing, key) for key, standing in standings))
+            connection.executemany(_MARK, ((*retention, key) for key, retention in standings))
 
     def names(self, *, fingerprint: Key) -> list[Named]:
         """The one that was given longest ago first."""
@@ -325,21 +325,21 @@ def _row(
             reason=_REASONS[reason],
             created_at=created_at,
         )
-        standing = Standing(_RANKS[rank], session, pinned_until)
+        retention = Retention(_RANKS[rank], session, pinned_until)
         is_sound = entry_key(parent, header.kind, tokens) == key
     except (KeyError, TypeError):
         is_sound = False
     if not is_sound:
         _log.warning("a row of the catalogue is damaged; its entry will not be found")
         return None
-    return CatalogRow(header, last_used_at, hits, standing)
+    return CatalogRow(header, last_used_at, hits, retention)
 
 
 def _parameters(
-    header: Header, used_at: float | None, standing: Standing
+    header: Header, used_at: float | None, retention: Retention
 ) -> dict[str, bytes | int | float | str]:
     return {
-        **standing._asdict(),
+        **retention._asdict(),
         "key": header.key,
         "parent": header.parent,
         "fingerprint": header.fingerprint,

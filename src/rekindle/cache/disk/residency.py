@@ -15,10 +15,10 @@ from typing import NamedTuple
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.transfers import (
     Arrived,
+    CatalogueOpened,
     Dropped,
     Event,
-    Found,
-    Opened,
+    FoundEntries,
     ReadFailed,
     Relisted,
     Transfers,
@@ -45,7 +45,7 @@ LONG_INDEX = 1000  # entries; it is read while we serve
 LOOK_UP_SECONDS = 0.25  # that the engine waits for what there is of one prompt
 
 
-class Failure(NamedTuple):
+class WriteFailure(NamedTuple):
     at: float
     why: str
 
@@ -72,7 +72,7 @@ class DiskStore(BackStore):
         self._n_unanswered = 0  # look-ups
         self._trouble: str | None = None
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
-        self._failures: dict[Key, Failure] = {}  # of the same, and why
+        self._failures: dict[Key, WriteFailure] = {}  # of the same, and why
         self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
     @property
@@ -129,7 +129,7 @@ class DiskStore(BackStore):
         """Takes in what is finished; True: there is more, but it would take too long at once."""
         while (event := self._transfers.poll()) is not None:
             self._on(event)
-            if isinstance(event, Found):
+            if isinstance(event, FoundEntries):
                 return True
         return False
 
@@ -173,7 +173,7 @@ class DiskStore(BackStore):
     def mark(self, node: Node) -> None:
         """Behind the write that may still be under way, as jobs are done in order."""
         if Where.DISK in node.where or node.key in self._writing:
-            self._transfers.mark(node.key, node.standing)
+            self._transfers.mark(node.key, node.retention)
 
     def give_name(self, named: Named) -> None:
         self._transfers.give_name(named)
@@ -201,9 +201,9 @@ class DiskStore(BackStore):
 
     def _on(self, event: Event) -> None:
         match event:
-            case Found(rows):
+            case FoundEntries(rows):
                 self._on_found(rows)
-            case Opened(trouble, n_bytes, names):
+            case CatalogueOpened(trouble, n_bytes, names):
                 self._n_bytes = n_bytes
                 self.is_listed = True
                 for named in names:
@@ -240,7 +240,7 @@ class DiskStore(BackStore):
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
         for row in rows:
             if row.header.key not in self._dropping:
-                node = self._holdings.add(row.header, Where.DISK, row.standing)
+                node = self._holdings.add(row.header, Where.DISK, row.retention)
                 node.hits = max(node.hits, row.hits - 1)
                 node.used_at = max(node.used_at, row.last_used_at)
 
@@ -263,7 +263,7 @@ class DiskStore(BackStore):
 
     def _note_failure(self, key: Key, why: str) -> None:
         self._budget.give_back(self._writing[key].payload_bytes)
-        self._failures[key] = Failure(time.monotonic(), why)
+        self._failures[key] = WriteFailure(time.monotonic(), why)
         while len(self._failures) > MAX_FAILED:
             del self._failures[next(iter(self._failures))]
 

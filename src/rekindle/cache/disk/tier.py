@@ -24,7 +24,7 @@ from rekindle.cache.disk.reconcile import (
     open_as_it_is,
     reconcile,
 )
-from rekindle.cache.entry import Entry, Header, Key, Standing
+from rekindle.cache.entry import Entry, Header, Key, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
 from rekindle.generation.events import CacheSource
@@ -126,7 +126,7 @@ class DiskTier:
         self._ensure_open()
         self._catalog.drop_names(names)
 
-    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None:
+    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
         """Raises TierFailed."""
         self._ensure_open()
         self._catalog.mark(standings)
@@ -209,7 +209,7 @@ class DiskTier:
     def _write(self, entry: Entry) -> None:
         self._files.write(entry)
         try:
-            self._catalog.add([entry.header], used_at=self._now(), standing=entry.standing)
+            self._catalog.add([entry.header], used_at=self._now(), retention=entry.retention)
         except TierFailed:
             self._files.remove([entry.header.key])
             raise

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
-from rekindle.cache.entry import Entry, Key, Standing
+from rekindle.cache.entry import Entry, Key, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.cache.stores.tier import Tier
 from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
@@ -46,7 +46,7 @@ class WritableTier(Tier, Protocol):
 
     def touch(self, keys: Sequence[Key]) -> list[Key]: ...
 
-    def mark(self, standings: Sequence[tuple[Key, Standing]]) -> None: ...
+    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None: ...
 
     def names(self) -> list[Named]: ...
 
@@ -62,14 +62,14 @@ class WritableTier(Tier, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEntries:
     """Entries that were there at the start."""
 
     rows: list[CatalogRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class CatalogueOpened:
     """All of them have been found."""
 
     trouble: str | None
@@ -126,7 +126,15 @@ class ReadFailed:
 
 
 Event = (
-    Found | Opened | Written | WriteFailed | Vanished | Relisted | Dropped | Arrived | ReadFailed
+    FoundEntries
+    | CatalogueOpened
+    | Written
+    | WriteFailed
+    | Vanished
+    | Relisted
+    | Dropped
+    | Arrived
+    | ReadFailed
 )
 Job = Callable[[], None]
 
@@ -176,8 +184,8 @@ class Transfers:
     def touch(self, keys: Sequence[Key]) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._touch(keys)))
 
-    def mark(self, key: Key, standing: Standing) -> None:
-        self._writes.put(lambda: self._unless_resting(lambda: self._tier.mark([(key, standing)])))
+    def mark(self, key: Key, retention: Retention) -> None:
+        self._writes.put(lambda: self._unless_resting(lambda: self._tier.mark([(key, retention)])))
 
     def give_name(self, named: Named) -> None:
         self._writes.put(lambda: self._unless_resting(lambda: self._tier.give_name(named)))
@@ -205,7 +213,7 @@ class Transfers:
         """Finishes what is queued, for a while, then gives up on the rest."""
         for _ in range(N_READERS):
             self._reads.put(None)
-        self._writes.put(self._settle_debts)
+        self._writes.put(self._flush_deferred_deletes)
         self._writes.put(None)
         deadline = time.monotonic() + grace_seconds
         for thread in self._threads:
@@ -240,11 +248,11 @@ class Transfers:
         except Exception as error:  # the start waits for a word
             _log.exception("the cache directory could not be opened")
             self._give_it_time(TierFailed(f"it failed: {error}"))
-        self._emit(Opened(self._trouble, self._tier.usage_bytes(), names))
+        self._emit(CatalogueOpened(self._trouble, self._tier.usage_bytes(), names))
 
     def _tell_all(self) -> None:
         for rows in self._tier.rows():
-            self._emit(Found(rows))
+            self._emit(FoundEntries(rows))
 
     @property
     def _is_resting(self) -> bool:
@@ -258,7 +266,7 @@ class Transfers:
         self._n_opens_told = self._tier.n_opens
         self._emit(Relisted(frozenset(row.header.key for batch in batches for row in batch)))
         for rows in batches:
-            self._emit(Found(rows))
+            self._emit(FoundEntries(rows))
 
     def _give_it_time(self, error: TierFailed) -> None:
         """A disk that refused is not asked again at once: each attempt copies the bytes."""
@@ -284,7 +292,7 @@ class Transfers:
             self._emit(WriteFailed(key, f"it failed: {error}"))
         else:
             self._retry_at, self._trouble = 0.0, None
-            self._settle_debts()
+            self._flush_deferred_deletes()
             self._emit(Written(key, evicted, self._tier.usage_bytes()))
 
     def _touch(self, keys: Sequence[Key]) -> None:
@@ -331,7 +339,7 @@ class Transfers:
             self._give_it_time(error)
         self._owed.append(action)
 
-    def _settle_debts(self) -> None:
+    def _flush_deferred_deletes(self) -> None:
         owed, self._owed = self._owed, []
         for action in owed:
             self._quietly(action)

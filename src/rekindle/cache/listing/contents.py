@@ -123,14 +123,14 @@ def _described(
 ) -> StoredPrefix:
     """Of a name whose prompt is no longer stored there is little to tell."""
     tip = path[-1] if path else None
-    standing = tip.standing if tip else Node(b"").standing
+    retention = tip.retention if tip else Node(b"").retention
     if n_tokens is None:
         n_tokens = sum(len(node.tokens) for node in path) // TOKEN_BYTES
     return StoredPrefix(
         key=tip.key.hex() if tip else "",
         name=named.name if named else None,
-        session=named.session if named else standing.session,
-        rank=standing.rank,
+        session=named.session if named else retention.session,
+        rank=retention.rank,
         n_tokens=n_tokens,
         n_bytes=sum(node.payload_bytes for node in path),
         sources=sources_of(path),

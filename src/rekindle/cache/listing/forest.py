@@ -29,7 +29,7 @@ def sources_of(nodes: Sequence[Node]) -> tuple[CacheSource, ...]:
 
 
 def pinned_until(node: Node) -> float | None:
-    until = node.standing.pinned_until
+    until = node.retention.pinned_until
     return until if until > time.time() else None
 
 
@@ -78,7 +78,7 @@ def branches(
 
 
 def _is_alike(one: Node, two: Node) -> bool:
-    return one.where == two.where and one.standing == two.standing
+    return one.where == two.where and one.retention == two.retention
 
 
 def _branch(row: Sequence[Node], parent: int | None, names: Sequence[str]) -> StoredBranch:
@@ -91,8 +91,8 @@ def _branch(row: Sequence[Node], parent: int | None, names: Sequence[str]) -> St
         n_bytes=sum(node.payload_bytes for node in row),
         names=tuple(names),
         sources=sources_of(row),
-        session=tip.standing.session,
-        rank=tip.standing.rank,
+        session=tip.retention.session,
+        rank=tip.retention.rank,
         hits=tip.hits,
         used_at=max(node.used_at for node in row),
         pinned_until=pinned_until(tip),

@@ -155,8 +155,8 @@ class SharedStock(BackStore):
             n_prefix_tokens=node.stop,
             min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
-            is_pinned=node.standing.pinned_until > time.time(),
-            rank=node.standing.rank,
+            is_pinned=node.retention.pinned_until > time.time(),
+            rank=node.retention.rank,
         )
         if not is_admitted:
             self._count("writes_refused", 1)

@@ -120,7 +120,7 @@ class SharedTransfers:
 
     def close(self, grace_seconds: float) -> None:
         """Finishes what is queued, for a while, then gives up on the rest."""
-        self._writes.put(self._settle_debts)
+        self._writes.put(self._flush_deferred_deletes)
         for jobs, n_threads in (
             (self._writes, 1),
             (self._reads, N_READERS),
@@ -157,7 +157,7 @@ class SharedTransfers:
             _log.exception("an entry could not be written to the shared store")
             self._emit(WriteFailed(key, f"it failed: {error}"))
         else:
-            self._settle_debts()
+            self._flush_deferred_deletes()
             self._emit(Written(key, [], 0))
 
     def _drop(self, keys: Sequence[Key]) -> None:
@@ -168,7 +168,7 @@ class SharedTransfers:
             _log.warning("cache: %d entries are still to be deleted: %s", len(keys), error.message)
             self._undropped.append(keys)
 
-    def _settle_debts(self) -> None:
+    def _flush_deferred_deletes(self) -> None:
         owed, self._undropped = self._undropped, []
         for keys in owed:
             self._drop(keys)

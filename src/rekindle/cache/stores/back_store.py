@@ -29,7 +29,7 @@ class WriteRules:
     min_tokens: int
 
 
-class Carrier(Protocol):
+class TransferQueue(Protocol):
     """Threads that move bytes; what becomes of a job is an event."""
 
     def write(self, entry: Entry) -> None: ...
@@ -43,7 +43,7 @@ class BackStore(ABC):
     def __init__(
         self,
         where: Where,
-        carrier: Carrier,
+        carrier: TransferQueue,
         holdings: Holdings,
         count: Callable[[str, int], None],
         read_speed: Speed,
@@ -110,7 +110,7 @@ class BackStore(ABC):
         self._writing[node.key] = node
         self._holdings.lease(node)
         entry = self._holdings.memory.get(node.key)
-        self._carrier.write(replace(entry, standing=node.standing))
+        self._carrier.write(replace(entry, retention=node.retention))
 
     def _on_written(self, key: Key) -> None:
         node = self._writing[key]

@@ -37,7 +37,7 @@ from rekindle.cache.entry import (
     Entry,
     Header,
     Key,
-    Standing,
+    Retention,
     checksum,
     decode_preamble,
     encode_preamble,
@@ -167,8 +167,8 @@ def _manifest_of(stored: Stored, wanted: Sequence[Lineage]) -> Manifest:
             Packed(
                 entry.key,
                 entry.row.file_bytes,
-                entry.row.standing.rank,
-                entry.row.standing.session,
+                entry.row.retention.rank,
+                entry.row.retention.session,
             )
             for entry in entries.values()
         ),
@@ -358,7 +358,7 @@ def _read_packed(file: BinaryIO, packed: Packed, fingerprint: Key) -> Entry:
     payload = data[header.preamble_bytes :]
     if checksum(payload) != payload_check:
         raise _Damaged("the payload of an entry does not match its checksum")
-    return Entry(header, payload, Standing(packed.rank, packed.session))
+    return Entry(header, payload, Retention(packed.rank, packed.session))
 
 
 def _check_follows(header: Header, known: dict[Key, Header]) -> None:
@@ -383,7 +383,7 @@ def _add(entry: Entry, catalog: Catalog, directory: Path) -> bool:
         if files.is_whole(header) and catalog.has(header.key):
             return False
         files.write(entry)
-        catalog.add([header], used_at=time.time(), standing=entry.standing)
+        catalog.add([header], used_at=time.time(), retention=entry.retention)
     return True
 
 

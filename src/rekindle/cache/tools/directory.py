@@ -60,7 +60,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class DirectoryFindings:
     n_entries: int  # that are sound
     n_bytes: int
     n_incomplete: int  # of no use until what they follow is computed again
@@ -118,7 +118,7 @@ def entry_paths(directory: Path) -> list[Path]:
     ]
 
 
-def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Findings:
+def verify(directory: Path, on_progress: Callable[[int, int], None]) -> DirectoryFindings:
     """Reads everything. `on_progress` gets the bytes done and the bytes in all."""
     check_is_cache(directory)
     headers: dict[Key, Header] = {}
@@ -143,7 +143,7 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Findings
     turns = verify_turns(directory)
     if turns.trouble is not None:
         problems.append(Problem(Flaw.TURNS, directory / TURNS_NAME, turns.trouble))
-    return Findings(
+    return DirectoryFindings(
         n_entries=len(headers),
         n_bytes=sum(size_on_disk(header) for header in headers.values()),
         n_incomplete=sum(not entry.is_complete for entry in inventory.entries),

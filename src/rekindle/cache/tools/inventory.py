@@ -84,7 +84,7 @@ class Inventory:
         """Least recently used first, and nothing before what follows it, or while it is pinned."""
         n_followers = Counter(entry.row.header.parent for entry in self.entries)
         for entry in self.entries:
-            n_followers[entry.key] += entry.row.standing.pinned_until > now
+            n_followers[entry.key] += entry.row.retention.pinned_until > now
         leaves = [_place_of(entry) for entry in self.entries if not n_followers[entry.key]]
         heapify(leaves)
         n_bytes = self.n_bytes
@@ -112,7 +112,7 @@ def _listed(row: CatalogRow, parent: Listed | None) -> Listed:
     return Listed(row, size_on_disk(header) + parent.chain_bytes, parent.is_complete)
 
 
-class _Place(NamedTuple):
+class _ChainPlace(NamedTuple):
     """Orders leaves; of those that one request used, the last goes first."""
 
     last_used_at: float
@@ -120,8 +120,8 @@ class _Place(NamedTuple):
     key: Key
 
 
-def _place_of(entry: Listed) -> _Place:
-    return _Place(entry.row.last_used_at, -entry.row.header.start, entry.key)
+def _place_of(entry: Listed) -> _ChainPlace:
+    return _ChainPlace(entry.row.last_used_at, -entry.row.header.start, entry.key)
 
 
 def _covered(siblings: list[Listed]) -> list[Key]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rekindle.chat.accounts.miss_reasons import Diagnosis, Found, TextOf, explain
+from rekindle.chat.accounts.miss_reasons import CacheOutcome, Diagnosis, TextOf, explain
 from rekindle.chat.accounts.recent_prompts import PastPrompt, RecentPrompts, with_reply
 from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes
 from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
@@ -40,7 +40,9 @@ class Accounts:
         """As a request with this prompt would be told, if it were sent now."""
         n_known = self.seen.n_known(_space(asked), asked.tokens)
         earlier = self.recent.most_like(asked, n_cached=forecast.n_cached)
-        return explain(asked, earlier, Found(n_cached=forecast.n_cached, n_known=n_known), text_of)
+        return explain(
+            asked, earlier, CacheOutcome(n_cached=forecast.n_cached, n_known=n_known), text_of
+        )
 
 
 class Account:
@@ -61,7 +63,7 @@ class Account:
         self.model = asked.model
         self.rank = rank
         self.is_explained = options.explain
-        self.n_twice = 0
+        self.n_recomputed = 0
         self.diagnosis = Diagnosis()
         self._accounts = accounts
         self._session = session
@@ -74,7 +76,7 @@ class Account:
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
         n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
-        self.n_twice = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
+        self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
         self._accounts.sessions.book(
             self._session,
             Ledger(
@@ -82,14 +84,14 @@ class Account:
                 prompt_tokens=event.n_prompt,
                 cached_tokens=event.n_cached,
                 prefilled_tokens=event.n_prompt - event.n_cached,
-                prefilled_twice_tokens=self.n_twice,
+                prefilled_twice_tokens=self.n_recomputed,
             ),
         )
-        found = Found(
+        found = CacheOutcome(
             n_cached=event.n_cached,
             n_known=n_known,
             n_refused=event.n_refused,
-            n_stateless=event.n_stateless,
+            n_missing_checkpoint_tokens=event.n_missing_checkpoint_tokens,
             uses_cache=self._uses_cache,
             can_store=self._can_store,
         )
@@ -107,7 +109,7 @@ class Account:
         self._accounts.seen.add(self._space, computed)
         self._accounts.recent.add(with_reply(self._asked, computed, said, call_ids))
 
-    def _diagnosis(self, found: Found) -> Diagnosis:
+    def _diagnosis(self, found: CacheOutcome) -> Diagnosis:
         recent = self._accounts.recent
         named = None
         if self._compare_with is not None:

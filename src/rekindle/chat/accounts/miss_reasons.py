@@ -30,13 +30,13 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CacheOutcome:
     """What became of a prompt."""
 
     n_cached: int
     n_known: int  # of its tokens, computed earlier
     n_refused: int = 0  # stored, and computed again because that is faster
-    n_stateless: int = 0  # stored, but without a state to go on from
+    n_missing_checkpoint_tokens: int = 0  # stored, but without a state to go on from
     uses_cache: bool = True  # the client's wish
     can_store: bool = True  # for this model
 
@@ -44,14 +44,14 @@ class Found:
 def explain(
     now: PastPrompt,
     earlier: PastPrompt | None,
-    found: Found,
+    found: CacheOutcome,
     text_of: TextOf,
 ) -> Miss | None:
     # The last token of a prompt is always computed.
     n_gone = max(
         min(found.n_known, len(now.tokens) - 1) - found.n_cached,
         found.n_refused,
-        found.n_stateless,
+        found.n_missing_checkpoint_tokens,
     )
     if not found.uses_cache:
         return Miss(reason=MissReason.CACHE_OFF, tokens_lost=n_gone)
@@ -68,10 +68,10 @@ def explain(
     return None
 
 
-def _gone_because(found: Found, n_gone: int) -> MissReason:
+def _gone_because(found: CacheOutcome, n_gone: int) -> MissReason:
     if found.n_refused:
         return MissReason.RECOMPUTE_FASTER
-    if 2 * found.n_stateless >= n_gone:
+    if 2 * found.n_missing_checkpoint_tokens >= n_gone:
         return MissReason.NO_CHECKPOINT
     return MissReason.EVICTED if found.can_store else MissReason.CACHE_OFF
 

@@ -38,7 +38,7 @@ class ReasoningMarks:
     anywhere: bool = False  # also behind text; otherwise only where the reply begins
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     def __call__(self, text: str, schemas: Schemas, /) -> ReadCalls | None:
         """The calls at the beginning of `text`, which starts with a trigger.
 
@@ -62,7 +62,7 @@ class Dialect:
     name: str
     triggers: tuple[Trigger, ...]  # what a call begins with
     endings: tuple[str, ...]  # what it may end with: no need to read before one has come
-    read: Reader
+    read: CallReader
     grammar: GrammarWriter
     reasoning: ReasoningMarks | None = None
     hidden: tuple[str, ...] = ()  # headers between the parts of a reply, shown to nobody

@@ -3,7 +3,7 @@
 import re
 from typing import Protocol
 
-from rekindle.chat.dialects.base import NotACall, ReadCall, ReadCalls, Reader, Schemas
+from rekindle.chat.dialects.base import CallReader, NotACall, ReadCall, ReadCalls, Schemas
 from rekindle.chat.dialects.json_text import value_end
 
 NAME_LIMIT = 256  # picked: no tool has a longer name, and prose should not wait for its end
@@ -92,7 +92,7 @@ class Walk(Protocol):
     def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ReadCall]: ...
 
 
-def reader(walk: Walk) -> Reader:
+def reader(walk: Walk) -> CallReader:
     """A reader from a function that takes calls off a cursor, and need not care for the end."""
 
     def read(text: str, schemas: Schemas) -> ReadCalls | None:

@@ -65,7 +65,7 @@ def _separator(cursor: Cursor, end: str) -> None:
         cursor.skip_space()
 
 
-class _Writer:
+class _ArgumentWriter:
     """Rules for values of one schema."""
 
     def __init__(self, rules: Rules, mark: str, root: Schema) -> None:
@@ -142,7 +142,7 @@ def _dialect(opening: str, closing: str, mark: str) -> Dialect:
         rules = Rules(literal)
         calls = []
         for i, (name, schema) in enumerate(closed(schemas).items()):
-            written = _Writer(rules, mark, schema).object(f"arguments_{i}", schema)
+            written = _ArgumentWriter(rules, mark, schema).object(f"arguments_{i}", schema)
             calls.append(f"{literal(opening)} {quote(f'call:{name}')} {written} {literal(closing)}")
         return rules.source(repeated(rules.one_of("call", calls), parallel=parallel))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.chat.prompt.splicer import Spliced
 from rekindle.chat.prompt.token_run import PieceTokenizer
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class Boundaries:
                     found.add(position + inner)
         return tuple(sorted(found))
 
-    def _position_in(self, piece: Piece, n_chars: int) -> int | None:
+    def _position_in(self, piece: PromptPiece, n_chars: int) -> int | None:
         n_bytes = len(piece.text[:n_chars].encode("utf-8", "replace"))
         for position, token in enumerate(self._tokenize(piece)):
             if n_bytes <= 0:

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from rekindle.chat.template.guard import Guard, Piece
+from rekindle.chat.template.guard import Guard, PromptPiece
 
 
 class Layout:
     """Offsets are in characters of `text`."""
 
-    def __init__(self, pieces: Sequence[Piece], guard: Guard) -> None:
+    def __init__(self, pieces: Sequence[PromptPiece], guard: Guard) -> None:
         self.text = "".join(piece.text for piece in pieces)
         self._guard = guard
         self._pieces = pieces
@@ -23,7 +23,7 @@ class Layout:
         ]
         self._control_starts = [start for start, _ in self._controls]
 
-    def cut(self, start: int, stop: int) -> list[tuple[int, Piece]]:
+    def cut(self, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
         """The pieces of a part of the text, each with its offset."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         parts = []
@@ -39,7 +39,7 @@ class Layout:
                 parts.append((offset, piece))
         return parts
 
-    def followed_by(self, text: str, start: int, stop: int) -> list[tuple[int, Piece]]:
+    def followed_by(self, text: str, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
         """As `cut`, as if the template had written `text` behind it."""
         parts = self.cut(start, stop)
         more = list(self._guard.pieces(text, self._guard.sentinel(text)))

@@ -41,7 +41,7 @@ from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
 from rekindle.chat.reply.parser import Said
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
@@ -213,12 +213,14 @@ class PromptBuilder:
         """Tokens, about; the same whenever it is asked for."""
         texts = [message.text, *(call.arguments_json for call in message.calls)]
         texts += [part.text for part in message.parts if isinstance(part, ToolResult)]
-        pieces = (Piece(text, parse_special=False) for text in texts if text)
+        pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
         return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
 
     def _head_size(self, conversation: Conversation) -> int:
         systems = (m for m in conversation.messages if m.role is Role.SYSTEM)
-        tools = (Piece(tool.definition_json, parse_special=False) for tool in conversation.tools)
+        tools = (
+            PromptPiece(tool.definition_json, parse_special=False) for tool in conversation.tools
+        )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
     def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
@@ -255,7 +257,7 @@ class PromptBuilder:
         text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
         return self._plain(TokenRun(tokens), text)
 
-    def render(self, conversation: Conversation) -> tuple[Piece, ...]:
+    def render(self, conversation: Conversation) -> tuple[PromptPiece, ...]:
         return self._template.render(
             conversation, add_generation_prompt=not conversation.continue_last
         )
@@ -361,7 +363,7 @@ class PromptBuilder:
                 run = TokenRun(self._bos_before(layout.text))
                 spliced = splicer.splice(run, candidates)
             others = {
-                index: _other_reasoning(spliced.shown_otherwise.get(index), reasoning)
+                index: _other_reasoning(spliced.rendered_differently.get(index), reasoning)
                 for index, reasoning in restored.items()
                 if index not in spliced.turns
             }

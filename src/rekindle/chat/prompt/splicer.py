@@ -16,7 +16,7 @@ from rekindle.chat.prompt.meaning import said_calls
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn
 from rekindle.chat.reply.parser import Said, parse
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 
 MAX_ENDS_TRIED = 32  # of a turn whose own end is not there; picked
 
@@ -34,10 +34,10 @@ class Spliced:
     run: TokenRun
     turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
     # Those that follow their prompt, too, and are shown otherwise than they were said.
-    shown_otherwise: dict[int, Turn] = field(default_factory=dict)
+    rendered_differently: dict[int, Turn] = field(default_factory=dict)
     end: int = 0  # where the last of the turns ends in the text
     # Offset in the text and position in the tokens of each piece that was tokenised.
-    marks: list[tuple[int, int, Piece]] = field(default_factory=list)
+    marks: list[tuple[int, int, PromptPiece]] = field(default_factory=list)
 
 
 class Splicer:
@@ -66,7 +66,7 @@ class Splicer:
                     continue
                 end = self._end(done, turn, keeps_reasoning=keeps_reasoning)
                 if end is None:
-                    done.shown_otherwise.setdefault(index, turn)
+                    done.rendered_differently.setdefault(index, turn)
                     continue
                 self._append(done, prompt)
                 run.extend_sampled(turn.tokens)
@@ -75,14 +75,14 @@ class Splicer:
         self._append(done, self._layout.cut(done.end, len(self._layout.text)))
         return done
 
-    def _append(self, done: Spliced, pieces: Sequence[tuple[int, Piece]]) -> None:
+    def _append(self, done: Spliced, pieces: Sequence[tuple[int, PromptPiece]]) -> None:
         for offset, piece in pieces:
             done.marks.append((offset, len(done.run.tokens), piece))
             done.run.extend(self._tokenize(piece))
 
     def _prompt(
         self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
-    ) -> list[tuple[int, Piece]] | None:
+    ) -> list[tuple[int, PromptPiece]] | None:
         """What stands between the turn and the one before it; None: it was another prompt."""
         text = self._layout.text
         history_end = done.end + turn.gap_chars

@@ -14,7 +14,7 @@ from rekindle.chat.prompt.meaning import KEY_BYTES, digest
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.reply.parser import Said
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
 # Steps of lengths, the second from FINE_LIMIT on: fine enough that texts which share a long
@@ -85,7 +85,7 @@ class TextSplicer:
     def _tokens(self, text: str, *, inside: bool) -> "array[int]":
         if inside and self._adds_space:
             text = text.removeprefix(" ")  # which the vocabulary writes unasked
-        return self._tokenize(Piece(text, parse_special=True)) if text else array("i")
+        return self._tokenize(PromptPiece(text, parse_special=True)) if text else array("i")
 
     def _cut(self, turn: Turn, text: str) -> "_Cut | None":
         """The last place in the reply where the text would be cut too if tokenised in one go."""

@@ -8,7 +8,7 @@ from sys import getsizeof
 from threading import Lock
 
 from rekindle.chat.prompt.meaning import KEY_BYTES
-from rekindle.chat.template.guard import Piece
+from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_KNOWN_BYTES = 32_000_000  # about two dozen histories of 100k tokens; picked
@@ -44,11 +44,11 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[Piece, array[int]] = OrderedDict()
+        self._known: OrderedDict[PromptPiece, array[int]] = OrderedDict()
         self.n_bytes = 0
         self._lock = Lock()
 
-    def __call__(self, piece: Piece) -> "array[int]":
+    def __call__(self, piece: PromptPiece) -> "array[int]":
         with self._lock:
             if (tokens := self._known.get(piece)) is not None:
                 self._known.move_to_end(piece)
@@ -64,5 +64,5 @@ class PieceTokenizer:
         return tokens
 
 
-def _size(piece: Piece, tokens: "array[int]") -> int:
+def _size(piece: PromptPiece, tokens: "array[int]") -> int:
     return getsizeof(piece.text) + len(tokens) * tokens.itemsize + PIECE_BYTES

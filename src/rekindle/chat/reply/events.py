@@ -39,7 +39,7 @@ class ReplyOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TopToken:
     """One token as text. `data` are its exact bytes, which may be part of a character only."""
 
     token: int
@@ -50,8 +50,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    chosen: Candidate
-    top: tuple[Candidate, ...]
+    chosen: TopToken
+    top: tuple[TopToken, ...]
     text_offset: int  # where its text starts in the reply, in characters
 
 
@@ -113,7 +113,7 @@ class ReplyStats:
     decode_seconds: float
     session: str = DEFAULT_SESSION
     rank: Rank = Rank.MAIN
-    n_twice: int = 0  # prompt tokens that were computed though they had been before
+    n_recomputed: int = 0  # prompt tokens that were computed though they had been before
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     is_explained: bool = False  # the client wants to know
     is_kept: bool = True  # False: the cache was not used

@@ -13,7 +13,6 @@ from rekindle.chat.prompt.meaning import new_call_id
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.detokenizer import StopScanner, Utf8Assembler
 from rekindle.chat.reply.events import (
-    Candidate,
     FinishReason,
     ReplyCall,
     ReplyDone,
@@ -24,6 +23,7 @@ from rekindle.chat.reply.events import (
     ReplyStats,
     ReplyText,
     ScoredToken,
+    TopToken,
 )
 from rekindle.chat.reply.parser import Part, ReplyParser, Said, SaidReasoning, SaidText, parse
 from rekindle.errors import RekindleError
@@ -258,9 +258,9 @@ class ReplyStream:
         scored, self._unsent = tuple(self._unsent), []
         return scored
 
-    def _candidate(self, token: int, logprob: float) -> Candidate:
+    def _candidate(self, token: int, logprob: float) -> TopToken:
         data = self._tokenizer.detokenize((token,), render_special=True)
-        return Candidate(token, data.decode("utf-8", "replace"), data, logprob)
+        return TopToken(token, data.decode("utf-8", "replace"), data, logprob)
 
     def _said(self) -> Said:
         calls = tuple(self._read_calls)
@@ -321,7 +321,7 @@ class ReplyStream:
             decode_seconds=self._last_token_at - self._first_token_at,
             session=account.session if account else DEFAULT_SESSION,
             rank=account.rank if account else Rank.MAIN,
-            n_twice=account.n_twice if account else 0,
+            n_recomputed=account.n_recomputed if account else 0,
             diagnosis=account.diagnosis if account else Diagnosis(),
             is_explained=account.is_explained if account else False,
             is_kept=self._is_remembered,
@@ -358,7 +358,7 @@ class ReplyStream:
             is_evaluated=self._evaluated is not None,
             spans=stats.spans,
             n_generated=stats.n_generated,
-            n_twice=stats.n_twice,
+            n_recomputed=stats.n_recomputed,
             n_remembered_turns=stats.n_remembered_turns,
             n_dropped_messages=stats.n_dropped_messages,
             miss=stats.miss,

@@ -21,7 +21,7 @@ _NEVER = "(?!)"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     text: str
     parse_special: bool
 
@@ -61,21 +61,21 @@ class Guard:
     def n_special(self, text: str) -> int:
         return sum(1 for _ in self._special.finditer(text))
 
-    def pieces(self, rendered: str, sentinel: str) -> tuple[Piece, ...]:
+    def pieces(self, rendered: str, sentinel: str) -> tuple[PromptPiece, ...]:
         """Cut in front of every control string that the template wrote: no token spans a cut."""
         pieces = []
         for start, body, end in self._sections(rendered):
             if rendered.find(sentinel, body, end) < 0:
                 if start < end:
-                    pieces.append(Piece(rendered[start:end], parse_special=True))
+                    pieces.append(PromptPiece(rendered[start:end], parse_special=True))
                 continue
             if start < body:
-                pieces.append(Piece(rendered[start:body], parse_special=True))
+                pieces.append(PromptPiece(rendered[start:body], parse_special=True))
             if plain := rendered[body:end].replace(sentinel, ""):
-                pieces.append(Piece(plain, parse_special=False))
+                pieces.append(PromptPiece(plain, parse_special=False))
         return tuple(pieces)
 
-    def control_string(self, piece: Piece) -> str:
+    def control_string(self, piece: PromptPiece) -> str:
         """The one that the piece begins with, if any."""
         found = self._special.match(piece.text) if piece.parse_special else None
         return found[0] if found else ""

@@ -22,7 +22,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.template.guard import SENTINEL_CLASS, Guard, Piece
+from rekindle.chat.template.guard import SENTINEL_CLASS, Guard, PromptPiece
 from rekindle.chat.template.sandbox import Json, Sandbox, tojson
 from rekindle.chat.template.traits import Traits, probe, reshape
 from rekindle.errors import InvalidRequest, StartupError
@@ -61,7 +61,7 @@ class ChatTemplate:
 
     def render(
         self, conversation: Conversation, *, add_generation_prompt: bool
-    ) -> tuple[Piece, ...]:
+    ) -> tuple[PromptPiece, ...]:
         """An open last message ends the prompt, whatever `add_generation_prompt` says."""
         try:
             sentinel = self.guard.sentinel(conversation, self.source)

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.entry import ORDINARY, Key, Reason
 from rekindle.cache.tools.archive import Exported, Imported
-from rekindle.cache.tools.directory import Cleared, Findings
+from rekindle.cache.tools.directory import Cleared, DirectoryFindings
 from rekindle.cache.tools.inventory import Inventory, Listed
 from rekindle.cache.tools.lineage import Stored
 from rekindle.cache.tools.turn_upkeep import TurnTotals
@@ -64,16 +64,16 @@ def print_list(stored: Stored, entries: Sequence[Listed], turns: TurnTotals) -> 
 
 
 def _line(entry: Listed, names: Sequence[str], now: float) -> list[str]:
-    header, standing = entry.row.header, entry.row.standing
+    header, retention = entry.row.header, entry.row.retention
     return [
         header.key.hex()[:SHORT_KEY],
         str(header.stop),
         decimal(entry.n_bytes),
         decimal(entry.chain_bytes) if entry.is_complete else "broken",
         ", ".join(names),
-        standing.session if standing.session != ORDINARY.session else "",
-        standing.rank.name.lower() if standing.rank != ORDINARY.rank else "",
-        until(standing.pinned_until, now),
+        retention.session if retention.session != ORDINARY.session else "",
+        retention.rank.name.lower() if retention.rank != ORDINARY.rank else "",
+        until(retention.pinned_until, now),
         _words(header.reason),
         ago(now - entry.row.last_used_at),
         str(entry.row.hits),
@@ -98,7 +98,7 @@ def details_json(directory: Path, chain: Sequence[Listed], names: Sequence[str])
 
 def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]) -> None:
     entry = chain[-1]
-    header, standing = entry.row.header, entry.row.standing
+    header, retention = entry.row.header, entry.row.retention
     now = time.time()
     ids = [str(token) for token in _token_ids(entry)]
     if len(ids) > 2 * _FEW_TOKENS:
@@ -107,9 +107,9 @@ def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]
     for name, value in (
         ("key", header.key.hex()),
         ("name", ", ".join(names) or "none"),
-        ("session", standing.session),
-        ("class", standing.rank.name.lower()),
-        ("pinned", until(standing.pinned_until, now) or "no"),
+        ("session", retention.session),
+        ("class", retention.rank.name.lower()),
+        ("pinned", until(retention.pinned_until, now) or "no"),
         ("kind", header.kind.name.lower()),
         ("model", header.fingerprint.hex()),
         ("positions", f"{header.start} to {header.stop}"),
@@ -128,7 +128,7 @@ def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]
     plain_console().print(table)
 
 
-def findings_json(findings: Findings, *, fixed: bool) -> str:
+def findings_json(findings: DirectoryFindings, *, fixed: bool) -> str:
     return as_json(
         {
             "entries": findings.n_entries,
@@ -149,7 +149,7 @@ def findings_json(findings: Findings, *, fixed: bool) -> str:
     )
 
 
-def print_findings(findings: Findings, *, fixed: bool) -> None:
+def print_findings(findings: DirectoryFindings, *, fixed: bool) -> None:
     console = plain_console()
     for problem in findings.problems:
         detail = f" ({problem.detail})" if problem.detail else ""
@@ -269,7 +269,7 @@ def print_imported(directory: Path, imported: Imported) -> None:
 
 
 def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
-    header, standing = entry.row.header, entry.row.standing
+    header, retention = entry.row.header, entry.row.retention
     return {
         "key": header.key.hex(),
         "kind": header.kind.name.lower(),
@@ -285,9 +285,9 @@ def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
         "last_used_at": entry.row.last_used_at,
         "uses": entry.row.hits,
         "names": list(names),
-        "session": standing.session,
-        "class": standing.rank.name.lower(),
-        "pinned_until": standing.pinned_until or None,
+        "session": retention.session,
+        "class": retention.rank.name.lower(),
+        "pinned_until": retention.pinned_until or None,
     }
 
 

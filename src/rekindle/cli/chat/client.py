@@ -14,7 +14,7 @@ from rekindle.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     role: str
     content: str
 
@@ -26,17 +26,17 @@ class Prefilling:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class ReplyTimings:
     n_cached: int
     n_prefilled: int
     prefill_seconds: float
@@ -49,7 +49,7 @@ class Failed:
     message: str
 
 
-ReplyEvent = Prefilling | Reasoning | Text | Timings | Failed
+ReplyEvent = Prefilling | ReasoningDelta | TextDelta | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:
@@ -68,7 +68,7 @@ class ChatClient:
         self._http = http
         self.model = self._first_model()
 
-    def reply(self, messages: list[Message]) -> Generator[ReplyEvent]:
+    def reply(self, messages: list[ChatMessage]) -> Generator[ReplyEvent]:
         """Ends after `Failed`; closing it early cancels the request."""
         body = {
             "model": self.model,
@@ -114,11 +114,11 @@ def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
         delta = choice.get("delta") or {}
         # Other servers, which `--url` may name, call it `reasoning`.
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield Reasoning(reasoning)
+            yield ReasoningDelta(reasoning)
         if text := delta.get("content"):
-            yield Text(text)
+            yield TextDelta(text)
     if timings := chunk.get("timings"):
-        yield Timings(
+        yield ReplyTimings(
             n_cached=timings["cache_n"],
             n_prefilled=timings["prompt_n"],
             prefill_seconds=timings["prompt_ms"] / 1000,

@@ -18,7 +18,7 @@ from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
-    from rekindle.cli.chat.client import ChatClient, ReplyEvent, Timings
+    from rekindle.cli.chat.client import ChatClient, ReplyEvent, ReplyTimings
 
 _HELP = """\
 /clear        forget the conversation
@@ -102,10 +102,10 @@ def talk(
     client: "ChatClient", console: Console, read_line: Callable[[], str], system: str | None
 ) -> None:
     """The loop: `read_line` raises EOFError when there is nothing more to say."""
-    from rekindle.cli.chat.client import Message
+    from rekindle.cli.chat.client import ChatMessage
 
     console.print(f"{client.model} - /help for commands, Ctrl-D to leave", style="dim")
-    history: list[Message] = []
+    history: list[ChatMessage] = []
     while True:
         try:
             line = read_line().strip()
@@ -129,38 +129,38 @@ def talk(
             case _ if command.startswith("/"):
                 console.print(f"There is no {command}; see /help", style="dim", markup=False)
             case _:
-                start = [Message("system", system)] if system else []
-                question = Message("user", line)
+                start = [ChatMessage("system", system)] if system else []
+                question = ChatMessage("user", line)
                 text = draw(client.reply([*start, *history, question]), console)
                 if text:
-                    history += [question, Message("assistant", text)]
+                    history += [question, ChatMessage("assistant", text)]
 
 
 def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
     """Shows a reply as it comes, and returns its text: all there was of it at Ctrl-C."""
-    from rekindle.cli.chat.client import Failed, Prefilling, Reasoning, Text, Timings
+    from rekindle.cli.chat.client import Failed, Prefilling, ReasoningDelta, ReplyTimings, TextDelta
 
     parts: list[str] = []
     thinking = False
-    ending: Failed | Timings | None = None
+    ending: Failed | ReplyTimings | None = None
     with Status("Reading the prompt", console=console) as status, closing(events):
         try:
             for event in events:
                 match event:
                     case Prefilling(n_done, n_tokens):
                         status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
-                    case Reasoning(text):
+                    case ReasoningDelta(text):
                         status.stop()
                         thinking = True
                         console.print(text, end="", style="dim", markup=False, soft_wrap=True)
-                    case Text(text):
+                    case TextDelta(text):
                         status.stop()
                         if thinking:
                             console.print("\n")
                             thinking = False
                         parts.append(text)
                         console.print(text, end="", markup=False, soft_wrap=True)
-                    case Failed() | Timings():
+                    case Failed() | ReplyTimings():
                         ending = event
         except KeyboardInterrupt:
             ending = None
@@ -168,14 +168,14 @@ def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
     match ending:
         case Failed(message):
             console.print(message, style="red", markup=False, soft_wrap=True)
-        case Timings():
+        case ReplyTimings():
             console.print(summary(ending), style="dim", markup=False)
         case None:
             console.print("stopped", style="dim")
     return "".join(parts)
 
 
-def summary(timings: "Timings") -> str:
+def summary(timings: "ReplyTimings") -> str:
     n_prompt = timings.n_cached + timings.n_prefilled
     return (
         f"prefilled {timings.n_prefilled} of {n_prompt} tokens ({timings.n_cached} cached)"

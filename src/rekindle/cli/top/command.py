@@ -14,7 +14,7 @@ from rekindle.cli.remote import ApiKey, Remote, connected, local_server, told_in
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:
-    from rekindle.cli.top.snapshot import Snapshot, Tokens
+    from rekindle.cli.top.snapshot import ServerSnapshot, Tokens
 
 INTERVAL_SECONDS = 1.0
 _PIPE_WIDTH = 100  # picked: what is read later is read at any width
@@ -66,28 +66,28 @@ class Observer:
         self.url = remote.url
         self._remote = remote
         self._now = now
-        self._known = _Known()
+        self._known = _LastSnapshot()
 
-    def look(self) -> "Snapshot":
+    def look(self) -> "ServerSnapshot":
         """Raises StartupError."""
         try:
             return self._look()
         except StartupError:
-            self._known = _Known()  # it may be another server when it is back
+            self._known = _LastSnapshot()  # it may be another server when it is back
             raise
         except (ValueError, LookupError, TypeError) as error:
             raise StartupError(f"{self.url} does not answer like a server of ours.") from error
 
-    def _look(self) -> "Snapshot":
+    def _look(self) -> "ServerSnapshot":
         from rekindle.cli.top.snapshot import sessions_of, snapshot_of
 
         taken_at = self._now()
         metrics = self._remote.get_text("/metrics")
         slots = self._remote.get("/slots")
         if not slots:  # no model is loaded
-            self._known = _Known()
+            self._known = _LastSnapshot()
         elif self._known.props is None:
-            self._known = _Known(props=self._remote.get("/props"), props_at=taken_at)
+            self._known = _LastSnapshot(props=self._remote.get("/props"), props_at=taken_at)
         known = self._known
         snapshot = snapshot_of(
             taken_at=taken_at,
@@ -106,7 +106,7 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _LastSnapshot:
     """Of the model that is loaded, from the last time that it was asked about."""
 
     props: dict[str, Any] | None = None
@@ -120,7 +120,7 @@ def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[Renderab
     from rekindle.cli.top.snapshot import rates_between
     from rekindle.cli.top.view import frame, trouble
 
-    before: Snapshot | None = None
+    before: ServerSnapshot | None = None
     last: RenderableType = ""
     while True:
         try:

@@ -12,7 +12,7 @@ SOURCES = ("live", "memory", "disk", SHARED, "upstream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class SlotView:
     id: int
     is_processing: bool
     session: str
@@ -23,7 +23,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
+class TierView:
     name: str
     n_entries: int
     n_bytes: int
@@ -31,7 +31,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class SessionView:
     name: str
     last_used: float  # seconds since the epoch
     n_requests: int
@@ -65,7 +65,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ServerSnapshot:
     taken_at: float  # seconds since the epoch
     model: str | None  # None: there is none loaded
     version: str | None
@@ -76,10 +76,10 @@ class Snapshot:
     n_cells: int
     n_cells_used: int
     tokens: Tokens
-    tiers: tuple[Tier, ...]
+    tiers: tuple[TierView, ...]
     is_shared_store_up: bool | None  # None: there is none
-    slots: tuple[Slot, ...]
-    sessions: tuple[Session, ...]  # the last used first
+    slots: tuple[SlotView, ...]
+    sessions: tuple[SessionView, ...]  # the last used first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +104,12 @@ def snapshot_of(
     metrics: str,
     slots: Sequence[Mapping[str, Any]],
     sessions: Sequence[Mapping[str, Any]],
-) -> Snapshot:
+) -> ServerSnapshot:
     """Raises ValueError, LookupError or TypeError where a reply is not one of our server's."""
     numbers = _Metrics(metrics)
     ours = props["rekindle"] if props is not None else {}
     uptime = ours.get("uptime_seconds")
-    return Snapshot(
+    return ServerSnapshot(
         taken_at=taken_at,
         model=props["model_alias"] if props is not None else None,
         version=ours.get("version"),
@@ -128,7 +128,7 @@ def snapshot_of(
             generated=numbers.get("rekindle_generated_tokens_total"),
         ),
         tiers=tuple(
-            Tier(
+            TierView(
                 name=name,
                 n_entries=numbers.get("rekindle_cache_entries", name),
                 n_bytes=numbers.get("rekindle_cache_bytes", name),
@@ -146,11 +146,11 @@ def snapshot_of(
     )
 
 
-def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[Session, ...]:
+def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[SessionView, ...]:
     return tuple(map(_session, told))
 
 
-def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
+def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Rates | None:
     """None: no time passed, or the server began anew."""
     seconds = after.taken_at - before.taken_at
     one, two = asdict(before.tokens), asdict(after.tokens)
@@ -181,8 +181,8 @@ class _Metrics:
         return [label for each, label in self._values if each == name]
 
 
-def _slot(told: Mapping[str, Any]) -> Slot:
-    return Slot(
+def _slot(told: Mapping[str, Any]) -> SlotView:
+    return SlotView(
         id=told["id"],
         is_processing=told["is_processing"],
         session=told["session"],
@@ -193,8 +193,8 @@ def _slot(told: Mapping[str, Any]) -> Slot:
     )
 
 
-def _session(told: Mapping[str, Any]) -> Session:
-    return Session(
+def _session(told: Mapping[str, Any]) -> SessionView:
+    return SessionView(
         name=told["session"],
         last_used=told["last_used"],
         n_requests=told["requests"],

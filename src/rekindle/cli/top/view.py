@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cli.plain import plain_table, span
-from rekindle.cli.top.snapshot import SHARED, Rates, Session, Slot, Snapshot
+from rekindle.cli.top.snapshot import SHARED, Rates, ServerSnapshot, SessionView, SlotView
 
 WIDE_COLUMNS = 120  # picked: from here on, tables stand side by side
 # Both are picked: what is left fits a terminal of 24 lines.
@@ -18,7 +18,7 @@ _BAR_CELLS = 20
 _NAME_CELLS = 20  # picked: with it, every table fits 80 columns
 
 
-def frame(url: str, snapshot: Snapshot, rates: Rates | None, *, width: int) -> RenderableType:
+def frame(url: str, snapshot: ServerSnapshot, rates: Rates | None, *, width: int) -> RenderableType:
     counts, tiers = _tokens(snapshot, rates), _tiers(snapshot)
     slots, sessions = _slots(snapshot.slots), _sessions(snapshot)
     if width < WIDE_COLUMNS:
@@ -33,7 +33,7 @@ def trouble(message: str) -> Text:
     return Text(f"{message} Trying again.", style="red")
 
 
-def _head(url: str, snapshot: Snapshot) -> Text:
+def _head(url: str, snapshot: ServerSnapshot) -> Text:
     version = f" {snapshot.version}" if snapshot.version else ""
     parts = [f"rekindle{version}", snapshot.model or "no model is loaded", url]
     if snapshot.uptime_seconds is not None:
@@ -41,7 +41,7 @@ def _head(url: str, snapshot: Snapshot) -> Text:
     return Text("  ".join(parts), style="bold", overflow="ellipsis", no_wrap=True)
 
 
-def _load(snapshot: Snapshot) -> Text:
+def _load(snapshot: ServerSnapshot) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"slots {snapshot.n_busy}/{snapshot.n_slots}  ")
     line.append(f"waiting {snapshot.n_waiting}  ", style="yellow" if snapshot.n_waiting else "")
@@ -50,7 +50,7 @@ def _load(snapshot: Snapshot) -> Text:
     return line
 
 
-def _tokens(snapshot: Snapshot, rates: Rates | None) -> Table:
+def _tokens(snapshot: ServerSnapshot, rates: Rates | None) -> Table:
     tokens = snapshot.tokens
     table = _table("prompt tokens", "total", "per second")
     for name, total, rate, style in (
@@ -69,7 +69,7 @@ def _tokens(snapshot: Snapshot, rates: Rates | None) -> Table:
 
 
 def _from_elsewhere(
-    snapshot: Snapshot, rates: Rates | None
+    snapshot: ServerSnapshot, rates: Rates | None
 ) -> Iterator[tuple[str, int, float | None, str]]:
     """Rows that a server on its own has no use for."""
     tokens = snapshot.tokens
@@ -79,7 +79,7 @@ def _from_elsewhere(
         yield "from upstream", tokens.upstream, rates.upstream if rates else None, "green"
 
 
-def _tiers(snapshot: Snapshot) -> Table:
+def _tiers(snapshot: ServerSnapshot) -> Table:
     table = _table("tier", "used", "budget", "entries")
     table.add_column("")
     for tier in snapshot.tiers:
@@ -93,7 +93,7 @@ def _tiers(snapshot: Snapshot) -> Table:
     return table
 
 
-def _slots(slots: Sequence[Slot]) -> RenderableType:
+def _slots(slots: Sequence[SlotView]) -> RenderableType:
     table = _table("slot", "rows", "prompt", "reply")
     for heading in ("state", "class", "session"):
         table.add_column(heading, no_wrap=True)
@@ -110,7 +110,7 @@ def _slots(slots: Sequence[Slot]) -> RenderableType:
     return Group(table, *_more(len(slots) - _MOST_SLOTS, "slots"))
 
 
-def _sessions(snapshot: Snapshot) -> RenderableType:
+def _sessions(snapshot: ServerSnapshot) -> RenderableType:
     table = _table("session", "requests", "prompt", "hit", "prefilled", "twice", "idle")
     for session in snapshot.sessions[:_MOST_SESSIONS]:
         table.add_row(
@@ -125,7 +125,7 @@ def _sessions(snapshot: Snapshot) -> RenderableType:
     return Group(table, *_more(len(snapshot.sessions) - _MOST_SESSIONS, "sessions"))
 
 
-def _hit(session: Session) -> str:
+def _hit(session: SessionView) -> str:
     return f"{session.n_cached / session.n_prompt:.0%}" if session.n_prompt else "-"
 
 

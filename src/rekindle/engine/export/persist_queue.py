@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 60.0  # picked: far beyond what a prompt takes to be written
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _UnsavedPrompt:
     request_id: str
     keys: PrefixKeys
     n_prompt: int
@@ -24,7 +24,7 @@ class _Pending:
 
 class PersistQueue:
     def __init__(self) -> None:
-        self._pending: list[_Pending] = []
+        self._pending: list[_UnsavedPrompt] = []
 
     @property
     def is_busy(self) -> bool:
@@ -34,7 +34,7 @@ class PersistQueue:
         request = sequence.request
         began_at = time.monotonic()
         self._pending.append(
-            _Pending(request.id, sequence.keys, len(request.prompt), finished, began_at)
+            _UnsavedPrompt(request.id, sequence.keys, len(request.prompt), finished, began_at)
         )
 
     def cancel(self, request_id: str) -> None:
@@ -57,7 +57,7 @@ class PersistQueue:
         self._pending = waiting
 
 
-def _outcome(pending: _Pending, cache: PrefixCache) -> Finished | EngineError | None:
+def _outcome(pending: _UnsavedPrompt, cache: PrefixCache) -> Finished | EngineError | None:
     try:
         if cache.persist(pending.keys, pending.n_prompt, since=pending.began_at):
             return pending.finished

@@ -100,12 +100,12 @@ class SlotSaver:
         """
         traits = self._backend.traits
         if (
-            slot.is_looked_after
+            slot.evicted_rows_rechecked
             or slot.keys is None
             or (traits.has_checkpoints and traits.has_rows)
         ):
             return
-        slot.is_looked_after = True
+        slot.evicted_rows_rechecked = True
         n_stored = self._cache.match(slot.keys, slot.n_rows).n_tokens
         if n_stored < slot.n_saved:
             slot.n_saved = n_stored // BLOCK_TOKENS * BLOCK_TOKENS
@@ -157,7 +157,7 @@ class SlotSaver:
                 self.clear(slot)
         return seconds_per_cell
 
-    def make_way(self, n_new: int, rank: Rank, *, others_decode: bool) -> None:
+    def evict_for_prefill(self, n_new: int, rank: Rank, *, others_decode: bool) -> None:
         """`n_new` tokens are about to be computed, and idle rows slow that down as well.
 
         Those leave that take hardly any time to bring back, beside what the newcomer takes. No
@@ -233,7 +233,7 @@ class SlotSaver:
             return block_end
         if not self._backend.traits.has_rows:
             return None  # a part of a block without rows leads nowhere
-        turn_end = slot.n_rows if is_last else slot.n_ended
+        turn_end = slot.n_rows if is_last else slot.n_previous_turn_rows
         return turn_end if turn_end > slot.n_saved else None
 
     def _owes_checkpoint(self, slot: Slot) -> bool:
@@ -300,7 +300,7 @@ def _not_exported(error: EngineError) -> Saved:
 
 def _reason(slot: Slot, stop: int) -> Reason:
     sequence = slot.sequence
-    if sequence is None or stop == slot.n_ended:
+    if sequence is None or stop == slot.n_previous_turn_rows:
         return Reason.TURN_END
     if sequence.phase is Phase.PREFILLING or stop <= len(sequence.request.prompt):
         return Reason.PREFILL
@@ -313,6 +313,10 @@ def _has_begun_to_reply(slot: Slot) -> bool:
     What is owed of the turns before does not wait.
     """
     sequence = slot.sequence
-    if sequence is None or sequence.phase is not Phase.DECODING or slot.n_saved < slot.n_ended:
+    if (
+        sequence is None
+        or sequence.phase is not Phase.DECODING
+        or slot.n_saved < slot.n_previous_turn_rows
+    ):
         return False
     return len(sequence.tokens) - len(sequence.request.prompt) < SHORT_REPLY_TOKENS

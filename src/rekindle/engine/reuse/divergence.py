@@ -18,7 +18,7 @@ def mark_parting(sequence: Sequence, n_found: int, slots: Slots, cache: PrefixCa
     n_shared = _n_shared(sequence, slots, cache)
     if n_shared - n_found < MIN_SHARED_TOKENS:
         return
-    sequence.n_stateless = n_shared - n_found
+    sequence.n_missing_checkpoint_tokens = n_shared - n_found
     boundaries = sequence.request.boundaries  # a state is kept at these anyway
     before = max((position for position in boundaries if position <= n_shared), default=0)
     if n_shared - before >= MIN_SHARED_TOKENS:

@@ -12,7 +12,7 @@ from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.index import Match
 from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.restore import Piece, Restore
+from rekindle.cache.restore import Restore, RestorePiece
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS, mark_parting
@@ -113,7 +113,7 @@ class WarmStart:
         sequence.probe = None
         return False
 
-    def take_as_it_is(self, sequence: Sequence, start: Start) -> bool:
+    def serve_without_slot(self, sequence: Sequence, start: Start) -> bool:
         """Whether all of a prompt that is only to be evaluated is live: it needs no slot."""
         if sequence.is_sampled or start.source is None or start.n_live < len(sequence.tokens):
             return False
@@ -156,7 +156,7 @@ class WarmStart:
         must = not sequence.request.background
         if target is None or not self._make_room(start, target, n_promised, must=must):
             return False
-        if not self._settle_debts(target, start, others_decode=others_decode):
+        if not self._flush_deferred_deletes(target, start, others_decode=others_decode):
             return False
         if self._has_states and self._keeps(sequence):
             mark_parting(sequence, start.n_findable, self._slots, self._cache)
@@ -172,7 +172,7 @@ class WarmStart:
         if not sequence.request.background:
             n_new = len(sequence.tokens) - start.n_tokens
             rank = sequence.request.terms.rank
-            self._saver.make_way(n_new, rank, others_decode=others_decode)
+            self._saver.evict_for_prefill(n_new, rank, others_decode=others_decode)
         self._begin_prefill_if_ready(sequence)
         return True
 
@@ -280,7 +280,7 @@ class WarmStart:
         others = [slot for slot in self._slots.all if slot is not target]
         return self._slots.n_cells_used - self._slots.cells_of(others)
 
-    def _settle_debts(self, target: Slot, start: Start, *, others_decode: bool) -> bool:
+    def _flush_deferred_deletes(self, target: Slot, start: Start, *, others_decode: bool) -> bool:
         """Whatever the slot holds and is about to lose is stored first."""
         if target.is_empty:
             return True
@@ -307,7 +307,7 @@ class WarmStart:
         target.sequence, target.keys, target.n_kept_rows = sequence, sequence.keys, 0
         target.n_saved, target.n_checkpoint = n_saved, n_checkpoint
         # This turn may be long, and a crash in it must not take the end of the last one along.
-        target.n_ended = n_live if source is target else 0
+        target.n_previous_turn_rows = n_live if source is target else 0
         target.was_reused = n_live >= MIN_SHARED_TOKENS
         sequence.slot, sequence.n_computed = target.id, n_live
 
@@ -359,7 +359,7 @@ class WarmStart:
     def _keeps(self, sequence: Sequence) -> bool:
         return sequence.request.cache_prompt and self._cache.is_on
 
-    def _put(self, sequence: Sequence, piece: Piece) -> None:
+    def _put(self, sequence: Sequence, piece: RestorePiece) -> None:
         if not self._has_cells_for(piece):
             _log.info("request=%s computes the rest: no cells to restore to", sequence.request.id)
             self._give_up(sequence)
@@ -385,7 +385,7 @@ class WarmStart:
         assert sequence.restore is not None
         sequence.restore.piece_done()
 
-    def _has_cells_for(self, piece: Piece) -> bool:
+    def _has_cells_for(self, piece: RestorePiece) -> bool:
         # A block passes through whole, also where only a part of it stays.
         n_cells = piece.node.n_tokens
         if piece.is_checkpoint:
@@ -416,7 +416,7 @@ class WarmStart:
         slot = self._slots.all[sequence.slot]
         self._backend.clear_slot(slot.id)
         self._slots.cut(slot, 0)
-        slot.n_saved = slot.n_ended = slot.n_checkpoint = 0
+        slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
         sequence.n_computed = 0
         if not sequence.is_resumed:
             sequence.spans = ()

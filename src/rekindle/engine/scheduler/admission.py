@@ -38,7 +38,7 @@ class Admission:
             if sequence.request.background and roster.running:
                 break  # one after another
             start = self._warm_start.find(sequence)
-            if self._warm_start.take_as_it_is(sequence, start):
+            if self._warm_start.serve_without_slot(sequence, start):
                 n_admitted += 1
                 sequence.admitted_at = sequence.admitted_at or time.monotonic()
                 self._reports.evaluated(sequence)

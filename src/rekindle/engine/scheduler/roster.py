@@ -130,7 +130,7 @@ class Roster:
         slot.sequence, slot.n_kept_rows = None, sequence.n_computed
         slot.last_used_at = time.monotonic()
         slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
-        slot.is_looked_after = False
+        slot.evicted_rows_rechecked = False
         sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
         if is_half_restored or not sequence.request.cache_prompt:
             self._backend.clear_slot(slot.id)
