@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
-LEAVES = {"errors", "config", "config_sources", "generation", "observe"}
+LEAVES = {"errors", "bounded_cache", "config", "config_sources", "generation", "observe"}
 MAY_IMPORT = {
     "errors": set(),
+    "bounded_cache": set(),
     "generation": set(),
     "observe": {"errors", "generation"},
     "config": set(),
@@ -16,7 +17,7 @@ MAY_IMPORT = {
     "chat": LEAVES,
     "cache": LEAVES,
     "engine": LEAVES | {"cache"},
-    "vllm": {"errors", "config", "generation"},
+    "vllm": {"errors", "bounded_cache", "config", "generation"},
     "models.card": set(),
     "api": LEAVES | {"chat", "models.card"},
     "models": LEAVES | {"llama", "cache", "chat", "engine", "vllm", "api", "models.card"},
