@@ -1,6 +1,7 @@
-"""Layers are a test: each file imports only what its home may import."""
+"""The shape of the source: each file imports only what its layer may import, and stays small."""
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,11 @@ MAY_IMPORT = {
     "cli": LEAVES | {"cache", "models", "server", "priming", "replay", "explain", "bench"},
     "__main__": {"cli"},
 }
+
+MAX_SIBLINGS = 14  # files of one folder, README.md and __init__.py included
+MANY_SIBLINGS = {"chat/dialects"}  # one file per way of writing tool calls
+MAX_LINES = 400
+MAX_SHARED_CLASS_NAMES = 10
 
 
 def unit_of(file: Path) -> str:
@@ -101,3 +107,29 @@ def test_the_llama_class_of_the_binding_is_never_used() -> None:
     for file in (SOURCE / "llama").rglob("*.py"):
         for module in imported_modules(file):
             assert not module.startswith("llama_cpp") or module == "llama_cpp.llama_cpp", file
+
+
+def test_no_folder_has_more_files_than_a_reader_can_keep_apart() -> None:
+    folders = Counter(
+        file.parent.relative_to(SOURCE).as_posix()
+        for file in SOURCE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    )
+    crowded = {folder: n for folder, n in folders.items() if n > MAX_SIBLINGS}
+    assert crowded.keys() <= MANY_SIBLINGS, crowded
+
+
+def test_no_module_is_too_long_to_hold_in_mind() -> None:
+    lengths = {file: len(file.read_text("utf-8").splitlines()) for file in SOURCE.rglob("*.py")}
+    long = {str(file.relative_to(SOURCE)): n for file, n in lengths.items() if n > MAX_LINES}
+    assert not long
+
+
+def test_few_class_names_are_used_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    twice = {name: files for name, files in homes.items() if len(files) > 1}
+    assert len(twice) <= MAX_SHARED_CLASS_NAMES, twice

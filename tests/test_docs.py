@@ -24,12 +24,17 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rekindle"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+READMES = sorted(SOURCE.rglob("README.md"))
+PROMISES = (ROOT / "docs" / "promises.md").read_text("utf-8")
 DOCUMENTS = [
     path
     for path in sorted(ROOT.rglob("*.md"))
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 ]
 
+MAX_ARCHITECTURE_WORDS = 1_500  # tables and code included
+MIN_PROMISES = 62
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 Row = list[str]
 VLLM_FLAGS = {"--enable-prompt-tokens-details", "--enable-scale-out"}
 
@@ -143,33 +148,54 @@ def test_every_field_of_the_log_line_is_documented_in_order(
     assert re.findall(r"(\w+)=", example) == logged
 
 
-def test_the_source_tree_names_every_file_with_what_it_is_for() -> None:
-    drawn = dict(_tree(ARCHITECTURE))
-    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
-    unnamed = {name for name in files if not name.endswith(("__init__.py", "__main__.py"))}
-    assert unnamed - drawn.keys() == set()
-    assert drawn.keys() - files == set()
-    assert [name for name, purpose in drawn.items() if not purpose] == []
+def test_every_module_has_one_purpose_in_a_readme_at_or_above_it() -> None:
+    listed = [row for readme in READMES for row in _files(readme)]
+    modules = {path for path in SOURCE.rglob("*.py") if path.stem not in ("__init__", "__main__")}
+    names = [path for path, _ in listed]
+    assert _relative(modules - set(names)) == [], "no README lists them"
+    assert _relative(set(names) - modules) == [], "a README lists them, but they do not exist"
+    assert _relative({path for path in names if names.count(path) > 1}) == []
+    assert _relative({path for path, purpose in listed if not purpose}) == []
 
 
-def _tree(document: str) -> Iterator[tuple[str, str]]:
-    """The files in the drawing of the tree; a folder's line ends its name in a slash."""
-    drawing = re.search(r"^src/rekindle/\n((?:  .+\n)+)", document, re.MULTILINE)
-    assert drawing
-    folders: list[str] = []
-    for line in drawing[1].splitlines():
-        name, _, purpose = line.strip().partition(" ")
-        depth = (len(line) - len(line.lstrip())) // 2 - 1
-        del folders[depth:]
-        if name.endswith("/"):
-            folders.append(name)
-        else:
-            yield "".join(folders) + name, purpose.strip()
+def _files(readme: Path) -> Iterator[tuple[Path, str]]:
+    """The rows of the tables of files in a README: a path below its folder, and its purpose."""
+    tables = re.findall(
+        r"^\| file \| purpose \|\n\|[-|]+\|\n((?:\|.*\n)+)", readme.read_text("utf-8"), re.MULTILINE
+    )
+    for line in "".join(tables).splitlines():
+        name, purpose = (cell.strip() for cell in line.strip("|").split("|"))
+        yield readme.parent / name.strip("`"), purpose
 
 
-def test_files_named_elsewhere_in_the_architecture_exist() -> None:
+def _relative(paths: set[Path]) -> list[str]:
+    return sorted(path.relative_to(SOURCE).as_posix() for path in paths)
+
+
+def test_a_readme_lists_its_own_folder_and_at_most_one_level_below() -> None:
+    for readme in READMES:
+        deep = {path for path, _ in _files(readme) if path.parent.parent not in _near(readme)}
+        assert _relative(deep) == [], readme
+
+
+def _near(readme: Path) -> tuple[Path, Path]:
+    return readme.parent, readme.parent.parent
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_files_named_in_a_readme_of_the_source_exist(readme: Path) -> None:
+    named = re.findall(r"`([\w/]+\.py)`", readme.read_text("utf-8"))
+    places = (readme.parent, *readme.parent.glob("*/"), SOURCE, ROOT)
+    assert [name for name in named if not any((each / name).is_file() for each in places)] == []
+
+
+def test_the_architecture_can_be_read_in_ten_minutes() -> None:
+    assert len(ARCHITECTURE.split()) <= MAX_ARCHITECTURE_WORDS
+
+
+def test_files_named_in_the_architecture_exist() -> None:
     places = (SOURCE, ROOT)
-    named = re.findall(r"(?:^ ?\d+ |`)([\w/]+\.py)\b", ARCHITECTURE, re.MULTILINE)
+    named = re.findall(r"(?:^ ?\d+ +|`)([\w/]+\.py)\b", ARCHITECTURE, re.MULTILINE)
     assert len(named) > 20, "the trace of a request is not read"
     assert [name for name in named if not any((each / name).is_file() for each in places)] == []
 
@@ -215,6 +241,49 @@ def test_internal_links_lead_to_files() -> None:
         if not (path.parent / target.partition("#")[0]).exists()
     ]
     assert broken == []
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    links = [
+        (path, target)
+        for path in DOCUMENTS
+        for target in re.findall(r"\[[^\]]+\]\(([^)\s]*#[^)\s]+)\)", path.read_text("utf-8"))
+        if not re.match(r"[a-z]+:", target)
+    ]
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path, target in links
+        if target.partition("#")[2] not in _anchors(_linked(path, target))
+    ]
+    assert broken == []
+
+
+def _linked(path: Path, target: str) -> Path:
+    file = target.partition("#")[0]
+    return path.parent / file if file else path
+
+
+def _anchors(path: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    promises = re.findall(r"^- ((?:.+\n)(?:  .+\n)*)", PROMISES, re.MULTILINE)
+    assert len(promises) >= MIN_PROMISES
+    unproved = [promise for promise in promises if not TEST_NAME.search(promise)]
+    assert unproved == []
+    missing = [
+        f"{file}::{name}"
+        for file, name in TEST_NAME.findall(PROMISES)
+        if not re.search(rf"def {name}\b", _text_of(ROOT / file))
+    ]
+    assert missing == []
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def test_every_tool_dialect_is_named_in_the_documentation() -> None:
