@@ -17,6 +17,7 @@ from rekindle.config_sources import resolve
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
 from rekindle.observe.telemetry import Telemetry
+from rekindle.priming.files import parse_prime_file
 from tests.chat.test_responder import ByteTokenizer, script
 from tests.test_architecture import LEAVES, MAY_IMPORT
 
@@ -284,6 +285,14 @@ def test_every_promise_names_tests_that_exist() -> None:
 
 def _text_of(path: Path) -> str:
     return path.read_text("utf-8") if path.is_file() else ""
+
+
+def test_the_example_of_a_file_to_prime_can_be_primed() -> None:
+    [example] = re.findall(
+        r"^```json\n(\{\n  \"system\".*?)^```", OPERATIONS, re.MULTILINE | re.DOTALL
+    )
+    [request] = parse_prime_file(Path("agent.json"), example.encode())
+    assert request.body["tools"]
 
 
 def test_every_tool_dialect_is_named_in_the_documentation() -> None:
