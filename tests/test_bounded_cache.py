@@ -18,11 +18,22 @@ def test_the_least_recently_used_item_is_evicted_first() -> None:
     assert list(cache) == ["a", "c"]
 
 
-def test_a_value_beyond_the_byte_limit_is_not_kept() -> None:
+def test_a_value_beyond_the_byte_limit_is_not_kept_and_evicts_nothing_else() -> None:
     cache: BoundedCache[str, int] = BoundedCache(max_bytes=10)
     cache.put("small", 1, n_bytes=4)
-    assert cache.put("large", 2, n_bytes=11) == [("small", 1), ("large", 2)]
-    assert cache.n_bytes == 0
+    assert cache.put("large", 2, n_bytes=11) == [("large", 2)]
+    assert list(cache.items()) == [("small", 1)]
+    assert cache.put("small", 3, n_bytes=11) == [("small", 3)]
+    assert cache.n_bytes == len(cache) == 0
+
+
+def test_a_spared_item_is_not_evicted_for_a_new_one() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(max_items=2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.put("c", 3, is_spared="a".__eq__) == [("c", 3)]
+    assert cache.put("d", 4, is_spared="b".__eq__) == [("a", 1)]
+    assert list(cache) == ["b", "d"]
 
 
 @given(Steps)

@@ -1,7 +1,7 @@
 """A dictionary that forgets: the least recently used items go first."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -30,6 +30,10 @@ class BoundedCache(Generic[K, V]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._items)
 
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield keys and values, least recently used first."""
+        return ((key, value) for key, (value, _) in self._items.items())
+
     def peek(self, key: K) -> V | None:
         """Return the value without marking it as used."""
         item = self._items.get(key)
@@ -43,17 +47,31 @@ class BoundedCache(Generic[K, V]):
         self._items.move_to_end(key)
         return item[0]
 
-    def put(self, key: K, value: V, *, n_bytes: int = 0) -> list[tuple[K, V]]:
+    def put(
+        self,
+        key: K,
+        value: V,
+        *,
+        n_bytes: int = 0,
+        is_spared: Callable[[K], bool] = lambda key: False,
+    ) -> list[tuple[K, V]]:
         """Store the value as the most recently used one. Return the items evicted for it.
 
-        A value larger than `max_bytes` is evicted itself.
+        Evict only the value itself if it is larger than `max_bytes`. Evict the value itself, too,
+        once the oldest item is spared.
         """
         self.pop(key)
+        if self._max_bytes is not None and n_bytes > self._max_bytes:
+            return [(key, value)]
         self._items[key] = (value, n_bytes)
         self.n_bytes += n_bytes
         evicted = []
         while self._is_over_bounds():
-            evicted.append(self.pop_oldest())
+            if is_spared(next(iter(self._items))):
+                self.pop(key)
+                evicted.append((key, value))
+            else:
+                evicted.append(self.pop_oldest())
         return evicted
 
     def pop(self, key: K) -> V | None:

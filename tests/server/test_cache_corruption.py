@@ -293,9 +293,9 @@ def break_middle(catalog: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "log"),
     [
-        (lambda catalog: catalog.write_bytes(b"garbage " * 5000), "is set aside and made anew"),
-        (break_middle, "is set aside and made anew"),
-        (lambda catalog: os.truncate(catalog, 6000), "is set aside and made anew"),
+        (lambda catalog: catalog.write_bytes(b"garbage " * 5000), "creating it again"),
+        (break_middle, "creating it again"),
+        (lambda catalog: os.truncate(catalog, 6000), "creating it again"),
         (lambda catalog: os.truncate(catalog, 0), "cache: found 4 entries"),
         (Path.unlink, "cache: found 4 entries"),
     ],

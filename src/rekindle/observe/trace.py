@@ -4,12 +4,10 @@ Whoever ends a reply hands over its record and goes on. Where the disk is too sl
 waits, lines are dropped and counted.
 """
 
+import itertools
 import json
-import logging
 import os
 import stat
-import threading
-from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle.errors import StartupError
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, RequestRecord
-
-_log = logging.getLogger("rekindle.observe.trace")
+from rekindle.write_behind import WriteBehind
 
 MAX_WAITING_BYTES = 64 * 2**20  # of lines that are not written yet; picked
 LINE_BYTES = 4096  # that a line takes beside its prompt and its body; a guess on the high side
@@ -86,68 +83,49 @@ class Trace:
     """Raises StartupError where the file cannot be written."""
 
     def __init__(self, path: Path, *, max_bytes: int, has_prompts: bool) -> None:
-        self._file = _File(path, max_bytes)
+        self._file = _TraceFile(path, max_bytes)
         self._has_prompts = has_prompts
-        self._changed = threading.Condition()
-        self._waiting: deque[_Line] = deque()
-        self._waiting_bytes = 0
-        self._is_closing = False
+        self._line_numbers = itertools.count()
         self.n_written = 0
         self.n_dropped = 0
-        self._thread = threading.Thread(target=self._work, name="trace-writer", daemon=True)
-        self._thread.start()
+        self._writer: WriteBehind[int, _Line] = WriteBehind(
+            "trace",
+            self._write,
+            retry_seconds=None,
+            max_batch=1,
+            size_of=lambda line: line.n_bytes,
+            on_dropped=self._count_dropped,
+        )
 
     def observe(self, record: RequestRecord) -> None:
         sent = sent_request.get()
         body = sent.take_body() if sent else b""
         line = _Line(record, sent.path if sent else None, body)
-        with self._changed:
-            if self._waiting and self._waiting_bytes + line.n_bytes > MAX_WAITING_BYTES:
-                self.n_dropped += 1
-                return
-            self._waiting.append(line)
-            self._waiting_bytes += line.n_bytes
-            self._changed.notify()
+        n_waiting_bytes = self._writer.n_bytes
+        if n_waiting_bytes and n_waiting_bytes + line.n_bytes > MAX_WAITING_BYTES:
+            self.n_dropped += 1
+        else:
+            self._writer.put(next(self._line_numbers), line)
 
     def counts(self) -> tuple[int, int]:
         return self.n_written, self.n_dropped
 
     def close(self) -> None:
-        """Writes what waits, for a while. Harmless when repeated."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        self._thread.join(CLOSE_SECONDS)
+        """Write the waiting lines, for at most CLOSE_SECONDS. May be called again."""
+        if self._writer.close(CLOSE_SECONDS):
+            self._file.close()
 
-    def _work(self) -> None:
-        is_well = True
-        while (line := self._next()) is not None:
-            try:
-                self._file.write(self._encoded(line))
-            except Exception as error:  # one bad line must not end the trace
-                self.n_dropped += 1
-                if is_well:
-                    _log.warning("the trace cannot be written, and goes on without: %s", error)
-                is_well = False
-            else:
-                self.n_written += 1
-                is_well = True
-        self._file.close()
+    def _write(self, batch: dict[int, _Line]) -> None:
+        for line in batch.values():
+            data = encode(line.record, line.path, line.body, has_prompt=self._has_prompts)
+            self._file.write(data)
+            self.n_written += 1
 
-    def _encoded(self, line: _Line) -> bytes:
-        return encode(line.record, line.path, line.body, has_prompt=self._has_prompts)
-
-    def _next(self) -> _Line | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            if not self._waiting:
-                return None
-            line = self._waiting.popleft()
-            self._waiting_bytes -= line.n_bytes
-            return line
+    def _count_dropped(self, _line_number: int) -> None:
+        self.n_dropped += 1
 
 
-class _File:
+class _TraceFile:
     """Appends whole lines; at its size it becomes FILE.1, and a new one begins."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -173,7 +151,9 @@ class _File:
             self._is_torn = bool(data)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
     def _begin_anew(self) -> None:
         full = self._fd

@@ -8,9 +8,10 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from rekindle.cache.disk.database import Database, column
+from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
 from rekindle.cache.entry import (
     KEY_BYTES,
@@ -23,10 +24,16 @@ from rekindle.cache.entry import (
     entry_key,
 )
 from rekindle.cache.listing.names import Named
+from rekindle.cache.sqlite.connection import column, placeholders, shrink
+from rekindle.cache.sqlite.file import SqliteFile
 from rekindle.errors import TierFull
 from rekindle.generation.request import Rank
 
 _log = logging.getLogger(__name__)
+
+MAX_WAL_BYTES = 2**20  # picked
+MIN_WAL_BYTES = 2**16
+BUSY_SECONDS = 5.0  # no transaction of ours takes a tenth of it; picked
 
 _BATCH_ROWS = 1000
 _MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
@@ -81,8 +88,16 @@ class Totals:
     n_bytes: int = 0  # on disk
 
 
-class Catalog(Database):
-    """What a directory holds. `open_catalog` of disk_reconcile.py makes sure that it is true."""
+class Catalog(SqliteFile):
+    """The entries of a directory. `open_catalog` of reconcile.py makes it agree with the files."""
+
+    def __init__(self, directory: Path, *, wal_bytes: int = MAX_WAL_BYTES) -> None:
+        super().__init__(
+            directory,
+            CATALOG,
+            busy_seconds=BUSY_SECONDS,
+            wal_bytes=max(MIN_WAL_BYTES, min(wal_bytes, MAX_WAL_BYTES)),
+        )
 
     def rows(self, *, fingerprint: Key | None = None) -> Iterator[CatalogRow]:
         """Most recently used first; of every model unless one is named."""
@@ -115,7 +130,7 @@ class Catalog(Database):
         """Of a root and keys that follow one another: those that are there, and what stands
         behind the last of them, checkpoints behind any of them.
         """
-        marks = ",".join("?" * len(path))
+        marks = placeholders(path)
         with self.reading() as connection:
             found = dict(
                 connection.execute(f"SELECT key, id FROM entries WHERE key IN ({marks})", path)
@@ -159,13 +174,13 @@ class Catalog(Database):
         retention: Retention = ORDINARY,
     ) -> None:
         """Those that are known stay as they are. None: last used when they were made."""
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.executemany(
                 _INSERT, (_parameters(header, used_at, retention) for header in headers)
             )
 
     def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.executemany(_MARK, ((*retention, key) for key, retention in standings))
 
     def names(self, *, fingerprint: Key) -> list[Named]:
@@ -183,24 +198,24 @@ class Catalog(Database):
 
     def give_name(self, named: Named, *, fingerprint: Key) -> None:
         row = (named.root, named.name, named.tokens, named.session, named.named_at)
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
             )
 
     def drop_lost_names(self) -> None:
         """Those of models that have nothing stored any more."""
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute(
                 "DELETE FROM names WHERE fingerprint NOT IN (SELECT fingerprint FROM totals)"
             )
 
     def clear_names(self) -> None:
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute("DELETE FROM names")
 
     def drop_names(self, names: Sequence[Named]) -> None:
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.executemany(
                 "DELETE FROM names WHERE root = ? AND name = ?",
                 ((named.root, named.name) for named in names),
@@ -208,17 +223,17 @@ class Catalog(Database):
 
     def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
         """Those that are not there."""
-        with self.transaction() as connection:
+        with self.writing() as connection:
             return [key for key in keys if not connection.execute(_TOUCH, (used_at, key)).rowcount]
 
     def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
         """Only the rows. `unless` is asked while nobody else can add or remove any."""
         for first in range(0, len(keys), _BATCH_ROWS):
-            with self.transaction() as connection:
+            with self.writing() as connection:
                 batch = keys[first : first + _BATCH_ROWS]
                 doomed = [(key,) for key in batch if unless is None or not unless(key)]
                 connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
-                _shrink(connection)
+                shrink(connection)
 
     def evict(
         self, *, limit_bytes: int, target_bytes: int, now: float, is_spared: Callable[[Key], bool]
@@ -234,7 +249,7 @@ class Catalog(Database):
             if _stored_bytes(connection) <= limit_bytes:
                 return []
         evicted: list[Key] = []
-        with self.transaction() as connection:
+        with self.writing() as connection:
             n_bytes = _stored_bytes(connection)
             while n_bytes > target_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
                 leaf = _lowest_leaf(connection, now, is_spared)
@@ -246,7 +261,7 @@ class Catalog(Database):
                 evicted.append(leaf.key)
             if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
                 raise TierFull("there is no room: everything that could go is in use")
-            _shrink(connection)
+            shrink(connection)
         return evicted
 
     def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
@@ -278,14 +293,6 @@ def _lowest_leaf(
         (now,),
     )
     return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
-
-
-def _shrink(connection: sqlite3.Connection) -> None:
-    """Gives pages back when many are unused, a few at a time: each one is moved."""
-    (n_pages,) = column(connection, "PRAGMA page_count")
-    (n_free,) = column(connection, "PRAGMA freelist_count")
-    if n_free > n_pages // 4:
-        connection.execute("PRAGMA incremental_vacuum(64)").fetchall()  # rows without columns
 
 
 def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:

@@ -26,7 +26,6 @@ from typing import Any, BinaryIO
 import xxhash
 
 from rekindle.cache.disk.catalogue import Catalog
-from rekindle.cache.disk.database import alone_in
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import (
@@ -43,6 +42,7 @@ from rekindle.cache.entry import (
     encode_preamble,
 )
 from rekindle.cache.listing.names import Named
+from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.cache.tools.directory import check_is_cache, failures_told
 from rekindle.cache.tools.lineage import Lineage, Stored
 from rekindle.errors import EntryCorrupt, StartupError

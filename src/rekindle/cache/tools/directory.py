@@ -15,27 +15,25 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import quote
 
-from rekindle.cache.disk.catalogue import Catalog
-from rekindle.cache.disk.database import FILE_NAME as CATALOG_NAME
-from rekindle.cache.disk.database import alone_in
+from rekindle.cache.disk.catalogue import BUSY_SECONDS, Catalog
+from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
-from rekindle.cache.responses.file import FILE_NAME as RESPONSES_NAME
-from rekindle.cache.responses.file import response_paths
+from rekindle.cache.responses.file import RESPONSES
+from rekindle.cache.sqlite.connection import connect_read_only
+from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.cache.tools.inventory import Inventory
 from rekindle.cache.tools.lineage import Stored
 from rekindle.cache.tools.turn_upkeep import TurnTotals, repair_turns, verify_turns
-from rekindle.cache.turns.file import FILE_NAME as TURNS_NAME
-from rekindle.cache.turns.file import turn_paths
+from rekindle.cache.turns.file import TURNS
 from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
 
 _ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
-_DATABASES = "|".join(map(re.escape, (CATALOG_NAME, TURNS_NAME, RESPONSES_NAME)))
+_DATABASES = "|".join(re.escape(schema.file_name) for schema in (CATALOG, TURNS, RESPONSES))
 _SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
 _BATCH_KEYS = 256  # a transaction each; picked
@@ -139,10 +137,10 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
             confirmed = set(_disagreements(directory, inventory, headers))
             problems += [problem for problem in suspected if problem in confirmed]
     except _CatalogUnreadable as error:
-        problems.append(Problem(Flaw.CATALOG, directory / CATALOG_NAME, str(error)))
+        problems.append(Problem(Flaw.CATALOG, directory / CATALOG.file_name, str(error)))
     turns = verify_turns(directory)
     if turns.trouble is not None:
-        problems.append(Problem(Flaw.TURNS, directory / TURNS_NAME, turns.trouble))
+        problems.append(Problem(Flaw.TURNS, directory / TURNS.file_name, turns.trouble))
     return DirectoryFindings(
         n_entries=len(headers),
         n_bytes=sum(size_on_disk(header) for header in headers.values()),
@@ -225,7 +223,7 @@ def failures_told(directory: Path, done: str) -> Iterator[None]:
 def _clear_what_was_said(directory: Path) -> Cleared:
     """Deleted, not emptied, so that no word of a reply is left; a server notices that."""
     with alone_in(directory):
-        known = [*turn_paths(directory), *response_paths(directory)]
+        known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]
         paths = [path for path in known if path.is_file()]
         n_bytes = sum(map(_size, paths))
         for path in paths:
@@ -256,7 +254,7 @@ def _catalog_copy(directory: Path) -> Iterator[Catalog]:
         raise _CatalogUnreadable("it is damaged or of another version")
 
     with TemporaryDirectory(prefix="rekindle-") as folder:
-        _copy_database(directory / CATALOG_NAME, Path(folder) / CATALOG_NAME)
+        _copy_database(directory / CATALOG.file_name, Path(folder) / CATALOG.file_name)
         with closing(Catalog(Path(folder))) as catalog:
             try:
                 catalog.open(refuse)
@@ -268,12 +266,9 @@ def _catalog_copy(directory: Path) -> Iterator[Catalog]:
 def _copy_database(path: Path, copy: Path) -> None:
     if not path.is_file():
         raise _CatalogUnreadable("there is none")
-    # Without a log nobody writes to it, and it can be read even where no log could be made.
-    has_log = path.with_name(f"{path.name}-wal").exists()
-    uri = f"file:{quote(str(path.resolve()))}?{'mode=ro' if has_log else 'immutable=1'}"
     try:
         with (
-            closing(sqlite3.connect(uri, uri=True)) as source,
+            closing(connect_read_only(path, busy_seconds=BUSY_SECONDS)) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)
