@@ -4,17 +4,17 @@ A row holds the entry's header, token ids included, so that a start reads no fil
 Every method raises TierFailed when SQLite cannot do its work.
 """
 
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
 from rekindle.cache.entry import (
-    KEY_BYTES,
     ORDINARY,
     Header,
     Key,
@@ -44,16 +44,13 @@ _KINDS = {kind.value: kind for kind in Kind}
 _REASONS = {reason.value: reason for reason in Reason}
 _RANKS = {rank.value: rank for rank in Rank}
 
-_HEADER_COLUMNS = """key, parent, fingerprint, kind, start, tokens, payload_bytes,
-    compute_seconds, reason, created_at"""
-_STANDING_COLUMNS = "rank, session, pinned_until"
-_ROW_COLUMNS = f"{_HEADER_COLUMNS}, {_STANDING_COLUMNS}, last_used_at, hits"
+_HEADER_FIELDS = tuple(field.name for field in dataclasses.fields(Header))
+_ENTRY_FIELDS = (*_HEADER_FIELDS, *Retention._fields)
+_ENTRY_COLUMNS = ", ".join(_ENTRY_FIELDS)
 _INSERT = f"""
 INSERT OR IGNORE INTO entries
-    ({_HEADER_COLUMNS}, {_STANDING_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
-SELECT :key, :parent, :fingerprint, :kind, :start, :tokens, :payload_bytes,
-    :compute_seconds, :reason, :created_at, :rank, :session, :pinned_until, :disk_bytes,
-    :last_used_at, 1,
+    ({_ENTRY_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
+SELECT {", ".join(f":{name}" for name in _ENTRY_FIELDS)}, :disk_bytes, :last_used_at, 1,
     priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
     (SELECT count(*) FROM entries WHERE parent = :key)
 """
@@ -64,8 +61,6 @@ UPDATE entries SET
     priority = priority((SELECT clock FROM eviction), compute_seconds, disk_bytes, hits + 1)
 WHERE key = ?
 """
-
-
 _MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = ?"
 
 
@@ -99,9 +94,9 @@ class Catalog(SqliteFile):
             wal_bytes=max(MIN_WAL_BYTES, min(wal_bytes, MAX_WAL_BYTES)),
         )
 
-    def rows(self, *, fingerprint: Key | None = None) -> Iterator[CatalogRow]:
-        """Most recently used first; of every model unless one is named."""
-        for batch in self.batches(fingerprint=fingerprint):
+    def rows(self) -> Iterator[CatalogRow]:
+        """Yield the rows of every model, most recently used first."""
+        for batch in self.batches():
             yield from batch
 
     def batches(self, *, fingerprint: Key | None = None) -> Iterator[list[CatalogRow]]:
@@ -113,18 +108,6 @@ class Catalog(SqliteFile):
                 (fingerprint,),
             )
         yield from self._batches_of(ids)
-
-    def find(self, hex_prefix: str) -> list[CatalogRow]:
-        """Those whose key starts so; none when that is not hex."""
-        try:
-            low, high = (bytes.fromhex(hex_prefix.ljust(2 * KEY_BYTES, digit)) for digit in "0f")
-        except ValueError:
-            return []
-        with self.reading() as connection:
-            ids = column(
-                connection, "SELECT id FROM entries WHERE key BETWEEN ? AND ?", (low, high)
-            )
-        return [row for batch in self._batches_of(ids) for row in batch]
 
     def along(self, path: Sequence[Key]) -> list[CatalogRow]:
         """Of a root and keys that follow one another: those that are there, and what stands
@@ -296,67 +279,36 @@ def _lowest_leaf(
 
 
 def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
-    query = f"SELECT id, {_ROW_COLUMNS} FROM entries WHERE id IN ({','.join(map(str, ids))})"
-    rows = {row[0]: _row(*row[1:]) for row in connection.execute(query)}
+    query = f"""
+        SELECT id, {_ENTRY_COLUMNS}, last_used_at, hits
+        FROM entries WHERE id IN ({",".join(map(str, ids))})
+    """
+    rows = {id: _row(values) for id, *values in connection.execute(query)}
     return [row for id in ids if (row := rows.get(id)) is not None]
 
 
-def _row(
-    key: Key,
-    parent: Key,
-    fingerprint: Key,
-    kind: int,
-    start: int,
-    tokens: bytes,
-    payload_bytes: int,
-    compute_seconds: float,
-    reason: int,
-    created_at: float,
-    rank: int,
-    session: str,
-    pinned_until: float,
-    last_used_at: float,
-    hits: int,
-) -> CatalogRow | None:
+def _row(values: Sequence[Any]) -> CatalogRow | None:
+    *header_values, rank, session, pinned_until, last_used_at, hits = values
+    fields = dict(zip(_HEADER_FIELDS, header_values, strict=True))
     # Nothing else notices a flipped bit here, and wrong token ids would match a wrong prompt.
     try:
-        header = Header(
-            key=key,
-            parent=parent,
-            fingerprint=fingerprint,
-            kind=_KINDS[kind],
-            start=start,
-            tokens=tokens,
-            payload_bytes=payload_bytes,
-            compute_seconds=compute_seconds,
-            reason=_REASONS[reason],
-            created_at=created_at,
-        )
+        fields["kind"] = _KINDS[fields["kind"]]
+        fields["reason"] = _REASONS[fields["reason"]]
+        header = Header(**fields)
         retention = Retention(_RANKS[rank], session, pinned_until)
-        is_sound = entry_key(parent, header.kind, tokens) == key
+        is_sound = entry_key(header.parent, header.kind, header.tokens) == header.key
     except (KeyError, TypeError):
         is_sound = False
     if not is_sound:
-        _log.warning("a row of the catalogue is damaged; its entry will not be found")
+        _log.warning("cache: a row of the catalogue is damaged, its entry is ignored")
         return None
     return CatalogRow(header, last_used_at, hits, retention)
 
 
-def _parameters(
-    header: Header, used_at: float | None, retention: Retention
-) -> dict[str, bytes | int | float | str]:
+def _parameters(header: Header, used_at: float | None, retention: Retention) -> dict[str, Any]:
     return {
         **retention._asdict(),
-        "key": header.key,
-        "parent": header.parent,
-        "fingerprint": header.fingerprint,
-        "kind": header.kind,
-        "start": header.start,
-        "tokens": header.tokens,
-        "payload_bytes": header.payload_bytes,
-        "compute_seconds": header.compute_seconds,
-        "reason": header.reason,
-        "created_at": header.created_at,
+        **{name: getattr(header, name) for name in _HEADER_FIELDS},
         "disk_bytes": size_on_disk(header),
         "last_used_at": header.created_at if used_at is None else used_at,
     }

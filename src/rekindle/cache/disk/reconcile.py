@@ -32,17 +32,10 @@ def open_catalog(directory: Path, *, on_progress: OnProgress | None = None) -> C
 
     Makes the directory when there is none. Raises TierFailed.
     """
-    catalog = Catalog(directory)
-    open_and_reconcile(catalog, EntryFiles(directory), on_progress=on_progress)
-    return catalog
-
-
-def open_and_reconcile(
-    catalog: Catalog, files: EntryFiles, *, on_progress: OnProgress | None
-) -> None:
-    """Raises TierFailed when the directory cannot be used."""
+    catalog, files = Catalog(directory), EntryFiles(directory)
     open_as_it_is(catalog, files)
     reconcile(catalog, files, on_progress=on_progress)
+    return catalog
 
 
 def open_as_it_is(catalog: Catalog, files: EntryFiles) -> None:
