@@ -73,7 +73,7 @@ class Cleared:
 
 
 def check_is_cache(directory: Path) -> None:
-    with failures_told(directory, "read"):
+    with failures_reported(directory, "read"):
         os.listdir(directory)
     if not entry_paths(directory):
         try:
@@ -156,7 +156,7 @@ def repair(directory: Path, problems: Sequence[Problem]) -> None:
     Turns that are damaged are forgotten.
     """
     files = EntryFiles(directory)
-    with failures_told(directory, "changed"):
+    with failures_reported(directory, "changed"):
         for problem in problems:
             # A server may have put a sound one in its place, or evicted it.
             if problem.flaw is Flaw.DAMAGED and isinstance(_examine(files, problem.path), Problem):
@@ -176,7 +176,7 @@ def remove(directory: Path, keys: Sequence[Key]) -> int:
     """How many bytes stay behind because their files could not be deleted."""
     files = EntryFiles(directory)
     n_stuck_bytes = 0
-    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
         for first in range(0, len(keys), _BATCH_KEYS):
             batch = keys[first : first + _BATCH_KEYS]
@@ -191,7 +191,7 @@ def clear(directory: Path) -> Cleared:
     check_is_cache(directory)
     files = EntryFiles(directory)
     n_bytes = 0
-    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
         # A server may be storing more. A row that loses its file is noticed, a file its row not.
         keys = catalog.all_keys()
@@ -207,7 +207,7 @@ def clear(directory: Path) -> Cleared:
 
 
 @contextmanager
-def failures_told(directory: Path, done: str) -> Iterator[None]:
+def failures_reported(directory: Path, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
