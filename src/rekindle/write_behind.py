@@ -86,7 +86,7 @@ class WriteBehind(Generic[K, V]):
             self._on_dropped(key)
 
     def discard(self, key: K) -> V | None:
-        """Remove and return an unwritten change. It may be on its way to the disk already."""
+        """Remove and return an unwritten change. A write under way may still include it."""
         with self._changed:
             return self._queue.pop(key)
 

@@ -243,7 +243,7 @@ def test_files_that_are_not_ours_are_left_alone(
     impostor.write_text("not an entry")
     with running(model, tmp_path) as server:
         assert_found(server, cold, prompt("ours"))
-        assert f"{impostor.name} is set aside" in server.log
+        assert f"quarantined entry file {impostor.name}" in server.log
     assert [stranger.read_text() for stranger in strangers] == ["precious"] * len(strangers)
     assert not impostor.exists()
 

@@ -1,7 +1,6 @@
-"""`--trace FILE`: one line of JSON per reply, written by a thread of its own.
+"""`--trace FILE`: one line of JSON per reply, written in the background.
 
-Whoever ends a reply hands over its record and goes on. Where the disk is too slow for what
-waits, lines are dropped and counted.
+No reply waits for the disk. When too many lines wait for it, new lines are dropped and counted.
 """
 
 import itertools
@@ -21,23 +20,23 @@ from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, RequestRecord
 from rekindle.write_behind import WriteBehind
 
-MAX_WAITING_BYTES = 64 * 2**20  # of lines that are not written yet; picked
-LINE_BYTES = 4096  # that a line takes beside its prompt and its body; a guess on the high side
-CLOSE_SECONDS = 5.0  # for what waits, at the end; picked
+MAX_WAITING_BYTES = 64 * 2**20  # of unwritten lines; picked
+LINE_BYTES = 4096  # of a line beside its prompt and its body; a guess on the high side
+CLOSE_SECONDS = 5.0  # to write the waiting lines; picked
 PRIVATE = 0o600
 CLASSES = {Rank.MAIN: "main", Rank.BACKGROUND: "background", Rank.EPHEMERAL: "ephemeral"}
 
 
 @dataclass(slots=True)
 class Sent:
-    """What a client sent, for whoever looks on when a reply to it ends."""
+    """A request as the client sent it. Recorders read it when a reply ends."""
 
     path: str
     traceparent: str = ""
     body: bytearray = field(default_factory=bytearray)
 
     def take_body(self) -> bytearray:
-        """Once: of several replies to one request, the first to end has it."""
+        """Return the body, once: the first reply that ends takes it."""
         body, self.body = self.body, bytearray()
         return body
 
@@ -46,7 +45,7 @@ sent_request: ContextVar[Sent | None] = ContextVar("sent_request", default=None)
 
 
 class SentRequests:
-    """Middleware that keeps `sent_request`; the bytes of a body only where it `keeps_bodies`."""
+    """Middleware that sets `sent_request`. Copies the body only if `keeps_bodies`."""
 
     def __init__(self, app: ASGIApp, *, keeps_bodies: bool) -> None:
         self._app = app
@@ -80,7 +79,7 @@ class _Line:
 
 
 class Trace:
-    """Raises StartupError where the file cannot be written."""
+    """A recorder that writes the trace. Raises StartupError if the file cannot be written."""
 
     def __init__(self, path: Path, *, max_bytes: int, has_prompts: bool) -> None:
         self._file = _TraceFile(path, max_bytes)
@@ -126,7 +125,7 @@ class Trace:
 
 
 class _TraceFile:
-    """Appends whole lines; at its size it becomes FILE.1, and a new one begins."""
+    """Appends whole lines. A full file is renamed to FILE.1, and a new one begins."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -134,7 +133,7 @@ class _TraceFile:
         self._fd = -1
         self._n_bytes = 0
         self._can_rotate = False
-        self._is_torn = False  # its last line has no end
+        self._is_torn = False  # the last line has no line break
         try:
             self._open()
         except OSError as error:
@@ -142,7 +141,7 @@ class _TraceFile:
 
     def write(self, line: bytes) -> None:
         if self._can_rotate and self._n_bytes and self._n_bytes + len(line) > self._max_bytes:
-            self._begin_anew()
+            self._rotate()
         data = memoryview(b"\n" + line if self._is_torn else line)
         while data:
             n_written = os.write(self._fd, data)
@@ -155,9 +154,9 @@ class _TraceFile:
             os.close(self._fd)
         self._fd = -1
 
-    def _begin_anew(self) -> None:
+    def _rotate(self) -> None:
         full = self._fd
-        with suppress(FileNotFoundError):  # somebody took it away
+        with suppress(FileNotFoundError):  # deleted meanwhile
             os.replace(self._path, f"{self._path}.1")
         self._open()
         os.close(full)
@@ -170,7 +169,7 @@ class _TraceFile:
         self._can_rotate = stat.S_ISREG(found.st_mode)
         if not self._can_rotate:
             return
-        self._path.chmod(PRIVATE)  # it may have been there before, open to all
+        self._path.chmod(PRIVATE)  # an existing file may be readable by others
         if self._n_bytes:
             os.lseek(self._fd, -1, os.SEEK_END)
             self._is_torn = os.read(self._fd, 1) != b"\n"
@@ -179,13 +178,13 @@ class _TraceFile:
 def encode(
     record: RequestRecord, path: str | None, body: bytes | bytearray, *, has_prompt: bool
 ) -> bytes:
-    """One line. The body is what the client sent, which was JSON, or there were no reply."""
+    """Return the line of a reply. `body` is the JSON that the client sent, or empty."""
     content = _content(record, path)
     if has_prompt:
         content["prompt"] = record.prompt_text
     line = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     if body:
-        # Within JSON a line break is white space, never part of a text.
+        # In JSON a line break is white space; strings cannot contain one.
         one_line = body.replace(b"\n", b" ").replace(b"\r", b" ")
         line = line[:-1] + b',"body":' + one_line + b"}"
     return line + b"\n"

@@ -69,7 +69,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep(turns: SharedTurns, *kept: StoredTurn) -> None:
     for turn in kept:
         turns.keep(turn)
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
 
 
 def is_asking(turns: SharedTurns) -> bool:
@@ -161,7 +161,7 @@ def test_namespaces_are_fenced_in_the_shared_store_too(
     turn = make_turn(1)
     one, other = start(), start()
     FencedTurns(one, "ours").keep(turn)
-    assert one.flush(FLUSH_SECONDS)
+    assert one._writer.flush(FLUSH_SECONDS)
     assert FencedTurns(other, "theirs").find(turn.keys) == []
     assert other.find(turn.keys) == []
     assert FencedTurns(other, "ours").find(turn.keys) == [turn]
@@ -240,11 +240,11 @@ def test_a_dead_store_is_not_asked_and_gets_what_it_missed_when_it_is_back(
     turns.keep(make_turn(1))
     assert turns.find([b"y" * 16]) == []
     assert turns.find(make_turn(1).keys) == [make_turn(1)]
-    assert not turns.flush(HANG_SECONDS)  # at once
+    assert not turns._writer.flush(HANG_SECONDS)  # at once
     assert (objects.calls["read"], objects.calls["write"]) == n_calls
     objects.recover()
     eventually(lambda: is_asking(turns))
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
     assert start().find(make_turn(1).keys) == [make_turn(1)]
 
 
@@ -254,12 +254,12 @@ def test_a_write_that_fails_is_repeated_when_the_turn_is_used(
     turns = start()
     objects.is_full = True
     turns.keep(make_turn(1))
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
     assert not objects.objects
     objects.is_full = False
     (turn,) = turns.find(make_turn(1).keys)
     turns.touch([turn.id])
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
     assert start().find(turn.keys) == [turn]
 
 
@@ -310,7 +310,7 @@ def test_what_waits_is_bounded_and_the_oldest_goes(
             turns.keep(make_turn(number))
         for number in range(20, 40):
             turns.keep(make_turn(number, n_bytes=0))
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
     numbers = [0, *range(30, 40)]
     written = [make_turn(number, n_bytes=0 if number else 400) for number in numbers]
     keys = [turn.keys[0] for turn in written] + [make_turn(5).keys[0]]
@@ -328,16 +328,16 @@ def test_the_store_hears_of_uses_once_an_hour(
     one, other = start(), start()
     keep(one, turn)
     one.touch([turn.id])  # it was just written
-    assert one.flush(FLUSH_SECONDS)
+    assert one._writer.flush(FLUSH_SECONDS)
     assert objects.touched == []
     other.find(turn.keys)
     for _ in range(5):
         other.touch([turn.id, b"unknown".ljust(16)])
-    assert other.flush(FLUSH_SECONDS)
+    assert other._writer.flush(FLUSH_SECONDS)
     assert sorted(objects.touched) == sorted(objects.objects)
     clock.seconds += TOUCH_SECONDS
     one.touch([turn.id])
-    assert one.flush(FLUSH_SECONDS)
+    assert one._writer.flush(FLUSH_SECONDS)
     assert objects.calls["touch"] == 2
 
 
@@ -350,7 +350,7 @@ def test_a_turn_that_the_store_forgot_is_written_again_when_it_is_used(
     objects.lose(*list(objects.objects)[:1])
     clock.seconds += TOUCH_SECONDS
     turns.touch([turn.id])
-    assert turns.flush(FLUSH_SECONDS)
+    assert turns._writer.flush(FLUSH_SECONDS)
     assert start().find(turn.keys[:1]) == start().find(turn.keys[1:]) == [turn]
 
 

@@ -1,7 +1,7 @@
 """The index of a cache directory: one row per stored entry.
 
-A row holds the entry's header, token ids included, so that a start reads no file.
-Every method raises TierFailed when SQLite cannot do its work.
+A row holds the entry's header with its token ids, so that a start reads no entry file.
+Every method raises TierFailed when SQLite fails.
 """
 
 import dataclasses
@@ -14,15 +14,7 @@ from typing import Any, NamedTuple
 
 from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
-from rekindle.cache.entry import (
-    ORDINARY,
-    Header,
-    Key,
-    Kind,
-    Reason,
-    Retention,
-    entry_key,
-)
+from rekindle.cache.entry import ORDINARY, Header, Key, Kind, Reason, Retention, entry_key
 from rekindle.cache.listing.names import Named
 from rekindle.cache.sqlite.connection import column, placeholders, shrink
 from rekindle.cache.sqlite.file import SqliteFile
@@ -36,10 +28,10 @@ MIN_WAL_BYTES = 2**16
 BUSY_SECONDS = 5.0  # no transaction of ours takes a tenth of it; picked
 
 _BATCH_ROWS = 1000
-_MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
+_MAX_FOLLOWERS = 1000  # per lookup of a prompt, beyond its own blocks; picked
 _MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
 
-# A start reads every row, and Enum's own lookup takes as long as all the rest of it.
+# A start reads every row, and Enum's own lookup would double the time.
 _KINDS = {kind.value: kind for kind in Kind}
 _REASONS = {reason.value: reason for reason in Reason}
 _RANKS = {rank.value: rank for rank in Rank}
@@ -68,7 +60,7 @@ _MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = 
 class CatalogRow:
     header: Header
     last_used_at: float
-    hits: int  # 1 when it was written
+    hits: int  # 1 for an entry that was only written
     retention: Retention = ORDINARY
 
     @property
@@ -79,7 +71,7 @@ class CatalogRow:
 @dataclass(frozen=True, slots=True)
 class Totals:
     n_entries: int = 0
-    n_tokens: int = 0  # of blocks: a checkpoint follows tokens that are counted there
+    n_tokens: int = 0  # of blocks only: the tokens before a checkpoint are in blocks
     n_bytes: int = 0  # on disk
 
 
@@ -100,6 +92,7 @@ class Catalog(SqliteFile):
             yield from batch
 
     def batches(self, *, fingerprint: Key | None = None) -> Iterator[list[CatalogRow]]:
+        """Yield the rows of one model or, with None, of every model. Most recently used first."""
         with self.reading() as connection:
             ids = column(
                 connection,
@@ -107,11 +100,17 @@ class Catalog(SqliteFile):
                 " ORDER BY last_used_at DESC, id DESC",
                 (fingerprint,),
             )
-        yield from self._batches_of(ids)
+        for first in range(0, len(ids), _BATCH_ROWS):
+            # A query that stays open would keep SQLite from cutting the log.
+            with self.reading() as connection:
+                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
+            yield rows
 
     def along(self, path: Sequence[Key]) -> list[CatalogRow]:
-        """Of a root and keys that follow one another: those that are there, and what stands
-        behind the last of them, checkpoints behind any of them.
+        """Return the stored entries of a prompt and their followers.
+
+        `path` is a root and the keys of the blocks after it. Followers are the checkpoints after
+        any stored block, and every entry after the last stored block.
         """
         marks = placeholders(path)
         with self.reading() as connection:
@@ -134,7 +133,7 @@ class Catalog(SqliteFile):
             return _read_rows(connection, sorted(ids))
 
     def totals(self) -> dict[Key, Totals]:
-        """By fingerprint."""
+        """Return the totals of each model, by fingerprint."""
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT fingerprint, n_entries, n_tokens, n_bytes FROM totals"
@@ -156,18 +155,19 @@ class Catalog(SqliteFile):
         used_at: float | None = None,
         retention: Retention = ORDINARY,
     ) -> None:
-        """Those that are known stay as they are. None: last used when they were made."""
+        """Add entries; existing rows stay. `used_at` None: used when the entry was created."""
         with self.writing() as connection:
             connection.executemany(
                 _INSERT, (_parameters(header, used_at, retention) for header in headers)
             )
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
+    def mark(self, retentions: Sequence[tuple[Key, Retention]]) -> None:
+        """Set the retention of entries."""
         with self.writing() as connection:
-            connection.executemany(_MARK, ((*retention, key) for key, retention in standings))
+            connection.executemany(_MARK, ((*retention, key) for key, retention in retentions))
 
     def names(self, *, fingerprint: Key) -> list[Named]:
-        """The one that was given longest ago first."""
+        """Return the names of a model, oldest first."""
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT root, name, tokens, session, named_at FROM names"
@@ -187,7 +187,7 @@ class Catalog(SqliteFile):
             )
 
     def drop_lost_names(self) -> None:
-        """Those of models that have nothing stored any more."""
+        """Delete the names of models without stored entries."""
         with self.writing() as connection:
             connection.execute(
                 "DELETE FROM names WHERE fingerprint NOT IN (SELECT fingerprint FROM totals)"
@@ -205,12 +205,12 @@ class Catalog(SqliteFile):
             )
 
     def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
-        """Those that are not there."""
+        """Count a use of each entry. Return the keys that have no row."""
         with self.writing() as connection:
             return [key for key in keys if not connection.execute(_TOUCH, (used_at, key)).rowcount]
 
     def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
-        """Only the rows. `unless` is asked while nobody else can add or remove any."""
+        """Delete rows, not files. `unless` is called while no other connection can write."""
         for first in range(0, len(keys), _BATCH_ROWS):
             with self.writing() as connection:
                 batch = keys[first : first + _BATCH_ROWS]
@@ -221,12 +221,11 @@ class Catalog(SqliteFile):
     def evict(
         self, *, limit_bytes: int, target_bytes: int, now: float, is_spared: Callable[[Key], bool]
     ) -> list[Key]:
-        """One batch of leaves, lowest priority first, when more than the limit is stored.
+        """Evict a batch of leaves if more than `limit_bytes` are stored. Return their keys.
 
-        Those of side requests go before those of conversations, and none that is pinned.
-
-        It goes on to the target as far as a batch reaches. The caller deletes the files, and asks
-        again until there is nothing to evict.
+        Eviction stops at `target_bytes`. Entries of side requests go before entries of
+        conversations, then by lowest priority; pinned entries stay. The caller deletes the files
+        and calls again until nothing is evicted. Raises TierFull.
         """
         with self.reading() as connection:
             if _stored_bytes(connection) <= limit_bytes:
@@ -243,16 +242,9 @@ class Catalog(SqliteFile):
                 n_bytes -= leaf.disk_bytes
                 evicted.append(leaf.key)
             if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
-                raise TierFull("there is no room: everything that could go is in use")
+                raise TierFull("there is no room: every entry that could be evicted is in use")
             shrink(connection)
         return evicted
-
-    def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
-        for first in range(0, len(ids), _BATCH_ROWS):
-            # Not one query for all: an open one would keep the log from being cut.
-            with self.reading() as connection:
-                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
-            yield rows
 
 
 class _Leaf(NamedTuple):

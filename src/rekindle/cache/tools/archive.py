@@ -51,7 +51,7 @@ class Imported:
 def export_to(
     path: Path, directory: Path, stored: Stored, wanted: Sequence[Lineage], on_progress: OnProgress
 ) -> Exported:
-    """Write an archive. It appears under its name as a whole or not at all."""
+    """Write an archive. The file appears under its name as a whole or not at all."""
     manifest = _manifest_of(stored, wanted)
     files = EntryFiles(directory)
     head = encode_head(manifest)

@@ -1,8 +1,8 @@
-"""A cache directory from outside: what it holds, whether it is sound, and making it smaller.
+"""A cache directory from outside: read, verify, repair, shrink and clear it.
 
-For commands that have no model, while servers may use the directory. They look at a copy of the
-catalogue, and change only what another server could have changed as well. What cannot be done
-is a StartupError.
+For commands without a model, while servers may use the directory. Commands read a copy of the
+catalogue, and change only what another server could change as well. Every failure is a
+StartupError.
 """
 
 import os
@@ -36,9 +36,9 @@ _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
 _DATABASES = "|".join(re.escape(schema.file_name) for schema in (CATALOG, TURNS, RESPONSES))
 _SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
-_BATCH_KEYS = 256  # a transaction each; picked
-_WRITE_SECONDS = 60.0  # picked: a writer that did not write for so long was killed
-_SETTLE_SECONDS = 0.5  # picked: evicting a batch takes a server half of it
+_BATCH_KEYS = 256  # per transaction; picked
+_WRITE_SECONDS = 60.0  # picked: a temporary file that is older has lost its writer
+_SETTLE_SECONDS = 0.5  # picked: a server evicts a batch in half the time
 
 
 class Flaw(Enum):
@@ -59,10 +59,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFindings:
-    n_entries: int  # that are sound
+    n_entries: int  # sound ones
     n_bytes: int
-    n_incomplete: int  # of no use until what they follow is computed again
-    turns: TurnTotals  # that are sound
+    n_incomplete: int  # useless until a missing parent is computed again
+    turns: TurnTotals  # sound ones
     problems: list[Problem]
 
 
@@ -73,6 +73,7 @@ class Cleared:
 
 
 def check_is_cache(directory: Path) -> None:
+    """Raise StartupError unless the directory has entries or a readable catalogue."""
     with failures_reported(directory, "read"):
         os.listdir(directory)
     if not entry_paths(directory):
@@ -82,11 +83,12 @@ def check_is_cache(directory: Path) -> None:
         except _CatalogUnreadable as error:
             raise StartupError(
                 f"The directory {directory} is not a cache of Rekindle:"
-                " it has no entries, and no catalogue that can be read."
+                " it has no entries and no readable catalogue."
             ) from error
 
 
 def read_stored(directory: Path) -> Stored:
+    """Read the entries and names of every model."""
     check_is_cache(directory)
     try:
         with _catalog_copy(directory) as catalog:
@@ -99,7 +101,7 @@ def read_stored(directory: Path) -> Stored:
     except _CatalogUnreadable as error:
         raise StartupError(
             f"The catalogue of {directory} cannot be read ({error});"
-            " `rekindle cache verify --fix` makes it anew."
+            " `rekindle cache verify --fix` rebuilds it."
         ) from error
 
 
@@ -108,7 +110,7 @@ def read_inventory(directory: Path) -> Inventory:
 
 
 def entry_paths(directory: Path) -> list[Path]:
-    """Every file that is named like an entry, and lies where that one belongs."""
+    """Return every file whose name and folder are those of an entry."""
     return [
         path
         for path in sorted((directory / "entries").glob("[0-9a-f][0-9a-f]/*.kv"))
@@ -117,7 +119,7 @@ def entry_paths(directory: Path) -> list[Path]:
 
 
 def verify(directory: Path, on_progress: Callable[[int, int], None]) -> DirectoryFindings:
-    """Reads everything. `on_progress` gets the bytes done and the bytes in all."""
+    """Read everything and report problems. `on_progress` gets bytes done and bytes in all."""
     check_is_cache(directory)
     headers: dict[Key, Header] = {}
     problems: list[Problem] = []
@@ -131,7 +133,7 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
         inventory = _inventory(directory)
         suspected = _disagreements(directory, inventory, headers)
         if suspected:
-            # A server may be between a file and its row, on the way in or out.
+            # A server may be between writing or deleting a file and its row: look again.
             time.sleep(_SETTLE_SECONDS)
             inventory = _inventory(directory)
             confirmed = set(_disagreements(directory, inventory, headers))
@@ -151,20 +153,20 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
 
 
 def repair(directory: Path, problems: Sequence[Problem]) -> None:
-    """Sets damaged files aside, forgets rows without a file, adopts files without a row.
+    """Quarantine damaged files, delete rows without a file, add rows for unknown files.
 
-    Turns that are damaged are forgotten.
+    Damaged turns are deleted.
     """
     files = EntryFiles(directory)
     with failures_reported(directory, "changed"):
         for problem in problems:
-            # A server may have put a sound one in its place, or evicted it.
+            # A server may have replaced or evicted the file meanwhile.
             if problem.flaw is Flaw.DAMAGED and isinstance(_examine(files, problem.path), Problem):
                 with suppress(FileNotFoundError):
                     files.set_aside(problem.path)
         with closing(Catalog(directory)) as catalog:
             catalog.open(files.set_aside)
-            # A wrong row would keep the right one out.
+            # A wrong row would prevent adding the right one.
             wrong = [each for each in problems if each.flaw in (Flaw.DIFFERS, Flaw.UNKNOWN)]
             catalog.remove([_key(problem.path) for problem in wrong])
         open_catalog(directory).close()
@@ -173,7 +175,7 @@ def repair(directory: Path, problems: Sequence[Problem]) -> None:
 
 
 def remove(directory: Path, keys: Sequence[Key]) -> int:
-    """How many bytes stay behind because their files could not be deleted."""
+    """Delete entries. Return the bytes of files that could not be deleted."""
     files = EntryFiles(directory)
     n_stuck_bytes = 0
     with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
@@ -187,13 +189,13 @@ def remove(directory: Path, keys: Sequence[Key]) -> int:
 
 
 def clear(directory: Path) -> Cleared:
-    """Deletes every file of ours but the catalogue, which a server may hold open: it is emptied."""
+    """Delete every file of the cache. The catalogue is only emptied: a server may use it."""
     check_is_cache(directory)
     files = EntryFiles(directory)
     n_bytes = 0
     with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
-        # A server may be storing more. A row that loses its file is noticed, a file its row not.
+        # A server may be adding entries. Servers notice a row without a file, but not the reverse.
         keys = catalog.all_keys()
         own_files = _own_files(directory)
         catalog.remove(keys)
@@ -202,12 +204,13 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
-        said = _clear_what_was_said(directory)
-    return Cleared(len(own_files) + said.n_files, n_bytes + said.n_bytes)
+        texts = _delete_turns_and_responses(directory)
+    return Cleared(len(own_files) + texts.n_files, n_bytes + texts.n_bytes)
 
 
 @contextmanager
 def failures_reported(directory: Path, done: str) -> Iterator[None]:
+    """Turn failures into a StartupError: the directory cannot be `done` (read, changed)."""
     try:
         yield
     except OSError as error:
@@ -220,8 +223,8 @@ def failures_reported(directory: Path, done: str) -> Iterator[None]:
         ) from error
 
 
-def _clear_what_was_said(directory: Path) -> Cleared:
-    """Deleted, not emptied, so that no word of a reply is left; a server notices that."""
+def _delete_turns_and_responses(directory: Path) -> Cleared:
+    """Delete the files, so that no text of a reply is left. A server notices that."""
     with alone_in(directory):
         known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]
         paths = [path for path in known if path.is_file()]
@@ -232,7 +235,7 @@ def _clear_what_was_said(directory: Path) -> Cleared:
 
 
 def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:
-    """A server may have added the row of a file that was being deleted."""
+    """Delete rows without a file: a server may have added one for a file being deleted."""
     gone = [key for key in catalog.all_keys() if not files.path(key).exists()]
     catalog.remove(gone, unless=lambda key: files.path(key).exists())
 
@@ -248,7 +251,7 @@ def _inventory(directory: Path) -> Inventory:
 
 @contextmanager
 def _catalog_copy(directory: Path) -> Iterator[Catalog]:
-    """The catalogue as it is now: no server has to wait, and nothing in the directory changes."""
+    """Open a copy of the catalogue: no server waits, and nothing in the directory changes."""
 
     def refuse(_copy: Path) -> None:
         raise _CatalogUnreadable("it is damaged or of another version")
@@ -303,7 +306,7 @@ def _examine(files: EntryFiles, path: Path) -> Header | Problem | None:
 def _disagreements(
     directory: Path, inventory: Inventory, headers: Mapping[Key, Header]
 ) -> list[Problem]:
-    """Between catalogue and files. `headers` is what was read, maybe a while ago."""
+    """Compare the catalogue with the files. `headers` may have been read a while ago."""
     files = EntryFiles(directory)
     described = {entry.key: entry.row.header for entry in inventory.entries}
     problems = []
@@ -321,17 +324,17 @@ def _disagreements(
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """Without the catalogue's own, and without what is being written."""
+    """Return the files of the cache, without databases and without files being written."""
     partial = (directory / "entries").glob("[0-9a-f][0-9a-f]/*.tmp")
     others = [
         *(path for path in directory.iterdir() if _DIGESTS.fullmatch(path.name)),
         *(path for path in (directory / "quarantine").glob("*") if _SET_ASIDE.fullmatch(path.name)),
-        *(path for path in partial if _PARTIAL.fullmatch(path.name) and _is_left_behind(path)),
+        *(path for path in partial if _PARTIAL.fullmatch(path.name) and _is_abandoned(path)),
     ]
     return entry_paths(directory) + [path for path in others if path.is_file()]
 
 
-def _is_left_behind(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > _WRITE_SECONDS
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from rekindle.generation.stored_turns import StoredTurn
 MAX_TURNS = 20_000
 MAX_BYTES = 64 * 2**20  # picked: with 1,000 tokens each, some 12,000 turns
 
-# What CPython needs for a turn and for each of its keys, index included; estimates.
+# Memory of a turn and of each of its keys in CPython, index included; estimates.
 _TURN_BYTES = 600
 _KEY_BYTES = 350
 

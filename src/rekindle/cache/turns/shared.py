@@ -1,9 +1,9 @@
-"""Turns that every server finds: those of this one in front, the shared store behind.
+"""Turns that all servers share: a local turn store in front, the shared store behind.
 
-    t/<digest of fingerprint and key>   a turn, sealed; of several with one key, the last written
+    t/<digest of fingerprint and key>   a sealed turn; the last written one, if several have the key
 
-Nothing here raises: what cannot be read or written is a miss. Whoever asks waits for a bounded
-time; one thread writes.
+Nothing here raises: a turn that cannot be read is a miss. `find` waits for a bounded time. One
+thread writes.
 """
 
 import logging
@@ -27,13 +27,13 @@ from rekindle.write_behind import WriteBehind
 _log = logging.getLogger(__name__)
 
 # All of these are picked.
-WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # for an answer; DEAR: where reads are
+WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # for a read; DEAR: of an expensive store
 N_READERS = 4
-ABSENT_SECONDS = 5.0  # another server may be writing it right now
+ABSENT_SECONDS = 5.0  # until a missing key is read again: another server may be writing it
 MAX_ABSENT = 10_000
-MAX_WAITING, MAX_WAITING_BYTES = 1000, 16 * 2**20
-TOUCH_SECONDS = 3600.0
-MAX_KNOWN = 10_000  # turns of which it is remembered when the store was told of their use
+MAX_WAITING, MAX_WAITING_BYTES = 1000, 16 * 2**20  # unwritten turns
+TOUCH_SECONDS = 3600.0  # between two touches of a turn in the store
+MAX_KNOWN = 10_000  # turns with a known time of the last touch
 CLOSE_SECONDS = 2.0
 
 _MAGIC = b"RKTN"
@@ -43,7 +43,7 @@ _CHECK = struct.Struct("<Q")
 
 
 class SharedTurns:
-    """A TurnStore. The shared store is not ours to close."""
+    """A TurnStore. Does not close the shared store."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class SharedTurns:
         self._readers = ThreadPoolExecutor(N_READERS, thread_name_prefix="shared-turns")
         self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
-        self._asked: dict[bytes, _Question] = {}  # by key, while there is no answer
-        self._absent: BoundedCache[bytes, float] = BoundedCache(max_items=MAX_ABSENT)  # until when
+        self._asked: dict[bytes, _Question] = {}  # reads under way, by key
+        self._absent: BoundedCache[bytes, float] = BoundedCache(max_items=MAX_ABSENT)  # until
         self._known: BoundedCache[bytes, _KnownTurn] = BoundedCache(max_items=MAX_KNOWN)  # by id
         self._writer: WriteBehind[bytes, _TurnWrite] = WriteBehind(
-            "shared-turn",
+            "shared-turns",
             self._write,
             retry_seconds=None,
             max_batch=1,
@@ -83,13 +83,13 @@ class SharedTurns:
         found_keys = {key for turn in found.values() for key in turn.keys}
         for turn in self._ask([key for key in dict.fromkeys(keys) if key not in found_keys]):
             found.setdefault(turn.id, turn)
-        self._get_to_know(found.values())
+        self._note_known(found.values())
         return list(found.values())
 
     def keep(self, turn: StoredTurn) -> None:
         self._local.keep(turn)
         with self._lock:
-            self._known.put(turn.id, _KnownTurn(turn.keys, told_at=self._now()))
+            self._known.put(turn.id, _KnownTurn(turn.keys, touched_at=self._now()))
         self._writer.put(turn.id, _TurnWrite(turn.keys, turn))
 
     def touch(self, ids: Sequence[bytes]) -> None:
@@ -99,14 +99,10 @@ class SharedTurns:
         with self._lock:
             for id in ids:
                 known = self._known.peek(id)
-                if known is not None and now - known.told_at >= TOUCH_SECONDS:
-                    self._known.put(id, known._replace(told_at=now))
+                if known is not None and now - known.touched_at >= TOUCH_SECONDS:
+                    self._known.put(id, known._replace(touched_at=now))
                     due[id] = _TurnWrite(known.keys, None)
         self._writer.put_all(due)
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Whether all is written; a store that is not well is not waited for."""
-        return self._writer.flush(timeout_seconds)
 
     def close(self) -> None:
         with self._lock:
@@ -127,17 +123,17 @@ class SharedTurns:
             try:
                 found += question.answer.result(max(question.until - time.monotonic(), 0.0))
             except TimeoutError:
-                if question is mine and question.answer.running():  # else others were before it
+                if question is mine and question.answer.running():  # else it is still queued
                     self._health.note_slow(f"turns took more than {self._wait_seconds} s")
             except (TierFailed, CancelledError):
                 pass
             except Exception:
-                _log.exception("turns could not be read from the shared store")
+                _log.exception("turns: reading from the shared store failed")
         wanted = set(keys)
         return [turn for turn in found if not wanted.isdisjoint(turn.keys)]
 
     def _questions(self, keys: Sequence[bytes]) -> tuple["_Question | None", list["_Question"]]:
-        """A new one for what nobody has asked for, and those of others that are under way."""
+        """Start a read of the new keys. Return it, and the reads under way of other keys."""
         with self._lock:
             if self._is_closed:
                 return None, []
@@ -156,7 +152,7 @@ class SharedTurns:
         return mine, under_way
 
     def _read(self, keys: Sequence[bytes]) -> list[StoredTurn]:
-        """Also when nobody waits any more: the next one who asks finds it here."""
+        """Read turns and keep them locally, for the next `find` if this one timed out."""
         answers: Sequence[StoredTurn | None] = ()
         try:
             answers = self._objects.read(keys)
@@ -179,7 +175,7 @@ class SharedTurns:
         for id, write in batch.items():
             try:
                 self._write_one(id, write)
-            except TierFailed:  # the health of the store logs it
+            except TierFailed:  # logged by the health of the store
                 self._forget(id)
 
     def _write_one(self, id: bytes, write: "_TurnWrite") -> None:
@@ -195,26 +191,27 @@ class SharedTurns:
         if turn is not None:
             self._objects.write(turn)
 
-    def _get_to_know(self, turns: Iterable[StoredTurn]) -> None:
+    def _note_known(self, turns: Iterable[StoredTurn]) -> None:
+        """Remember the keys of found turns, for `touch`."""
         with self._lock:
             for turn in turns:
                 if self._known.get(turn.id) is None:
                     self._known.put(turn.id, _KnownTurn(turn.keys))
 
     def _forget(self, id: bytes) -> None:
-        """So that the store is told when it is used next."""
+        """Have the next use of the turn reach the store."""
         with self._lock:
             self._known.pop(id)
 
 
 class _Question(NamedTuple):
     answer: Future[list[StoredTurn]]
-    until: float  # by the monotonic clock; nobody waits longer
+    until: float  # monotonic deadline of all callers
 
 
 class _KnownTurn(NamedTuple):
     keys: tuple[bytes, ...]
-    told_at: float = float("-inf")  # when the store heard of its last use
+    touched_at: float = float("-inf")  # in the store
 
 
 class _TurnWrite(NamedTuple):
@@ -223,7 +220,7 @@ class _TurnWrite(NamedTuple):
 
 
 class _TurnObjects:
-    """Turns as objects of the store. Raises TierFailed."""
+    """Turns as objects of the store. Every method raises TierFailed."""
 
     def __init__(self, store: SharedStore, fingerprint: Key) -> None:
         self._objects = store.objects
@@ -231,7 +228,7 @@ class _TurnObjects:
         self._fingerprint = fingerprint
 
     def read(self, keys: Sequence[bytes]) -> list[StoredTurn | None]:
-        """None: there is none, or none that is sound."""
+        """Return a turn for each key; None if it is missing or damaged."""
         names = [self._name(key) for key in keys]
         answers = self._objects.read(names)
         return [
@@ -245,7 +242,7 @@ class _TurnObjects:
             self._objects.write(name, [self._seal.seal(data, name)])
 
     def touch(self, keys: Sequence[bytes]) -> bool:
-        """Whether there is something under each of them."""
+        """Mark the objects as used. Return whether the store has all of them."""
         return all(self._objects.touch([self._name(key) for key in keys]))
 
     def _opened(self, name: str, key: bytes, data: bytes) -> StoredTurn | None:
