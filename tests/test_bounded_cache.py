@@ -27,6 +27,15 @@ def test_a_value_beyond_the_byte_limit_is_not_kept_and_evicts_nothing_else() -> 
     assert cache.n_bytes == len(cache) == 0
 
 
+def test_a_replaced_value_keeps_its_size_and_is_the_most_recently_used() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(max_bytes=10)
+    cache.put("a", 1, n_bytes=4)
+    cache.put("b", 2, n_bytes=4)
+    cache.replace("a", 3)
+    assert (list(cache.items()), cache.n_bytes) == ([("b", 2), ("a", 3)], 8)
+    assert cache.put("c", 4, n_bytes=4) == [("b", 2)]
+
+
 def test_a_spared_item_is_not_evicted_for_a_new_one() -> None:
     cache: BoundedCache[str, int] = BoundedCache(max_items=2)
     cache.put("a", 1)

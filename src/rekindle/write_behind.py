@@ -80,7 +80,8 @@ class WriteBehind(Generic[K, V]):
             for key, value in changes.items():
                 before = self._queue.peek(key)
                 merged = value if before is None else self._merge(before, value)
-                dropped += self._queue.put(key, merged, n_bytes=self._size_of(merged))
+                if evicted := self._queue.put(key, merged, n_bytes=self._size_of(merged)):
+                    dropped += evicted
             self._changed.notify_all()
         for key, _ in dropped:
             self._on_dropped(key)

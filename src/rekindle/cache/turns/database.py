@@ -117,9 +117,9 @@ class TurnDatabase:
     def _known_turn(self, row: TurnRow, known: dict[bytes, Held]) -> Held | None:
         """Return the turn in memory, unless another server has replaced it in the file."""
         held = known.get(row.id)
-        if held is None or self._is_unwritten(row.id):
+        if held is None or turn_checksum(held.turn) == row.checksum:
             return held
-        return held if turn_checksum(held.turn) == row.checksum else None
+        return held if self._is_unwritten(row.id) else None
 
     def _read(self, numbers: list[int], keys: set[bytes]) -> list[Held]:
         if not numbers:

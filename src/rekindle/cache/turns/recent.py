@@ -59,8 +59,7 @@ class RecentTurns:
             used_at = self._next_use()
             for id in ids:
                 if (held := self._held.peek(id)) is not None:
-                    used = held._replace(used_at=used_at)
-                    self._held.put(id, used, n_bytes=_size(held.turn))
+                    self._held.replace(id, Held(held.turn, used_at))
             return used_at
 
     def remember(self, held: Held, *, is_spared: Callable[[bytes], bool]) -> None:
@@ -78,7 +77,7 @@ class RecentTurns:
         self._last_use = max(time.time_ns(), self._last_use + 1)
         return self._last_use
 
-    def _put(self, held: Held, is_spared: Callable[[bytes], bool] = lambda id: False) -> None:
+    def _put(self, held: Held, is_spared: Callable[[bytes], bool] | None = None) -> None:
         id, n_bytes = held.turn.id, _size(held.turn)
         if (before := self._held.pop(id)) is not None:
             self._drop_keys(before)
