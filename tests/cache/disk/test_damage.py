@@ -345,6 +345,16 @@ def test_a_row_whose_tokens_changed_is_not_shown(
     assert "damaged" in caplog.text
 
 
+def test_a_session_that_is_no_text_any_more_hides_no_entry(directory: Path, tier: DiskTier) -> None:
+    tier.put(ENTRY)
+    tier.close()
+    with closing(sqlite3.connect(directory / "catalog.sqlite3")) as connection:
+        connection.execute("UPDATE entries SET session = CAST(x'ff' AS TEXT)")
+        connection.commit()
+    tier.open()
+    assert stored_keys(tier) == [KEY]
+
+
 # -- a directory that fails ---------------------------------------------------------------------
 
 

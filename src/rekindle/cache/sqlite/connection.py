@@ -25,13 +25,6 @@ def connect(path: Path, *, busy_seconds: float, mode: str = "mode=rw") -> sqlite
     return connection
 
 
-def connect_read_only(path: Path, *, busy_seconds: float) -> sqlite3.Connection:
-    """Connect without changing anything in the directory."""
-    # A file without a log has no writer. `immutable` reads it even where no log can be created.
-    mode = "mode=ro" if sibling(path, "-wal").exists() else "immutable=1"
-    return connect(path, busy_seconds=busy_seconds, mode=mode)
-
-
 def sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 

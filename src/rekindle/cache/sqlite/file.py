@@ -35,6 +35,7 @@ from rekindle.errors import TierFailed
 
 _log = logging.getLogger(__name__)
 
+_INSPECT_BUSY_SECONDS = 5.0  # picked
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 
 Inode = tuple[int, int]  # device and inode
@@ -182,8 +183,8 @@ class SqliteFile:
         except Unusable as error:
             if isinstance(error, OtherVersion) and not self._schema.is_rebuildable:
                 raise
-            _log.warning("cache: quarantined %s, creating it again: %s", self.path, error)
             quarantine(self.path.parent, self._schema, set_aside)
+            _log.warning("cache: quarantined %s, creating it again: %s", self.path, error)
             connection = self._connect()
         self._damaged_inode = None
         return connection
@@ -224,6 +225,27 @@ class SqliteFile:
         if self._schema.is_rebuildable:
             connection.executescript("BEGIN IMMEDIATE; COMMIT")  # fails if somebody holds a lock
         check_pages(connection)
+
+
+class NoSuchFile(TierFailed):
+    pass
+
+
+@contextmanager
+def reading_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """Read a file that servers may use, changing nothing in its directory. Raises TierFailed."""
+    try:
+        check_is_plain_file(path)
+        # A file without a log has no writer. `immutable` reads it even where no log can be created.
+        mode = "mode=ro" if sibling(path, "-wal").exists() else "immutable=1"
+        with closing(connect(path, busy_seconds=_INSPECT_BUSY_SECONDS, mode=mode)) as connection:
+            yield connection
+    except FileNotFoundError as error:
+        raise NoSuchFile("it does not exist") from error
+    except OSError as error:
+        raise TierFailed(str(error.strerror)) from error
+    except (sqlite3.DatabaseError, Unusable) as error:
+        raise TierFailed(str(error)) from error
 
 
 def quarantine(directory: Path, schema: Schema, set_aside: SetAside) -> None:

@@ -16,15 +16,15 @@ from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rekindle.cache.disk.catalogue import BUSY_SECONDS, Catalog
+from rekindle.cache.disk.catalogue import Catalog
 from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
 from rekindle.cache.responses.file import RESPONSES
-from rekindle.cache.sqlite.connection import connect_read_only
 from rekindle.cache.sqlite.directory_lock import alone_in
+from rekindle.cache.sqlite.file import reading_only
 from rekindle.cache.tools.inventory import Inventory
 from rekindle.cache.tools.lineage import Stored
 from rekindle.cache.tools.turn_upkeep import TurnTotals, repair_turns, verify_turns
@@ -80,7 +80,7 @@ def check_is_cache(directory: Path) -> None:
         try:
             with _catalog_copy(directory):
                 pass
-        except _CatalogUnreadable as error:
+        except TierFailed as error:
             raise StartupError(
                 f"The directory {directory} is not a cache of Rekindle:"
                 " it has no entries and no readable catalogue."
@@ -98,7 +98,7 @@ def read_stored(directory: Path) -> Stored:
                 for named in catalog.names(fingerprint=fingerprint)
             ]
             return Stored(Inventory(catalog.rows()), names)
-    except _CatalogUnreadable as error:
+    except TierFailed as error:
         raise StartupError(
             f"The catalogue of {directory} cannot be read ({error});"
             " `rekindle cache verify --fix` rebuilds it."
@@ -138,7 +138,7 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
             inventory = _inventory(directory)
             confirmed = set(_disagreements(directory, inventory, headers))
             problems += [problem for problem in suspected if problem in confirmed]
-    except _CatalogUnreadable as error:
+    except TierFailed as error:
         problems.append(Problem(Flaw.CATALOG, directory / CATALOG.file_name, str(error)))
     turns = verify_turns(directory)
     if turns.trouble is not None:
@@ -240,10 +240,6 @@ def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:
     catalog.remove(gone, unless=lambda key: files.path(key).exists())
 
 
-class _CatalogUnreadable(Exception):
-    pass
-
-
 def _inventory(directory: Path) -> Inventory:
     with _catalog_copy(directory) as catalog:
         return Inventory(catalog.rows())
@@ -251,32 +247,24 @@ def _inventory(directory: Path) -> Inventory:
 
 @contextmanager
 def _catalog_copy(directory: Path) -> Iterator[Catalog]:
-    """Open a copy of the catalogue: no server waits, and nothing in the directory changes."""
+    """Open a copy of the catalogue: no server waits, and nothing in the directory changes.
+
+    Raises TierFailed.
+    """
 
     def refuse(_copy: Path) -> None:
-        raise _CatalogUnreadable("it is damaged or of another version")
+        raise TierFailed("it is damaged or of another version")
 
     with TemporaryDirectory(prefix="rekindle-") as folder:
-        _copy_database(directory / CATALOG.file_name, Path(folder) / CATALOG.file_name)
-        with closing(Catalog(Path(folder))) as catalog:
-            try:
-                catalog.open(refuse)
-                yield catalog
-            except TierFailed as error:
-                raise _CatalogUnreadable(error.message) from error
-
-
-def _copy_database(path: Path, copy: Path) -> None:
-    if not path.is_file():
-        raise _CatalogUnreadable("there is none")
-    try:
+        copy = Path(folder) / CATALOG.file_name
         with (
-            closing(connect_read_only(path, busy_seconds=BUSY_SECONDS)) as source,
+            reading_only(directory / CATALOG.file_name) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)
-    except sqlite3.DatabaseError as error:
-        raise _CatalogUnreadable(str(error)) from error
+        with closing(Catalog(copy.parent)) as catalog:
+            catalog.open(refuse)
+            yield catalog
 
 
 def _examine_all(

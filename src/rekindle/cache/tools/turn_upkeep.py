@@ -5,7 +5,7 @@ For commands without a model, while servers may use the file.
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +14,12 @@ from rekindle.cache.sqlite.connection import (
     DAMAGED,
     column,
     connect,
-    connect_read_only,
     count_rows,
     primary_code,
     transaction,
 )
 from rekindle.cache.sqlite.directory_lock import alone_in
-from rekindle.cache.sqlite.file import quarantine
+from rekindle.cache.sqlite.file import NoSuchFile, quarantine, reading_only
 from rekindle.cache.sqlite.schema import Unusable, check_is_plain_file, check_pages
 from rekindle.cache.turns.file import (
     TURNS,
@@ -47,7 +46,7 @@ class TurnFindings:
 
 def count_turns(directory: Path) -> TurnTotals:
     """Count the turns of all models; none if they cannot be read. Changes nothing on disk."""
-    with suppress(TierFailed), _read_only(directory) as connection:
+    with suppress(TierFailed), reading_only(directory / TURNS.file_name) as connection:
         return TurnTotals(*count_rows(connection, "turns"))
     return TurnTotals()
 
@@ -71,49 +70,28 @@ def repair_turns(directory: Path) -> None:
                     delete_rows(connection, damaged)
         except FileNotFoundError:
             return
-        except sqlite3.DatabaseError as error:
-            if primary_code(error) not in DAMAGED:
+        except (sqlite3.DatabaseError, Unusable) as error:
+            if isinstance(error, sqlite3.DatabaseError) and primary_code(error) not in DAMAGED:
                 raise TierFailed(f"{path}: {error}") from error
             quarantine(directory, TURNS, EntryFiles(directory).set_aside)
-        except Unusable:
-            quarantine(directory, TURNS, EntryFiles(directory).set_aside)
-
-
-class _NoFile(TierFailed):
-    pass
 
 
 def _verify(directory: Path) -> TurnFindings:
     sound = TurnTotals()
     n_damaged = 0
     try:
-        with _read_only(directory) as connection:
+        with reading_only(directory / TURNS.file_name) as connection:
             for reading in _readings(connection):
                 n_damaged += len(reading.damaged)
                 sound = TurnTotals(
                     sound.n_turns + len(reading.held),
                     sound.n_bytes + sum(row_bytes(held.turn) for held in reading.held),
                 )
-    except _NoFile:
+    except NoSuchFile:
         return TurnFindings(sound, None)
     except TierFailed as error:
         return TurnFindings(sound, error.message)
     return TurnFindings(sound, f"damaged turns: {n_damaged}" if n_damaged else None)
-
-
-@contextmanager
-def _read_only(directory: Path) -> Iterator[sqlite3.Connection]:
-    path = directory / TURNS.file_name
-    try:
-        check_is_plain_file(path)
-        with closing(connect_read_only(path, busy_seconds=WRITE_BUSY_SECONDS)) as connection:
-            yield connection
-    except FileNotFoundError as error:
-        raise _NoFile(f"{path}: {error.strerror}") from error
-    except OSError as error:
-        raise TierFailed(str(error.strerror)) from error
-    except (sqlite3.DatabaseError, Unusable) as error:
-        raise TierFailed(str(error)) from error
 
 
 def _readings(connection: sqlite3.Connection) -> Iterator[Reading]:
