@@ -287,7 +287,7 @@ CATALOGUE_DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", CATALOGUE_DAMAGES)
-def test_a_catalogue_that_cannot_be_used_is_made_anew_from_the_files(
+def test_an_unusable_catalogue_is_rebuilt_from_the_files(
     damage: str, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = make_chain(1, 20, payload_bytes=100)
@@ -316,9 +316,7 @@ def test_an_empty_or_absent_catalogue_is_filled_from_the_files(
     assert quarantined(directory) == []
 
 
-def test_a_catalogue_that_somebody_holds_locked_is_replaced(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_catalogue_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "BUSY_SECONDS", 0.2)
     with closing(open_tier(directory)) as tier:
         tier.put(ENTRY)
@@ -345,7 +343,7 @@ def test_a_row_whose_tokens_changed_is_not_shown(
     assert "damaged" in caplog.text
 
 
-def test_a_session_that_is_no_text_any_more_hides_no_entry(directory: Path, tier: DiskTier) -> None:
+def test_a_session_that_is_not_utf8_hides_no_entry(directory: Path, tier: DiskTier) -> None:
     tier.put(ENTRY)
     tier.close()
     with closing(sqlite3.connect(directory / "catalog.sqlite3")) as connection:

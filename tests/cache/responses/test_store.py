@@ -1,4 +1,4 @@
-"""Stored responses: in memory, on disk, across restarts, and when the disk is no help."""
+"""Stored responses: in memory, on disk, across restarts, and when the disk fails."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""Turns that outlive their server, on a disk that lies, fills up, is locked or goes away."""
+"""Turns across restarts, on a disk that is damaged, full, locked or deleted."""
 
 import logging
 import os
@@ -335,7 +335,7 @@ def locked(directory: Path, *, statements: str) -> Iterator[None]:
             holder.execute("COMMIT")
 
 
-def test_keep_returns_and_finds_go_on_while_somebody_else_writes_for_long(
+def test_keep_and_find_do_not_wait_for_a_long_write_of_another_process(
     opened: Open, directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.cache.turns.file.WRITE_BUSY_SECONDS", 0.1)
@@ -425,7 +425,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_cannot_be_used_is_set_aside_and_made_anew(
+def test_an_unusable_file_is_quarantined_and_created_again(
     damage: str, opened: Open, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(turns := opened(), range(50))
@@ -456,7 +456,7 @@ def test_damage_under_a_running_server_costs_what_was_there_and_nothing_later(
     eventually(lambda: {*range(290, 300)} <= set(stored(directory, range(100, 300))))
 
 
-def test_an_empty_or_absent_file_is_made_anew(opened: Open, directory: Path) -> None:
+def test_an_empty_or_absent_file_is_created_again(opened: Open, directory: Path) -> None:
     for empty in (lambda path: os.truncate(path, 0), Path.unlink):
         fill(turns := opened(), [1])
         turns.close()

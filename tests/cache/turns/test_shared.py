@@ -1,4 +1,4 @@
-"""Turns that one server kept and another one finds, through a store that lies, hangs or dies."""
+"""Turns that another server finds through a shared store that is damaged, slow or dead."""
 
 import threading
 import time
@@ -134,7 +134,7 @@ def test_what_was_absent_a_moment_ago_is_asked_for_later(
     assert objects.calls["read"] == 2
 
 
-def test_who_asks_for_what_another_is_asking_for_waits_with_him(
+def test_two_lookups_of_one_key_share_one_read(
     start: Server, objects: MemoryObjects, clock: Clock
 ) -> None:
     turn = make_turn(1)
@@ -178,9 +178,7 @@ def test_turns_of_another_model_are_not_found(
     assert start(is_sealed=not is_sealed).find(turn.keys) == []
 
 
-def test_who_reads_a_sealed_store_sees_no_text_and_no_key(
-    start: Server, objects: MemoryObjects
-) -> None:
+def test_a_sealed_store_shows_no_text_and_no_key(start: Server, objects: MemoryObjects) -> None:
     turn = StoredTurn(b"i" * 16, (b"k" * 16,), b"a secret that was told")
     keep(start(is_sealed=True), turn)
     seen = objects.everything()
@@ -264,7 +262,7 @@ def test_a_write_that_fails_is_repeated_when_the_turn_is_used(
 
 
 @pytest.mark.parametrize("is_dear", [False, True])
-def test_nobody_waits_for_a_slow_store_and_its_answer_is_used_later(
+def test_find_does_not_wait_for_a_slow_store_and_uses_its_answer_later(
     start: Server, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch, *, is_dear: bool
 ) -> None:
     one, two = make_turn(1), make_turn(2)
@@ -297,7 +295,7 @@ def test_a_read_that_fails_is_a_miss_that_is_tried_again(
     assert turns.find(make_turn(1).keys) == [make_turn(1)]
 
 
-def test_what_waits_is_bounded_and_the_oldest_goes(
+def test_unwritten_turns_are_bounded_and_the_oldest_is_dropped(
     start: Server, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_turns, "MAX_WAITING", 10)
@@ -354,7 +352,7 @@ def test_a_turn_that_the_store_forgot_is_written_again_when_it_is_used(
     assert start().find(turn.keys[:1]) == start().find(turn.keys[1:]) == [turn]
 
 
-def test_closing_writes_what_waits(start: Server, objects: MemoryObjects) -> None:
+def test_closing_writes_waiting_turns(start: Server, objects: MemoryObjects) -> None:
     turns = start()
     for number in range(100):
         turns.keep(make_turn(number, n_keys=1))

@@ -87,7 +87,10 @@ class TurnDatabase:
 
     def close(self) -> None:
         if self._writer.close(CLOSE_SECONDS):
-            self._file.close()
+            try:
+                self._file.close()
+            except TierFailed as error:
+                self._writer.report(error)
 
     # -- reading, in any thread -----------------------------------------------------------------
 
