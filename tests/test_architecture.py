@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
-LEAVES = {"errors", "bounded_cache", "config", "config_sources", "generation", "observe"}
+LEAVES = {
+    "errors",
+    "bounded_cache",
+    "write_behind",
+    "config",
+    "config_sources",
+    "generation",
+    "observe",
+}
 MAY_IMPORT = {
     "errors": set(),
     "bounded_cache": set(),
+    "write_behind": {"errors", "bounded_cache"},
     "generation": set(),
-    "observe": {"errors", "generation"},
+    "observe": {"errors", "generation", "write_behind"},
     "config": set(),
     "config_sources": {"config", "errors"},
     "llama": LEAVES,

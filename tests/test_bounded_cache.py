@@ -18,11 +18,31 @@ def test_the_least_recently_used_item_is_evicted_first() -> None:
     assert list(cache) == ["a", "c"]
 
 
-def test_a_value_beyond_the_byte_limit_is_not_kept() -> None:
+def test_a_value_beyond_the_byte_limit_is_not_kept_and_evicts_nothing_else() -> None:
     cache: BoundedCache[str, int] = BoundedCache(max_bytes=10)
     cache.put("small", 1, n_bytes=4)
-    assert cache.put("large", 2, n_bytes=11) == [("small", 1), ("large", 2)]
-    assert cache.n_bytes == 0
+    assert cache.put("large", 2, n_bytes=11) == [("large", 2)]
+    assert list(cache.items()) == [("small", 1)]
+    assert cache.put("small", 3, n_bytes=11) == [("small", 3)]
+    assert cache.n_bytes == len(cache) == 0
+
+
+def test_a_replaced_value_keeps_its_size_and_is_the_most_recently_used() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(max_bytes=10)
+    cache.put("a", 1, n_bytes=4)
+    cache.put("b", 2, n_bytes=4)
+    cache.replace("a", 3)
+    assert (list(cache.items()), cache.n_bytes) == ([("b", 2), ("a", 3)], 8)
+    assert cache.put("c", 4, n_bytes=4) == [("b", 2)]
+
+
+def test_a_spared_item_is_not_evicted_for_a_new_one() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(max_items=2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.put("c", 3, is_spared="a".__eq__) == [("c", 3)]
+    assert cache.put("d", 4, is_spared="b".__eq__) == [("a", 1)]
+    assert list(cache) == ["b", "d"]
 
 
 @given(Steps)

@@ -1,7 +1,8 @@
 """A dictionary that forgets: the least recently used items go first."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from math import inf
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -15,8 +16,8 @@ class BoundedCache(Generic[K, V]):
     """
 
     def __init__(self, *, max_items: int | None = None, max_bytes: int | None = None) -> None:
-        self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._max_items = inf if max_items is None else max_items
+        self._max_bytes = inf if max_bytes is None else max_bytes
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self.n_bytes = 0
 
@@ -29,6 +30,10 @@ class BoundedCache(Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._items)
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield keys and values, least recently used first."""
+        return ((key, value) for key, (value, _) in self._items.items())
 
     def peek(self, key: K) -> V | None:
         """Return the value without marking it as used."""
@@ -43,18 +48,39 @@ class BoundedCache(Generic[K, V]):
         self._items.move_to_end(key)
         return item[0]
 
-    def put(self, key: K, value: V, *, n_bytes: int = 0) -> list[tuple[K, V]]:
+    def put(
+        self,
+        key: K,
+        value: V,
+        *,
+        n_bytes: int = 0,
+        is_spared: Callable[[K], bool] | None = None,
+    ) -> list[tuple[K, V]]:
         """Store the value as the most recently used one. Return the items evicted for it.
 
-        A value larger than `max_bytes` is evicted itself.
+        Evict only the value itself if it is larger than `max_bytes`. Evict the value itself, too,
+        once the oldest item is spared.
         """
-        self.pop(key)
+        replaced = self._items.pop(key, None)
+        if replaced is not None:
+            self.n_bytes -= replaced[1]
+        if n_bytes > self._max_bytes:
+            return [(key, value)]
         self._items[key] = (value, n_bytes)
         self.n_bytes += n_bytes
         evicted = []
-        while self._is_over_bounds():
-            evicted.append(self.pop_oldest())
+        while len(self._items) > self._max_items or self.n_bytes > self._max_bytes:
+            if is_spared is not None and is_spared(next(iter(self._items))):
+                self.pop(key)
+                evicted.append((key, value))
+            else:
+                evicted.append(self.pop_oldest())
         return evicted
+
+    def replace(self, key: K, value: V) -> None:
+        """Replace a held value by one of the same size and mark it as used."""
+        self._items[key] = (value, self._items[key][1])
+        self._items.move_to_end(key)
 
     def pop(self, key: K) -> V | None:
         """Remove and return the value; None if it is not held."""
@@ -73,8 +99,3 @@ class BoundedCache(Generic[K, V]):
     def clear(self) -> None:
         self._items.clear()
         self.n_bytes = 0
-
-    def _is_over_bounds(self) -> bool:
-        return (self._max_items is not None and len(self._items) > self._max_items) or (
-            self._max_bytes is not None and self.n_bytes > self._max_bytes
-        )

@@ -1,4 +1,4 @@
-"""`--trace FILE`: what a line holds, who may read it, and that nobody waits for it."""
+"""`--trace FILE`: the content of a line, the mode of the file, and that no reply waits for it."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def test_prompts_are_written_only_where_they_were_asked_for(path: Path, tmp_path
     assert lines(told)[0]["prompt"] == "the whole prompt"
 
 
-def test_nobody_else_may_read_the_file_even_if_it_was_there(path: Path) -> None:
+def test_only_the_owner_may_read_the_file_even_if_it_existed(path: Path) -> None:
     path.touch(0o644)
     opened(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -88,7 +88,7 @@ def test_a_full_file_is_kept_once_and_a_new_private_one_begins(path: Path) -> No
     assert trace.counts() == (30, 0)
 
 
-def test_a_file_that_went_away_begins_anew(path: Path) -> None:
+def test_a_deleted_file_is_created_again(path: Path) -> None:
     trace = opened(path, max_bytes=1500)
     trace.observe(a_record(id="a"))
     while trace.n_written < 1:

@@ -243,7 +243,7 @@ def test_files_that_are_not_ours_are_left_alone(
     impostor.write_text("not an entry")
     with running(model, tmp_path) as server:
         assert_found(server, cold, prompt("ours"))
-        assert f"{impostor.name} is set aside" in server.log
+        assert f"quarantined entry file {impostor.name}" in server.log
     assert [stranger.read_text() for stranger in strangers] == ["precious"] * len(strangers)
     assert not impostor.exists()
 
@@ -293,9 +293,9 @@ def break_middle(catalog: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "log"),
     [
-        (lambda catalog: catalog.write_bytes(b"garbage " * 5000), "is set aside and made anew"),
-        (break_middle, "is set aside and made anew"),
-        (lambda catalog: os.truncate(catalog, 6000), "is set aside and made anew"),
+        (lambda catalog: catalog.write_bytes(b"garbage " * 5000), "creating it again"),
+        (break_middle, "creating it again"),
+        (lambda catalog: os.truncate(catalog, 6000), "creating it again"),
         (lambda catalog: os.truncate(catalog, 0), "cache: found 4 entries"),
         (Path.unlink, "cache: found 4 entries"),
     ],

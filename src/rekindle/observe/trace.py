@@ -1,15 +1,12 @@
-"""`--trace FILE`: one line of JSON per reply, written by a thread of its own.
+"""`--trace FILE`: one line of JSON per reply, written in the background.
 
-Whoever ends a reply hands over its record and goes on. Where the disk is too slow for what
-waits, lines are dropped and counted.
+No reply waits for the disk. When too many lines wait for it, new lines are dropped and counted.
 """
 
+import itertools
 import json
-import logging
 import os
 import stat
-import threading
-from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,26 +18,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle.errors import StartupError
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, RequestRecord
+from rekindle.write_behind import WriteBehind
 
-_log = logging.getLogger("rekindle.observe.trace")
-
-MAX_WAITING_BYTES = 64 * 2**20  # of lines that are not written yet; picked
-LINE_BYTES = 4096  # that a line takes beside its prompt and its body; a guess on the high side
-CLOSE_SECONDS = 5.0  # for what waits, at the end; picked
+MAX_WAITING_BYTES = 64 * 2**20  # of unwritten lines; picked
+LINE_BYTES = 4096  # of a line beside its prompt and its body; a guess on the high side
+CLOSE_SECONDS = 5.0  # to write the waiting lines; picked
 PRIVATE = 0o600
 CLASSES = {Rank.MAIN: "main", Rank.BACKGROUND: "background", Rank.EPHEMERAL: "ephemeral"}
 
 
 @dataclass(slots=True)
 class Sent:
-    """What a client sent, for whoever looks on when a reply to it ends."""
+    """A request as the client sent it. Recorders read it when a reply ends."""
 
     path: str
     traceparent: str = ""
     body: bytearray = field(default_factory=bytearray)
 
     def take_body(self) -> bytearray:
-        """Once: of several replies to one request, the first to end has it."""
+        """Return the body, once: the first reply that ends takes it."""
         body, self.body = self.body, bytearray()
         return body
 
@@ -49,7 +45,7 @@ sent_request: ContextVar[Sent | None] = ContextVar("sent_request", default=None)
 
 
 class SentRequests:
-    """Middleware that keeps `sent_request`; the bytes of a body only where it `keeps_bodies`."""
+    """Middleware that sets `sent_request`. Copies the body only if `keeps_bodies`."""
 
     def __init__(self, app: ASGIApp, *, keeps_bodies: bool) -> None:
         self._app = app
@@ -83,72 +79,53 @@ class _Line:
 
 
 class Trace:
-    """Raises StartupError where the file cannot be written."""
+    """A recorder that writes the trace. Raises StartupError if the file cannot be written."""
 
     def __init__(self, path: Path, *, max_bytes: int, has_prompts: bool) -> None:
-        self._file = _File(path, max_bytes)
+        self._file = _TraceFile(path, max_bytes)
         self._has_prompts = has_prompts
-        self._changed = threading.Condition()
-        self._waiting: deque[_Line] = deque()
-        self._waiting_bytes = 0
-        self._is_closing = False
+        self._line_numbers = itertools.count()
         self.n_written = 0
         self.n_dropped = 0
-        self._thread = threading.Thread(target=self._work, name="trace-writer", daemon=True)
-        self._thread.start()
+        self._writer: WriteBehind[int, _Line] = WriteBehind(
+            "trace",
+            self._write,
+            retry_seconds=None,
+            max_batch=1,
+            size_of=lambda line: line.n_bytes,
+            on_dropped=self._count_dropped,
+        )
 
     def observe(self, record: RequestRecord) -> None:
         sent = sent_request.get()
         body = sent.take_body() if sent else b""
         line = _Line(record, sent.path if sent else None, body)
-        with self._changed:
-            if self._waiting and self._waiting_bytes + line.n_bytes > MAX_WAITING_BYTES:
-                self.n_dropped += 1
-                return
-            self._waiting.append(line)
-            self._waiting_bytes += line.n_bytes
-            self._changed.notify()
+        n_waiting_bytes = self._writer.n_bytes
+        if n_waiting_bytes and n_waiting_bytes + line.n_bytes > MAX_WAITING_BYTES:
+            self.n_dropped += 1
+        else:
+            self._writer.put(next(self._line_numbers), line)
 
     def counts(self) -> tuple[int, int]:
         return self.n_written, self.n_dropped
 
     def close(self) -> None:
-        """Writes what waits, for a while. Harmless when repeated."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        self._thread.join(CLOSE_SECONDS)
+        """Write the waiting lines, for at most CLOSE_SECONDS. May be called again."""
+        if self._writer.close(CLOSE_SECONDS):
+            self._file.close()
 
-    def _work(self) -> None:
-        is_well = True
-        while (line := self._next()) is not None:
-            try:
-                self._file.write(self._encoded(line))
-            except Exception as error:  # one bad line must not end the trace
-                self.n_dropped += 1
-                if is_well:
-                    _log.warning("the trace cannot be written, and goes on without: %s", error)
-                is_well = False
-            else:
-                self.n_written += 1
-                is_well = True
-        self._file.close()
+    def _write(self, batch: dict[int, _Line]) -> None:
+        for line in batch.values():
+            data = encode(line.record, line.path, line.body, has_prompt=self._has_prompts)
+            self._file.write(data)
+            self.n_written += 1
 
-    def _encoded(self, line: _Line) -> bytes:
-        return encode(line.record, line.path, line.body, has_prompt=self._has_prompts)
-
-    def _next(self) -> _Line | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            if not self._waiting:
-                return None
-            line = self._waiting.popleft()
-            self._waiting_bytes -= line.n_bytes
-            return line
+    def _count_dropped(self, _line_number: int) -> None:
+        self.n_dropped += 1
 
 
-class _File:
-    """Appends whole lines; at its size it becomes FILE.1, and a new one begins."""
+class _TraceFile:
+    """Appends whole lines. A full file is renamed to FILE.1, and a new one begins."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -156,7 +133,7 @@ class _File:
         self._fd = -1
         self._n_bytes = 0
         self._can_rotate = False
-        self._is_torn = False  # its last line has no end
+        self._is_torn = False  # the last line has no line break
         try:
             self._open()
         except OSError as error:
@@ -164,7 +141,7 @@ class _File:
 
     def write(self, line: bytes) -> None:
         if self._can_rotate and self._n_bytes and self._n_bytes + len(line) > self._max_bytes:
-            self._begin_anew()
+            self._rotate()
         data = memoryview(b"\n" + line if self._is_torn else line)
         while data:
             n_written = os.write(self._fd, data)
@@ -173,11 +150,13 @@ class _File:
             self._is_torn = bool(data)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
-    def _begin_anew(self) -> None:
+    def _rotate(self) -> None:
         full = self._fd
-        with suppress(FileNotFoundError):  # somebody took it away
+        with suppress(FileNotFoundError):  # deleted meanwhile
             os.replace(self._path, f"{self._path}.1")
         self._open()
         os.close(full)
@@ -190,7 +169,7 @@ class _File:
         self._can_rotate = stat.S_ISREG(found.st_mode)
         if not self._can_rotate:
             return
-        self._path.chmod(PRIVATE)  # it may have been there before, open to all
+        self._path.chmod(PRIVATE)  # an existing file may be readable by others
         if self._n_bytes:
             os.lseek(self._fd, -1, os.SEEK_END)
             self._is_torn = os.read(self._fd, 1) != b"\n"
@@ -199,13 +178,13 @@ class _File:
 def encode(
     record: RequestRecord, path: str | None, body: bytes | bytearray, *, has_prompt: bool
 ) -> bytes:
-    """One line. The body is what the client sent, which was JSON, or there were no reply."""
+    """Return the line of a reply. `body` is the JSON that the client sent, or empty."""
     content = _content(record, path)
     if has_prompt:
         content["prompt"] = record.prompt_text
     line = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     if body:
-        # Within JSON a line break is white space, never part of a text.
+        # In JSON a line break is white space; strings cannot contain one.
         one_line = body.replace(b"\n", b" ").replace(b"\r", b" ")
         line = line[:-1] + b',"body":' + one_line + b"}"
     return line + b"\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.disk import database as disk_database
+from rekindle.cache.disk import catalogue
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
@@ -287,7 +287,7 @@ CATALOGUE_DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", CATALOGUE_DAMAGES)
-def test_a_catalogue_that_cannot_be_used_is_made_anew_from_the_files(
+def test_an_unusable_catalogue_is_rebuilt_from_the_files(
     damage: str, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = make_chain(1, 20, payload_bytes=100)
@@ -298,7 +298,7 @@ def test_a_catalogue_that_cannot_be_used_is_made_anew_from_the_files(
     with closing(open_tier(directory)) as tier:
         assert set(stored_keys(tier)) == {entry.header.key for entry in chain}
     assert quarantined(directory) == ["catalog.sqlite3"]
-    assert "is set aside" in caplog.text
+    assert "quarantined" in caplog.text
     assert_catalogue_is_true(directory)
 
 
@@ -316,10 +316,8 @@ def test_an_empty_or_absent_catalogue_is_filled_from_the_files(
     assert quarantined(directory) == []
 
 
-def test_a_catalogue_that_somebody_holds_locked_is_replaced(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_database, "_BUSY_SECONDS", 0.2)
+def test_a_locked_catalogue_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "BUSY_SECONDS", 0.2)
     with closing(open_tier(directory)) as tier:
         tier.put(ENTRY)
     with closing(sqlite3.connect(directory / "catalog.sqlite3", isolation_level=None)) as holder:
@@ -343,6 +341,16 @@ def test_a_row_whose_tokens_changed_is_not_shown(
     tier.open()
     assert stored_keys(tier) == [make_entry(3).header.key]
     assert "damaged" in caplog.text
+
+
+def test_a_session_that_is_not_utf8_hides_no_entry(directory: Path, tier: DiskTier) -> None:
+    tier.put(ENTRY)
+    tier.close()
+    with closing(sqlite3.connect(directory / "catalog.sqlite3")) as connection:
+        connection.execute("UPDATE entries SET session = CAST(x'ff' AS TEXT)")
+        connection.commit()
+    tier.open()
+    assert stored_keys(tier) == [KEY]
 
 
 # -- a directory that fails ---------------------------------------------------------------------

@@ -165,5 +165,5 @@ def test_a_disk_that_refuses_responses_does_not_fill_memory_with_their_ids(tmp_p
     store = ResponseDatabase(tmp_path / "cache", max_responses=16)
     for number in range(200):
         store.put(StoredResponse(f"resp_{number}", 2_000_000_000, b"data"))
-    assert len(store._used) <= 16
+    assert len(store._writer._queue) <= 16
     store.close()

@@ -1,4 +1,4 @@
-"""Stored responses: in memory, on disk, across restarts, and when the disk is no help."""
+"""Stored responses: in memory, on disk, across restarts, and when the disk fails."""
 
 import os
 import sqlite3
@@ -13,12 +13,13 @@ import pytest
 from rekindle.cache.disk.catalogue import Catalog
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.responses import store as response_store
-from rekindle.cache.responses.file import FILE_NAME, LIFE_SECONDS
+from rekindle.cache.responses.file import LIFE_SECONDS, RESPONSES
 from rekindle.cache.responses.store import MemoryResponses, ResponseDatabase
 from rekindle.cache.tools.directory import clear
 from rekindle.errors import TierFailed
 from rekindle.generation.stored_responses import ResponseStore, StoredResponse
 
+FILE_NAME = RESPONSES.file_name
 NOW = int(time.time())
 
 
@@ -156,10 +157,11 @@ def test_a_directory_that_cannot_be_written_costs_only_the_next_start(
     with opened(tmp_path / "cache") as store:
         store.put(response(1))
         assert store.get("resp_1") == response(1)
+        eventually(lambda: "continuing in memory" in caplog.text)
         with pytest.raises(TierFailed):
             store.delete("resp_1")
         assert store.get("resp_1") is None
-    assert caplog.text.count("responses are only in memory for now") == 1
+    assert caplog.text.count("responses: storage failing, continuing in memory") == 1
 
 
 def test_clearing_the_cache_clears_the_responses(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archives: prompts that leave one directory and arrive in another, whole or not at all."""
+"""Archives: export prompts from one directory, import them into another, whole or not at all."""
 
 import json
 import os

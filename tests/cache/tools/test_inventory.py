@@ -63,7 +63,7 @@ def test_a_conversation_is_listed_where_it_ends() -> None:
     assert rows.tips == {one, two}
 
 
-def test_a_shorter_end_is_not_listed_beside_what_goes_on_from_it() -> None:
+def test_a_prefix_of_a_longer_conversation_is_not_listed() -> None:
     rows = Rows()
     shared = rows.add(WHOLE)
     rows.add([1, 2], parent=shared, start=BLOCK_TOKENS)

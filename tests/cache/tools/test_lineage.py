@@ -1,4 +1,4 @@
-"""Which entries a prompt needs: blocks, the checkpoints on their way, and rows behind the last."""
+"""Which entries a prompt needs: blocks, the checkpoints between them, and rows after the last."""
 
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.entry import (
@@ -103,7 +103,7 @@ def test_another_namespace_has_nothing_of_it() -> None:
     assert lineage_of(PROMPT, root=b"n" * 16).entries == ()
 
 
-def test_a_name_is_told_with_the_entry_in_which_its_prompt_ends() -> None:
+def test_a_name_is_listed_with_the_entry_in_which_its_prompt_ends() -> None:
     tail = behind_second(BLOCK, PROMPT[AFTER:])
     given = [
         Named(root=MODEL, name=name, tokens=token_bytes(tokens), session="s", named_at=0.0)

@@ -1,4 +1,4 @@
-"""Turns that outlive their server, on a disk that lies, fills up, is locked or goes away."""
+"""Turns across restarts, on a disk that is damaged, full, locked or deleted."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ import pytest
 from rekindle.cache.tools.turn_upkeep import count_turns, verify_turns
 from rekindle.cache.turns import database as turn_database
 from rekindle.cache.turns.database import TurnDatabase
-from rekindle.cache.turns.file import FILE_NAME
+from rekindle.cache.turns.file import TURNS
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 from tests.cache.disk.test_damage import (
@@ -33,6 +33,8 @@ from tests.cache.entries import MODEL, OTHER_MODEL
 from tests.cache.turns.writer import make_turn
 
 __all__ = ["open_directory"]
+
+FILE_NAME = TURNS.file_name
 
 Open = Callable[..., TurnDatabase]
 
@@ -197,7 +199,7 @@ def test_the_file_stays_within_the_bytes_it_may_have(opened: Open, directory: Pa
     for number in range(600):
         turns.keep(make_turn(number, n_bytes=10_000))
         if number % 10 == 0:
-            eventually(lambda: not turns._pending)
+            assert turns._writer.flush(10)
     turns.close()
     assert 0.9 * 2**20 < count_turns(directory).n_bytes <= 2**20
     assert (directory / FILE_NAME).stat().st_size < 1.4 * 2**20
@@ -333,7 +335,7 @@ def locked(directory: Path, *, statements: str) -> Iterator[None]:
             holder.execute("COMMIT")
 
 
-def test_keep_returns_and_finds_go_on_while_somebody_else_writes_for_long(
+def test_keep_and_find_do_not_wait_for_a_long_write_of_another_process(
     opened: Open, directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.cache.turns.file.WRITE_BUSY_SECONDS", 0.1)
@@ -350,7 +352,7 @@ def test_keep_returns_and_finds_go_on_while_somebody_else_writes_for_long(
         time.sleep(0.8)
         assert len(found(turns, range(110))) == 110
     eventually(lambda: len(found(other, range(110))) == 110)
-    assert caplog.text.count("only in memory") == 1
+    assert caplog.text.count("continuing in memory") == 1
     assert not (directory / "quarantine").exists()
 
 
@@ -423,7 +425,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_cannot_be_used_is_set_aside_and_made_anew(
+def test_an_unusable_file_is_quarantined_and_created_again(
     damage: str, opened: Open, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(turns := opened(), range(50))
@@ -435,7 +437,7 @@ def test_a_file_that_cannot_be_used_is_set_aside_and_made_anew(
     fill(again, [1])
     again.close()
     assert quarantined(directory) == [FILE_NAME]
-    assert caplog.text.count("is set aside") == 1
+    assert caplog.text.count("quarantined") == 1
     assert stored(directory, range(50)) == [1]
 
 
@@ -454,7 +456,7 @@ def test_damage_under_a_running_server_costs_what_was_there_and_nothing_later(
     eventually(lambda: {*range(290, 300)} <= set(stored(directory, range(100, 300))))
 
 
-def test_an_empty_or_absent_file_is_made_anew(opened: Open, directory: Path) -> None:
+def test_an_empty_or_absent_file_is_created_again(opened: Open, directory: Path) -> None:
     for empty in (lambda path: os.truncate(path, 0), Path.unlink):
         fill(turns := opened(), [1])
         turns.close()
@@ -503,7 +505,7 @@ def test_a_damaged_row_is_a_miss_and_is_forgotten(
     assert found(again, range(3)) == [2, 0]
     eventually(written(directory, 2))
     assert verify_turns(directory).trouble is None
-    assert caplog.text.count("damaged and forgotten: 1") == 1
+    assert caplog.text.count("damaged and deleted: 1") == 1
     again.keep(make_turn(1))
     eventually(written(directory, 3))
     assert stored(directory, range(3)) == [0, 1, 2]
@@ -608,7 +610,7 @@ def test_a_disk_that_turns_read_only_is_written_again_when_it_can_be(
         again.keep(make_turn(2))
         assert 2 in found(again, [1, 2])
         time.sleep(0.3)
-        assert caplog.text.count("only in memory") == 1
+        assert caplog.text.count("continuing in memory") == 1
     eventually(lambda: found(again, [1, 2]) == [2, 1])
     eventually(written(directory, 2))
 
@@ -626,7 +628,7 @@ def test_a_full_disk_costs_what_does_not_fit_until_there_is_room(
         time.sleep(0.5)
         assert len(found(turns, range(10, 200), n_bytes=4000)) == 190
         assert len(found(turns, range(10))) == 10
-        assert caplog.text.count("only in memory") == 1
+        assert caplog.text.count("continuing in memory") == 1
         ballast.unlink()
         eventually(written(directory, 200))
         turns.close()

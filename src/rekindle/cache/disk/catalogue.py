@@ -1,52 +1,48 @@
 """The index of a cache directory: one row per stored entry.
 
-A row holds the entry's header, token ids included, so that a start reads no file.
-Every method raises TierFailed when SQLite cannot do its work.
+A row holds the entry's header with its token ids, so that a start reads no entry file.
+Every method raises TierFailed when SQLite fails.
 """
 
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from rekindle.cache.disk.database import Database, column
+from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
-from rekindle.cache.entry import (
-    KEY_BYTES,
-    ORDINARY,
-    Header,
-    Key,
-    Kind,
-    Reason,
-    Retention,
-    entry_key,
-)
+from rekindle.cache.entry import ORDINARY, Header, Key, Kind, Reason, Retention, entry_key
 from rekindle.cache.listing.names import Named
+from rekindle.cache.sqlite.connection import column, placeholders, shrink
+from rekindle.cache.sqlite.file import SqliteFile
 from rekindle.errors import TierFull
 from rekindle.generation.request import Rank
 
 _log = logging.getLogger(__name__)
 
+MAX_WAL_BYTES = 2**20  # picked
+MIN_WAL_BYTES = 2**16
+BUSY_SECONDS = 5.0  # no transaction of ours takes a tenth of it; picked
+
 _BATCH_ROWS = 1000
-_MAX_FOLLOWERS = 1000  # that are looked up behind a prompt's own blocks; picked
+_MAX_FOLLOWERS = 1000  # per lookup of a prompt, beyond its own blocks; picked
 _MAX_EVICTED_AT_ONCE = 64  # picked: a deleted file costs about 4 ms
 
-# A start reads every row, and Enum's own lookup takes as long as all the rest of it.
+# A start reads every row, and Enum's own lookup would double the time.
 _KINDS = {kind.value: kind for kind in Kind}
 _REASONS = {reason.value: reason for reason in Reason}
 _RANKS = {rank.value: rank for rank in Rank}
 
-_HEADER_COLUMNS = """key, parent, fingerprint, kind, start, tokens, payload_bytes,
-    compute_seconds, reason, created_at"""
-_STANDING_COLUMNS = "rank, session, pinned_until"
-_ROW_COLUMNS = f"{_HEADER_COLUMNS}, {_STANDING_COLUMNS}, last_used_at, hits"
+_HEADER_FIELDS = tuple(field.name for field in dataclasses.fields(Header))
+_ENTRY_FIELDS = (*_HEADER_FIELDS, *Retention._fields)
+_ENTRY_COLUMNS = ", ".join(_ENTRY_FIELDS)
 _INSERT = f"""
 INSERT OR IGNORE INTO entries
-    ({_HEADER_COLUMNS}, {_STANDING_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
-SELECT :key, :parent, :fingerprint, :kind, :start, :tokens, :payload_bytes,
-    :compute_seconds, :reason, :created_at, :rank, :session, :pinned_until, :disk_bytes,
-    :last_used_at, 1,
+    ({_ENTRY_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
+SELECT {", ".join(f":{name}" for name in _ENTRY_FIELDS)}, :disk_bytes, :last_used_at, 1,
     priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
     (SELECT count(*) FROM entries WHERE parent = :key)
 """
@@ -57,8 +53,6 @@ UPDATE entries SET
     priority = priority((SELECT clock FROM eviction), compute_seconds, disk_bytes, hits + 1)
 WHERE key = ?
 """
-
-
 _MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = ?"
 
 
@@ -66,7 +60,7 @@ _MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = 
 class CatalogRow:
     header: Header
     last_used_at: float
-    hits: int  # 1 when it was written
+    hits: int  # 1 for an entry that was only written
     retention: Retention = ORDINARY
 
     @property
@@ -77,19 +71,28 @@ class CatalogRow:
 @dataclass(frozen=True, slots=True)
 class Totals:
     n_entries: int = 0
-    n_tokens: int = 0  # of blocks: a checkpoint follows tokens that are counted there
+    n_tokens: int = 0  # of blocks only: the tokens before a checkpoint are in blocks
     n_bytes: int = 0  # on disk
 
 
-class Catalog(Database):
-    """What a directory holds. `open_catalog` of disk_reconcile.py makes sure that it is true."""
+class Catalog(SqliteFile):
+    """The entries of a directory. `open_catalog` of reconcile.py makes it agree with the files."""
 
-    def rows(self, *, fingerprint: Key | None = None) -> Iterator[CatalogRow]:
-        """Most recently used first; of every model unless one is named."""
-        for batch in self.batches(fingerprint=fingerprint):
+    def __init__(self, directory: Path, *, wal_bytes: int = MAX_WAL_BYTES) -> None:
+        super().__init__(
+            directory,
+            CATALOG,
+            busy_seconds=BUSY_SECONDS,
+            wal_bytes=max(MIN_WAL_BYTES, min(wal_bytes, MAX_WAL_BYTES)),
+        )
+
+    def rows(self) -> Iterator[CatalogRow]:
+        """Yield the rows of every model, most recently used first."""
+        for batch in self.batches():
             yield from batch
 
     def batches(self, *, fingerprint: Key | None = None) -> Iterator[list[CatalogRow]]:
+        """Yield the rows of one model or, with None, of every model. Most recently used first."""
         with self.reading() as connection:
             ids = column(
                 connection,
@@ -97,25 +100,19 @@ class Catalog(Database):
                 " ORDER BY last_used_at DESC, id DESC",
                 (fingerprint,),
             )
-        yield from self._batches_of(ids)
-
-    def find(self, hex_prefix: str) -> list[CatalogRow]:
-        """Those whose key starts so; none when that is not hex."""
-        try:
-            low, high = (bytes.fromhex(hex_prefix.ljust(2 * KEY_BYTES, digit)) for digit in "0f")
-        except ValueError:
-            return []
-        with self.reading() as connection:
-            ids = column(
-                connection, "SELECT id FROM entries WHERE key BETWEEN ? AND ?", (low, high)
-            )
-        return [row for batch in self._batches_of(ids) for row in batch]
+        for first in range(0, len(ids), _BATCH_ROWS):
+            # A query that stays open would keep SQLite from cutting the log.
+            with self.reading() as connection:
+                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
+            yield rows
 
     def along(self, path: Sequence[Key]) -> list[CatalogRow]:
-        """Of a root and keys that follow one another: those that are there, and what stands
-        behind the last of them, checkpoints behind any of them.
+        """Return the stored entries of a prompt and their followers.
+
+        `path` is a root and the keys of the blocks after it. Followers are the checkpoints after
+        any stored block, and every entry after the last stored block.
         """
-        marks = ",".join("?" * len(path))
+        marks = placeholders(path)
         with self.reading() as connection:
             found = dict(
                 connection.execute(f"SELECT key, id FROM entries WHERE key IN ({marks})", path)
@@ -136,7 +133,7 @@ class Catalog(Database):
             return _read_rows(connection, sorted(ids))
 
     def totals(self) -> dict[Key, Totals]:
-        """By fingerprint."""
+        """Return the totals of each model, by fingerprint."""
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT fingerprint, n_entries, n_tokens, n_bytes FROM totals"
@@ -158,18 +155,19 @@ class Catalog(Database):
         used_at: float | None = None,
         retention: Retention = ORDINARY,
     ) -> None:
-        """Those that are known stay as they are. None: last used when they were made."""
-        with self.transaction() as connection:
+        """Add entries; existing rows stay. `used_at` None: used when the entry was created."""
+        with self.writing() as connection:
             connection.executemany(
                 _INSERT, (_parameters(header, used_at, retention) for header in headers)
             )
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
-        with self.transaction() as connection:
-            connection.executemany(_MARK, ((*retention, key) for key, retention in standings))
+    def mark(self, retentions: Sequence[tuple[Key, Retention]]) -> None:
+        """Set the retention of entries."""
+        with self.writing() as connection:
+            connection.executemany(_MARK, ((*retention, key) for key, retention in retentions))
 
     def names(self, *, fingerprint: Key) -> list[Named]:
-        """The one that was given longest ago first."""
+        """Return the names of a model, oldest first."""
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT root, name, tokens, session, named_at FROM names"
@@ -183,58 +181,57 @@ class Catalog(Database):
 
     def give_name(self, named: Named, *, fingerprint: Key) -> None:
         row = (named.root, named.name, named.tokens, named.session, named.named_at)
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
             )
 
     def drop_lost_names(self) -> None:
-        """Those of models that have nothing stored any more."""
-        with self.transaction() as connection:
+        """Delete the names of models without stored entries."""
+        with self.writing() as connection:
             connection.execute(
                 "DELETE FROM names WHERE fingerprint NOT IN (SELECT fingerprint FROM totals)"
             )
 
     def clear_names(self) -> None:
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute("DELETE FROM names")
 
     def drop_names(self, names: Sequence[Named]) -> None:
-        with self.transaction() as connection:
+        with self.writing() as connection:
             connection.executemany(
                 "DELETE FROM names WHERE root = ? AND name = ?",
                 ((named.root, named.name) for named in names),
             )
 
     def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
-        """Those that are not there."""
-        with self.transaction() as connection:
+        """Count a use of each entry. Return the keys that have no row."""
+        with self.writing() as connection:
             return [key for key in keys if not connection.execute(_TOUCH, (used_at, key)).rowcount]
 
     def remove(self, keys: Sequence[Key], *, unless: Callable[[Key], bool] | None = None) -> None:
-        """Only the rows. `unless` is asked while nobody else can add or remove any."""
+        """Delete rows, not files. `unless` is called while no other connection can write."""
         for first in range(0, len(keys), _BATCH_ROWS):
-            with self.transaction() as connection:
+            with self.writing() as connection:
                 batch = keys[first : first + _BATCH_ROWS]
                 doomed = [(key,) for key in batch if unless is None or not unless(key)]
                 connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
-                _shrink(connection)
+                shrink(connection)
 
     def evict(
         self, *, limit_bytes: int, target_bytes: int, now: float, is_spared: Callable[[Key], bool]
     ) -> list[Key]:
-        """One batch of leaves, lowest priority first, when more than the limit is stored.
+        """Evict a batch of leaves if more than `limit_bytes` are stored. Return their keys.
 
-        Those of side requests go before those of conversations, and none that is pinned.
-
-        It goes on to the target as far as a batch reaches. The caller deletes the files, and asks
-        again until there is nothing to evict.
+        Eviction stops at `target_bytes`. Entries of side requests go before entries of
+        conversations, then by lowest priority; pinned entries stay. The caller deletes the files
+        and calls again until nothing is evicted. Raises TierFull.
         """
         with self.reading() as connection:
             if _stored_bytes(connection) <= limit_bytes:
                 return []
         evicted: list[Key] = []
-        with self.transaction() as connection:
+        with self.writing() as connection:
             n_bytes = _stored_bytes(connection)
             while n_bytes > target_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
                 leaf = _lowest_leaf(connection, now, is_spared)
@@ -245,16 +242,9 @@ class Catalog(Database):
                 n_bytes -= leaf.disk_bytes
                 evicted.append(leaf.key)
             if n_bytes > limit_bytes and len(evicted) < _MAX_EVICTED_AT_ONCE:
-                raise TierFull("there is no room: everything that could go is in use")
-            _shrink(connection)
+                raise TierFull("there is no room: every entry that could be evicted is in use")
+            shrink(connection)
         return evicted
-
-    def _batches_of(self, ids: Sequence[int]) -> Iterator[list[CatalogRow]]:
-        for first in range(0, len(ids), _BATCH_ROWS):
-            # Not one query for all: an open one would keep the log from being cut.
-            with self.reading() as connection:
-                rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
-            yield rows
 
 
 class _Leaf(NamedTuple):
@@ -280,76 +270,37 @@ def _lowest_leaf(
     return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
 
 
-def _shrink(connection: sqlite3.Connection) -> None:
-    """Gives pages back when many are unused, a few at a time: each one is moved."""
-    (n_pages,) = column(connection, "PRAGMA page_count")
-    (n_free,) = column(connection, "PRAGMA freelist_count")
-    if n_free > n_pages // 4:
-        connection.execute("PRAGMA incremental_vacuum(64)").fetchall()  # rows without columns
-
-
 def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
-    query = f"SELECT id, {_ROW_COLUMNS} FROM entries WHERE id IN ({','.join(map(str, ids))})"
-    rows = {row[0]: _row(*row[1:]) for row in connection.execute(query)}
+    query = f"""
+        SELECT id, {_ENTRY_COLUMNS}, last_used_at, hits
+        FROM entries WHERE id IN ({",".join(map(str, ids))})
+    """
+    rows = {id: _row(values) for id, *values in connection.execute(query)}
     return [row for id in ids if (row := rows.get(id)) is not None]
 
 
-def _row(
-    key: Key,
-    parent: Key,
-    fingerprint: Key,
-    kind: int,
-    start: int,
-    tokens: bytes,
-    payload_bytes: int,
-    compute_seconds: float,
-    reason: int,
-    created_at: float,
-    rank: int,
-    session: str,
-    pinned_until: float,
-    last_used_at: float,
-    hits: int,
-) -> CatalogRow | None:
+def _row(values: Sequence[Any]) -> CatalogRow | None:
+    *header_values, rank, session, pinned_until, last_used_at, hits = values
+    fields = dict(zip(_HEADER_FIELDS, header_values, strict=True))
     # Nothing else notices a flipped bit here, and wrong token ids would match a wrong prompt.
     try:
-        header = Header(
-            key=key,
-            parent=parent,
-            fingerprint=fingerprint,
-            kind=_KINDS[kind],
-            start=start,
-            tokens=tokens,
-            payload_bytes=payload_bytes,
-            compute_seconds=compute_seconds,
-            reason=_REASONS[reason],
-            created_at=created_at,
-        )
+        fields["kind"] = _KINDS[fields["kind"]]
+        fields["reason"] = _REASONS[fields["reason"]]
+        header = Header(**fields)
         retention = Retention(_RANKS[rank], session, pinned_until)
-        is_sound = entry_key(parent, header.kind, tokens) == key
+        is_sound = entry_key(header.parent, header.kind, header.tokens) == header.key
     except (KeyError, TypeError):
         is_sound = False
     if not is_sound:
-        _log.warning("a row of the catalogue is damaged; its entry will not be found")
+        _log.warning("cache: a row of the catalogue is damaged, its entry is ignored")
         return None
     return CatalogRow(header, last_used_at, hits, retention)
 
 
-def _parameters(
-    header: Header, used_at: float | None, retention: Retention
-) -> dict[str, bytes | int | float | str]:
+def _parameters(header: Header, used_at: float | None, retention: Retention) -> dict[str, Any]:
     return {
         **retention._asdict(),
-        "key": header.key,
-        "parent": header.parent,
-        "fingerprint": header.fingerprint,
-        "kind": header.kind,
-        "start": header.start,
-        "tokens": header.tokens,
-        "payload_bytes": header.payload_bytes,
-        "compute_seconds": header.compute_seconds,
-        "reason": header.reason,
-        "created_at": header.created_at,
+        **{name: getattr(header, name) for name in _HEADER_FIELDS},
         "disk_bytes": size_on_disk(header),
         "last_used_at": header.created_at if used_at is None else used_at,
     }

@@ -1,7 +1,7 @@
-"""Brings the catalogue of a directory and its files together again.
+"""Reconciliation of the catalogue with the entry files of a directory.
 
-They part when a server is killed between a file and its row, when somebody deletes files, and
-when the catalogue itself is lost: then it is made again from the files' headers.
+They differ after a server was killed between a file and its row, after files were deleted by
+hand, and after the catalogue was lost. A lost catalogue is rebuilt from the files' headers.
 """
 
 import logging
@@ -17,37 +17,30 @@ from rekindle.errors import EntryCorrupt, TierFailed
 
 _log = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], None]  # files read, of how many
+OnProgress = Callable[[int, int], None]  # files read, files in all
 
 _BATCH_FILES = 256  # a transaction each; picked
 
 
 class Differences(NamedTuple):
-    gone: list[Key]
-    n_unknown: int
+    gone: list[Key]  # rows without a file
+    n_unknown: int  # files without a row
 
 
 def open_catalog(directory: Path, *, on_progress: OnProgress | None = None) -> Catalog:
-    """For whoever has no model to serve: `with closing(open_catalog(directory)) as catalog`.
+    """Open the catalogue for a command without a model, and reconcile it. The caller closes it.
 
-    Makes the directory when there is none. Raises TierFailed.
+    Creates the directory if there is none. Raises TierFailed.
     """
-    catalog = Catalog(directory)
-    open_and_reconcile(catalog, EntryFiles(directory), on_progress=on_progress)
+    catalog, files = Catalog(directory), EntryFiles(directory)
+    open_as_it_is(catalog, files)
+    reconcile(catalog, files, on_progress=on_progress)
     return catalog
 
 
-def open_and_reconcile(
-    catalog: Catalog, files: EntryFiles, *, on_progress: OnProgress | None
-) -> None:
-    """Raises TierFailed when the directory cannot be used."""
-    open_as_it_is(catalog, files)
-    reconcile(catalog, files, on_progress=on_progress)
-
-
 def open_as_it_is(catalog: Catalog, files: EntryFiles) -> None:
-    """What it says may not be true before `reconcile`. Raises TierFailed."""
-    with _closed_when_it_fails(catalog):
+    """Open the catalogue without reconciling it. Raises TierFailed."""
+    with _closed_on_failure(catalog):
         files.create_folders()
         catalog.open(files.set_aside)
 
@@ -55,9 +48,12 @@ def open_as_it_is(catalog: Catalog, files: EntryFiles) -> None:
 def reconcile(
     catalog: Catalog, files: EntryFiles, *, on_progress: OnProgress | None
 ) -> Differences:
-    """What the catalogue said, and was not so, and how many files it did not know."""
-    with _closed_when_it_fails(catalog):
-        # Rows before files: what another server stores meanwhile then looks unknown, not gone.
+    """Delete rows without a file, add rows for unknown files. Return what differed.
+
+    Raises TierFailed.
+    """
+    with _closed_on_failure(catalog):
+        # Rows before files: an entry that another server adds meanwhile looks unknown, not gone.
         known = {name_of(key): key for key in catalog.all_keys()}
         present = files.names()
         gone = [key for name, key in known.items() if name not in present]
@@ -73,7 +69,7 @@ def reconcile(
 
 
 @contextmanager
-def _closed_when_it_fails(catalog: Catalog) -> Iterator[None]:
+def _closed_on_failure(catalog: Catalog) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -90,7 +86,7 @@ def _read_header(files: EntryFiles, path: Path) -> Header | None:
     except FileNotFoundError:
         return None  # another server evicted it
     except (EntryCorrupt, OSError) as error:
-        _log.warning("cache file %s is set aside: %s", path.name, error)
+        _log.warning("cache: quarantined entry file %s: %s", path.name, error)
         with suppress(OSError):
             files.set_aside(path)
         return None

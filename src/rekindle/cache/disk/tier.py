@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.cache.disk.catalogue import Catalog, CatalogRow, Totals
-from rekindle.cache.disk.database import alone_in
 from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import (
     Differences,
@@ -26,6 +25,7 @@ from rekindle.cache.disk.reconcile import (
 )
 from rekindle.cache.entry import Entry, Header, Key, Retention
 from rekindle.cache.listing.names import Named
+from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
 from rekindle.generation.events import CacheSource
 

@@ -1,1 +1,1 @@
-"""What the Responses API stores."""
+"""The responses that the Responses API stores."""

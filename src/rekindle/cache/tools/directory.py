@@ -1,8 +1,8 @@
-"""A cache directory from outside: what it holds, whether it is sound, and making it smaller.
+"""A cache directory from outside: read, verify, repair, shrink and clear it.
 
-For commands that have no model, while servers may use the directory. They look at a copy of the
-catalogue, and change only what another server could have changed as well. What cannot be done
-is a StartupError.
+For commands without a model, while servers may use the directory. Commands read a copy of the
+catalogue, and change only what another server could change as well. Every failure is a
+StartupError.
 """
 
 import os
@@ -15,32 +15,30 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import quote
 
 from rekindle.cache.disk.catalogue import Catalog
-from rekindle.cache.disk.database import FILE_NAME as CATALOG_NAME
-from rekindle.cache.disk.database import alone_in
+from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
-from rekindle.cache.responses.file import FILE_NAME as RESPONSES_NAME
-from rekindle.cache.responses.file import response_paths
+from rekindle.cache.responses.file import RESPONSES
+from rekindle.cache.sqlite.directory_lock import alone_in
+from rekindle.cache.sqlite.file import reading_only
 from rekindle.cache.tools.inventory import Inventory
 from rekindle.cache.tools.lineage import Stored
 from rekindle.cache.tools.turn_upkeep import TurnTotals, repair_turns, verify_turns
-from rekindle.cache.turns.file import FILE_NAME as TURNS_NAME
-from rekindle.cache.turns.file import turn_paths
+from rekindle.cache.turns.file import TURNS
 from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
 
 _ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
-_DATABASES = "|".join(map(re.escape, (CATALOG_NAME, TURNS_NAME, RESPONSES_NAME)))
+_DATABASES = "|".join(re.escape(schema.file_name) for schema in (CATALOG, TURNS, RESPONSES))
 _SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
-_BATCH_KEYS = 256  # a transaction each; picked
-_WRITE_SECONDS = 60.0  # picked: a writer that did not write for so long was killed
-_SETTLE_SECONDS = 0.5  # picked: evicting a batch takes a server half of it
+_BATCH_KEYS = 256  # per transaction; picked
+_WRITE_SECONDS = 60.0  # picked: a temporary file that is older has lost its writer
+_SETTLE_SECONDS = 0.5  # picked: a server evicts a batch in half the time
 
 
 class Flaw(Enum):
@@ -61,10 +59,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFindings:
-    n_entries: int  # that are sound
+    n_entries: int  # sound ones
     n_bytes: int
-    n_incomplete: int  # of no use until what they follow is computed again
-    turns: TurnTotals  # that are sound
+    n_incomplete: int  # useless until a missing parent is computed again
+    turns: TurnTotals  # sound ones
     problems: list[Problem]
 
 
@@ -75,20 +73,22 @@ class Cleared:
 
 
 def check_is_cache(directory: Path) -> None:
-    with failures_told(directory, "read"):
+    """Raise StartupError unless the directory has entries or a readable catalogue."""
+    with failures_reported(directory, "read"):
         os.listdir(directory)
     if not entry_paths(directory):
         try:
             with _catalog_copy(directory):
                 pass
-        except _CatalogUnreadable as error:
+        except TierFailed as error:
             raise StartupError(
                 f"The directory {directory} is not a cache of Rekindle:"
-                " it has no entries, and no catalogue that can be read."
+                " it has no entries and no readable catalogue."
             ) from error
 
 
 def read_stored(directory: Path) -> Stored:
+    """Read the entries and names of every model."""
     check_is_cache(directory)
     try:
         with _catalog_copy(directory) as catalog:
@@ -98,10 +98,10 @@ def read_stored(directory: Path) -> Stored:
                 for named in catalog.names(fingerprint=fingerprint)
             ]
             return Stored(Inventory(catalog.rows()), names)
-    except _CatalogUnreadable as error:
+    except TierFailed as error:
         raise StartupError(
             f"The catalogue of {directory} cannot be read ({error});"
-            " `rekindle cache verify --fix` makes it anew."
+            " `rekindle cache verify --fix` rebuilds it."
         ) from error
 
 
@@ -110,7 +110,7 @@ def read_inventory(directory: Path) -> Inventory:
 
 
 def entry_paths(directory: Path) -> list[Path]:
-    """Every file that is named like an entry, and lies where that one belongs."""
+    """Return every file whose name and folder are those of an entry."""
     return [
         path
         for path in sorted((directory / "entries").glob("[0-9a-f][0-9a-f]/*.kv"))
@@ -119,7 +119,7 @@ def entry_paths(directory: Path) -> list[Path]:
 
 
 def verify(directory: Path, on_progress: Callable[[int, int], None]) -> DirectoryFindings:
-    """Reads everything. `on_progress` gets the bytes done and the bytes in all."""
+    """Read everything and report problems. `on_progress` gets bytes done and bytes in all."""
     check_is_cache(directory)
     headers: dict[Key, Header] = {}
     problems: list[Problem] = []
@@ -133,16 +133,16 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
         inventory = _inventory(directory)
         suspected = _disagreements(directory, inventory, headers)
         if suspected:
-            # A server may be between a file and its row, on the way in or out.
+            # A server may be between writing or deleting a file and its row: look again.
             time.sleep(_SETTLE_SECONDS)
             inventory = _inventory(directory)
             confirmed = set(_disagreements(directory, inventory, headers))
             problems += [problem for problem in suspected if problem in confirmed]
-    except _CatalogUnreadable as error:
-        problems.append(Problem(Flaw.CATALOG, directory / CATALOG_NAME, str(error)))
+    except TierFailed as error:
+        problems.append(Problem(Flaw.CATALOG, directory / CATALOG.file_name, str(error)))
     turns = verify_turns(directory)
     if turns.trouble is not None:
-        problems.append(Problem(Flaw.TURNS, directory / TURNS_NAME, turns.trouble))
+        problems.append(Problem(Flaw.TURNS, directory / TURNS.file_name, turns.trouble))
     return DirectoryFindings(
         n_entries=len(headers),
         n_bytes=sum(size_on_disk(header) for header in headers.values()),
@@ -153,20 +153,20 @@ def verify(directory: Path, on_progress: Callable[[int, int], None]) -> Director
 
 
 def repair(directory: Path, problems: Sequence[Problem]) -> None:
-    """Sets damaged files aside, forgets rows without a file, adopts files without a row.
+    """Quarantine damaged files, delete rows without a file, add rows for unknown files.
 
-    Turns that are damaged are forgotten.
+    Damaged turns are deleted.
     """
     files = EntryFiles(directory)
-    with failures_told(directory, "changed"):
+    with failures_reported(directory, "changed"):
         for problem in problems:
-            # A server may have put a sound one in its place, or evicted it.
+            # A server may have replaced or evicted the file meanwhile.
             if problem.flaw is Flaw.DAMAGED and isinstance(_examine(files, problem.path), Problem):
                 with suppress(FileNotFoundError):
                     files.set_aside(problem.path)
         with closing(Catalog(directory)) as catalog:
             catalog.open(files.set_aside)
-            # A wrong row would keep the right one out.
+            # A wrong row would prevent adding the right one.
             wrong = [each for each in problems if each.flaw in (Flaw.DIFFERS, Flaw.UNKNOWN)]
             catalog.remove([_key(problem.path) for problem in wrong])
         open_catalog(directory).close()
@@ -175,10 +175,10 @@ def repair(directory: Path, problems: Sequence[Problem]) -> None:
 
 
 def remove(directory: Path, keys: Sequence[Key]) -> int:
-    """How many bytes stay behind because their files could not be deleted."""
+    """Delete entries. Return the bytes of files that could not be deleted."""
     files = EntryFiles(directory)
     n_stuck_bytes = 0
-    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
         for first in range(0, len(keys), _BATCH_KEYS):
             batch = keys[first : first + _BATCH_KEYS]
@@ -189,13 +189,13 @@ def remove(directory: Path, keys: Sequence[Key]) -> int:
 
 
 def clear(directory: Path) -> Cleared:
-    """Deletes every file of ours but the catalogue, which a server may hold open: it is emptied."""
+    """Delete every file of the cache. The catalogue is only emptied: a server may use it."""
     check_is_cache(directory)
     files = EntryFiles(directory)
     n_bytes = 0
-    with failures_told(directory, "changed"), closing(Catalog(directory)) as catalog:
+    with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
         catalog.open(files.set_aside)
-        # A server may be storing more. A row that loses its file is noticed, a file its row not.
+        # A server may be adding entries. Servers notice a row without a file, but not the reverse.
         keys = catalog.all_keys()
         own_files = _own_files(directory)
         catalog.remove(keys)
@@ -204,12 +204,13 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
-        said = _clear_what_was_said(directory)
-    return Cleared(len(own_files) + said.n_files, n_bytes + said.n_bytes)
+        texts = _delete_turns_and_responses(directory)
+    return Cleared(len(own_files) + texts.n_files, n_bytes + texts.n_bytes)
 
 
 @contextmanager
-def failures_told(directory: Path, done: str) -> Iterator[None]:
+def failures_reported(directory: Path, done: str) -> Iterator[None]:
+    """Turn failures into a StartupError: the directory cannot be `done` (read, changed)."""
     try:
         yield
     except OSError as error:
@@ -222,10 +223,10 @@ def failures_told(directory: Path, done: str) -> Iterator[None]:
         ) from error
 
 
-def _clear_what_was_said(directory: Path) -> Cleared:
-    """Deleted, not emptied, so that no word of a reply is left; a server notices that."""
+def _delete_turns_and_responses(directory: Path) -> Cleared:
+    """Delete the files, so that no text of a reply is left. A server notices that."""
     with alone_in(directory):
-        known = [*turn_paths(directory), *response_paths(directory)]
+        known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]
         paths = [path for path in known if path.is_file()]
         n_bytes = sum(map(_size, paths))
         for path in paths:
@@ -234,13 +235,9 @@ def _clear_what_was_said(directory: Path) -> Cleared:
 
 
 def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:
-    """A server may have added the row of a file that was being deleted."""
+    """Delete rows without a file: a server may have added one for a file being deleted."""
     gone = [key for key in catalog.all_keys() if not files.path(key).exists()]
     catalog.remove(gone, unless=lambda key: files.path(key).exists())
-
-
-class _CatalogUnreadable(Exception):
-    pass
 
 
 def _inventory(directory: Path) -> Inventory:
@@ -250,35 +247,24 @@ def _inventory(directory: Path) -> Inventory:
 
 @contextmanager
 def _catalog_copy(directory: Path) -> Iterator[Catalog]:
-    """The catalogue as it is now: no server has to wait, and nothing in the directory changes."""
+    """Open a copy of the catalogue: no server waits, and nothing in the directory changes.
+
+    Raises TierFailed.
+    """
 
     def refuse(_copy: Path) -> None:
-        raise _CatalogUnreadable("it is damaged or of another version")
+        raise TierFailed("it is damaged or of another version")
 
     with TemporaryDirectory(prefix="rekindle-") as folder:
-        _copy_database(directory / CATALOG_NAME, Path(folder) / CATALOG_NAME)
-        with closing(Catalog(Path(folder))) as catalog:
-            try:
-                catalog.open(refuse)
-                yield catalog
-            except TierFailed as error:
-                raise _CatalogUnreadable(error.message) from error
-
-
-def _copy_database(path: Path, copy: Path) -> None:
-    if not path.is_file():
-        raise _CatalogUnreadable("there is none")
-    # Without a log nobody writes to it, and it can be read even where no log could be made.
-    has_log = path.with_name(f"{path.name}-wal").exists()
-    uri = f"file:{quote(str(path.resolve()))}?{'mode=ro' if has_log else 'immutable=1'}"
-    try:
+        copy = Path(folder) / CATALOG.file_name
         with (
-            closing(sqlite3.connect(uri, uri=True)) as source,
+            reading_only(directory / CATALOG.file_name) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)
-    except sqlite3.DatabaseError as error:
-        raise _CatalogUnreadable(str(error)) from error
+        with closing(Catalog(copy.parent)) as catalog:
+            catalog.open(refuse)
+            yield catalog
 
 
 def _examine_all(
@@ -308,7 +294,7 @@ def _examine(files: EntryFiles, path: Path) -> Header | Problem | None:
 def _disagreements(
     directory: Path, inventory: Inventory, headers: Mapping[Key, Header]
 ) -> list[Problem]:
-    """Between catalogue and files. `headers` is what was read, maybe a while ago."""
+    """Compare the catalogue with the files. `headers` may have been read a while ago."""
     files = EntryFiles(directory)
     described = {entry.key: entry.row.header for entry in inventory.entries}
     problems = []
@@ -326,17 +312,17 @@ def _disagreements(
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """Without the catalogue's own, and without what is being written."""
+    """Return the files of the cache, without databases and without files being written."""
     partial = (directory / "entries").glob("[0-9a-f][0-9a-f]/*.tmp")
     others = [
         *(path for path in directory.iterdir() if _DIGESTS.fullmatch(path.name)),
         *(path for path in (directory / "quarantine").glob("*") if _SET_ASIDE.fullmatch(path.name)),
-        *(path for path in partial if _PARTIAL.fullmatch(path.name) and _is_left_behind(path)),
+        *(path for path in partial if _PARTIAL.fullmatch(path.name) and _is_abandoned(path)),
     ]
     return entry_paths(directory) + [path for path in others if path.is_file()]
 
 
-def _is_left_behind(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > _WRITE_SECONDS
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the rows of a catalogue amount to: chains, conversations, and what may go first. Pure."""
+"""The entries of a catalogue as chains and conversations, and the order of pruning. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from rekindle.cache.entry import Key, Kind
 @dataclass(frozen=True, slots=True)
 class Listed:
     row: CatalogRow
-    chain_bytes: int  # of it and of all it follows
-    is_complete: bool  # everything it follows is stored, too
+    chain_bytes: int  # of the entry and all its ancestors
+    is_complete: bool  # all its ancestors are stored
 
     @property
     def key(self) -> Key:
@@ -28,8 +28,9 @@ class Listed:
 
 
 class Inventory:
+    """Entries in the order of the given rows."""
+
     def __init__(self, rows: Iterable[CatalogRow]) -> None:
-        """In the order in which they are to be listed."""
         by_key = {row.header.key: row for row in rows}
         made: dict[Key, Listed] = {}
         for key in by_key:
@@ -47,7 +48,7 @@ class Inventory:
 
     @property
     def n_tokens(self) -> int:
-        """Of blocks: a checkpoint's tokens are those of a block, too."""
+        """Count the tokens of blocks; the tokens of a checkpoint are those of a block, too."""
         headers = [entry.row.header for entry in self.entries]
         return sum(header.n_tokens for header in headers if header.kind is Kind.BLOCK)
 
@@ -56,7 +57,7 @@ class Inventory:
         return sum(entry.n_bytes for entry in self.entries)
 
     def tips(self) -> list[Listed]:
-        """Where conversations end: nothing is stored that goes on from there."""
+        """Return the entries where conversations end: nothing stored continues them."""
         siblings = defaultdict(list)
         for entry in self.entries:
             siblings[entry.row.header.parent].append(entry)
@@ -68,11 +69,11 @@ class Inventory:
         ]
 
     def find(self, hex_prefix: str) -> list[Listed]:
-        """Those whose key starts so."""
+        """Return the entries whose key starts with the prefix."""
         return [entry for entry in self.entries if entry.key.hex().startswith(hex_prefix)]
 
     def chain(self, entry: Listed) -> list[Listed]:
-        """What it follows, as far back as that is stored, and then itself."""
+        """Return the stored ancestors of the entry, oldest first, and the entry."""
         found = [entry]
         while (parent := self._entries.get(found[-1].row.header.parent)) is not None:
             found.append(parent)
@@ -81,7 +82,10 @@ class Inventory:
     def to_prune(
         self, *, to_bytes: int | None, used_before: float | None, now: float
     ) -> list[Listed]:
-        """Least recently used first, and nothing before what follows it, or while it is pinned."""
+        """Return the entries to delete, in order: least recently used first, children first.
+
+        Stops at `to_bytes`, or at the first entry used since `used_before`. Pinned entries stay.
+        """
         n_followers = Counter(entry.row.header.parent for entry in self.entries)
         for entry in self.entries:
             n_followers[entry.key] += entry.row.retention.pinned_until > now
@@ -113,7 +117,7 @@ def _listed(row: CatalogRow, parent: Listed | None) -> Listed:
 
 
 class _ChainPlace(NamedTuple):
-    """Orders leaves; of those that one request used, the last goes first."""
+    """The order of leaves; among those that one request used, the last is deleted first."""
 
     last_used_at: float
     minus_start: int
@@ -125,8 +129,11 @@ def _place_of(entry: Listed) -> _ChainPlace:
 
 
 def _covered(siblings: list[Listed]) -> list[Key]:
-    """Those whose tokens another one begins with. A block stands for its checkpoint as well."""
-    # What begins with some bytes sorts right behind them.
+    """Return the entries whose tokens another sibling starts with.
+
+    A block covers a checkpoint with the same tokens.
+    """
+    # Sorting puts the tokens that start with others right after them.
     in_order = sorted(
         (entry.row.header for entry in siblings),
         key=lambda header: (header.tokens, header.kind is Kind.BLOCK),

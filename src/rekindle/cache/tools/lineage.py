@@ -1,4 +1,4 @@
-"""What a cache directory holds for each prompt: the entries that a server finds it by. Pure."""
+"""The stored entries of each prompt in a cache directory, as a server would find them. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rekindle.cache.tools.inventory import Inventory, Listed
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Of one prompt: its blocks and the checkpoints on the way, nothing before what it follows."""
+    """One prompt with its stored blocks and the checkpoints between them, parents first."""
 
     root: Key
     tokens: bytes  # big-endian ids
@@ -24,6 +24,8 @@ class Lineage:
 
 
 class Stored:
+    """The entries and names of a directory."""
+
     def __init__(self, inventory: Inventory, names: Sequence[Named]) -> None:
         self.inventory = inventory
         self.names = names
@@ -40,11 +42,11 @@ class Stored:
         return self._lineage(named.root, named.tokens)
 
     def named(self, name: str) -> list[Named]:
-        """One for each namespace that has the name."""
+        """Return the name in each namespace that has it."""
         return [each for each in self.names if each.name == name]
 
     def names_along(self, lineage: Lineage) -> list[Named]:
-        """Those of prompts that it begins with."""
+        """Return the names of prompts that this one starts with."""
         return [
             named
             for named in self.names
@@ -52,7 +54,7 @@ class Stored:
         ]
 
     def names_by_entry(self) -> dict[Key, list[str]]:
-        """Of each entry in which a prompt with a name ends."""
+        """Return the names of prompts that end in each entry, by its key."""
         found: dict[Key, list[str]] = defaultdict(list)
         for named in self.names:
             lineage = self.of_name(named)
@@ -88,7 +90,7 @@ def _checkpoints_on_the_way(followers: Sequence[Listed], rest: bytes) -> list[Li
 
 
 def _nearest_block(followers: Sequence[Listed], rest: bytes) -> Listed | None:
-    """The one that shares most with the rest of the prompt; the shortest of those."""
+    """Return the block that shares most with the rest of the prompt; the shortest, if several."""
     blocks = [entry for entry in followers if entry.row.header.kind is Kind.BLOCK]
     shared = [
         (_n_shared_bytes(entry.row.header.tokens, rest), -entry.row.header.n_tokens, entry.key)
@@ -101,7 +103,7 @@ def _nearest_block(followers: Sequence[Listed], rest: bytes) -> Listed | None:
 
 
 def _n_shared_bytes(a: bytes, b: bytes) -> int:
-    """Of whole tokens that both start with."""
+    """Return the length of the common prefix, in bytes of whole tokens."""
     n_bytes = min(len(a), len(b))
     if a[:n_bytes] == b[:n_bytes]:
         return n_bytes

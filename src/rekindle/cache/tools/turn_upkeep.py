@@ -1,34 +1,33 @@
-"""The turns of a directory from outside: counted, checked, and mended.
+"""The turns of a directory from outside: count, verify and repair them.
 
-For commands that have no model, while servers may use the file.
+For commands without a model, while servers may use the file.
 """
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
-from rekindle.cache.disk.database import alone_in, column
-from rekindle.cache.turns.file import (
-    BATCH_ROWS,
+from rekindle.cache.disk.entry_file import EntryFiles
+from rekindle.cache.sqlite.connection import (
     DAMAGED,
-    FILE_NAME,
-    TOTALS,
+    column,
+    connect,
+    count_rows,
+    primary_code,
+    transaction,
+)
+from rekindle.cache.sqlite.directory_lock import alone_in
+from rekindle.cache.sqlite.file import NoSuchFile, quarantine, reading_only
+from rekindle.cache.sqlite.schema import Unusable, check_is_plain_file, check_pages
+from rekindle.cache.turns.file import (
+    TURNS,
     WRITE_BUSY_SECONDS,
     Reading,
-    TooNew,
-    Unusable,
-    check,
-    check_is_file,
-    connect,
-    primary_code,
+    delete_rows,
     read_rows,
     row_bytes,
-    set_aside,
-    transaction,
-    turn_paths,
 )
 from rekindle.errors import TierFailed
 
@@ -46,87 +45,57 @@ class TurnFindings:
 
 
 def count_turns(directory: Path) -> TurnTotals:
-    """Of all models; none where they cannot be read. Changes nothing in the directory."""
-    with suppress(TierFailed), _looking_at(directory) as connection:
-        ((n_turns, n_bytes),) = connection.execute(TOTALS)
-        return TurnTotals(n_turns, n_bytes)
+    """Count the turns of all models; none if they cannot be read. Changes nothing on disk."""
+    with suppress(TierFailed), reading_only(directory / TURNS.file_name) as connection:
+        return TurnTotals(*count_rows(connection, "turns"))
     return TurnTotals()
 
 
 def verify_turns(directory: Path) -> TurnFindings:
-    """Reads all of them. Changes nothing in the directory."""
+    """Read and verify all turns. Changes nothing on disk."""
     findings = _verify(directory)
-    # A server may have started to write to what nobody else seemed to use.
+    # A server may have begun to write a file that nobody else seemed to use: look again.
     return findings if findings.trouble is None else _verify(directory)
 
 
 def repair_turns(directory: Path) -> None:
-    """Forgets the damaged ones; sets the file aside when it cannot be read at all."""
-    path = directory / FILE_NAME
+    """Delete damaged turns; quarantine the file if it cannot be read at all."""
+    path = directory / TURNS.file_name
     with alone_in(directory):
         try:
-            check_is_file(path)
+            check_is_plain_file(path)
             with closing(connect(path, busy_seconds=WRITE_BUSY_SECONDS)) as connection:
-                check(connection)
                 damaged = [n for reading in _readings(connection) for n in reading.damaged]
                 with transaction(connection):
-                    connection.executemany(
-                        "DELETE FROM turns WHERE number = ?", ((number,) for number in damaged)
-                    )
+                    delete_rows(connection, damaged)
         except FileNotFoundError:
             return
-        except sqlite3.DatabaseError as error:
-            if primary_code(error) not in DAMAGED:
+        except (sqlite3.DatabaseError, Unusable) as error:
+            if isinstance(error, sqlite3.DatabaseError) and primary_code(error) not in DAMAGED:
                 raise TierFailed(f"{path}: {error}") from error
-            set_aside(path)
-        except (Unusable, TooNew):
-            set_aside(path)
-
-
-class _NoFile(TierFailed):
-    pass
+            quarantine(directory, TURNS, EntryFiles(directory).set_aside)
 
 
 def _verify(directory: Path) -> TurnFindings:
     sound = TurnTotals()
     n_damaged = 0
     try:
-        with _looking_at(directory) as connection:
-            check(connection)
+        with reading_only(directory / TURNS.file_name) as connection:
             for reading in _readings(connection):
                 n_damaged += len(reading.damaged)
                 sound = TurnTotals(
                     sound.n_turns + len(reading.held),
                     sound.n_bytes + sum(row_bytes(held.turn) for held in reading.held),
                 )
-    except _NoFile:
+    except NoSuchFile:
         return TurnFindings(sound, None)
     except TierFailed as error:
         return TurnFindings(sound, error.message)
     return TurnFindings(sound, f"damaged turns: {n_damaged}" if n_damaged else None)
 
 
-@contextmanager
-def _looking_at(directory: Path) -> Iterator[sqlite3.Connection]:
-    path, log, _ = turn_paths(directory)
-    try:
-        check_is_file(path)
-        # Without a log nobody writes to it, and it can be read even where no log could be made.
-        mode = "mode=ro" if log.exists() else "immutable=1"
-        with closing(connect(path, busy_seconds=WRITE_BUSY_SECONDS, mode=mode)) as connection:
-            yield connection
-    except FileNotFoundError as error:
-        raise _NoFile(f"{path}: {error.strerror}") from error
-    except OSError as error:
-        raise TierFailed(str(error.strerror)) from error
-    except (sqlite3.DatabaseError, Unusable, TooNew) as error:
-        raise TierFailed(str(error)) from error
-
-
 def _readings(connection: sqlite3.Connection) -> Iterator[Reading]:
-    # Not one query for all: an open one would keep the log from being cut.
-    numbers = iter(column(connection, "SELECT number FROM turns ORDER BY number"))
-    while batch := list(islice(numbers, BATCH_ROWS)):
-        reading = Reading([], [])
-        read_rows(connection, batch, reading)
-        yield reading
+    """Check the file and read all turns."""
+    TURNS.check(connection)
+    check_pages(connection)
+    yield from read_rows(connection, column(connection, "SELECT number FROM turns ORDER BY number"))

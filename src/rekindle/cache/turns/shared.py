@@ -1,39 +1,39 @@
-"""Turns that every server finds: those of this one in front, the shared store behind.
+"""Turns that all servers share: a local turn store in front, the shared store behind.
 
-    t/<digest of fingerprint and key>   a turn, sealed; of several with one key, the last written
+    t/<digest of fingerprint and key>   a sealed turn; the last written one, if several have the key
 
-Nothing here raises: what cannot be read or written is a miss. Whoever asks waits for a bounded
-time; one thread writes.
+Nothing here raises: a turn that cannot be read is a miss. `find` waits for a bounded time. One
+thread writes.
 """
 
 import logging
 import struct
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from hashlib import blake2b
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import xxhash
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.entry import KEY_BYTES, Key
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.health import StoreHealth
 from rekindle.errors import EntryCorrupt, TierFailed
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
+from rekindle.write_behind import WriteBehind
 
 _log = logging.getLogger(__name__)
 
 # All of these are picked.
-WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # for an answer; DEAR: where reads are
+WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # for a read; DEAR: of an expensive store
 N_READERS = 4
-ABSENT_SECONDS = 5.0  # another server may be writing it right now
+ABSENT_SECONDS = 5.0  # until a missing key is read again: another server may be writing it
 MAX_ABSENT = 10_000
-MAX_WAITING, MAX_WAITING_BYTES = 1000, 16 * 2**20
-TOUCH_SECONDS = 3600.0
-MAX_KNOWN = 10_000  # turns of which it is remembered when the store was told of their use
+MAX_WAITING, MAX_WAITING_BYTES = 1000, 16 * 2**20  # unwritten turns
+TOUCH_SECONDS = 3600.0  # between two touches of a turn in the store
+MAX_KNOWN = 10_000  # turns with a known time of the last touch
 CLOSE_SECONDS = 2.0
 
 _MAGIC = b"RKTN"
@@ -41,11 +41,9 @@ _FORMAT = 1
 _HEAD = struct.Struct("<4sH16s16sI")
 _CHECK = struct.Struct("<Q")
 
-Kept = TypeVar("Kept")
-
 
 class SharedTurns:
-    """A TurnStore. The shared store is not ours to close."""
+    """A TurnStore. Does not close the shared store."""
 
     def __init__(
         self,
@@ -61,53 +59,56 @@ class SharedTurns:
         self._objects = _TurnObjects(store, fingerprint)
         self._wait_seconds = DEAR_WAIT_SECONDS if store.objects.reads_are_dear else WAIT_SECONDS
         self._readers = ThreadPoolExecutor(N_READERS, thread_name_prefix="shared-turns")
-        self._writer = _Writer(self._write, store.health, on_dropped=self._forget)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
-        self._asked: dict[bytes, _Question] = {}  # by key, while there is no answer
-        self._absent: OrderedDict[bytes, float] = OrderedDict()  # key -> until when
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by id
-
-    @property
-    def n_dropped(self) -> int:
-        """Turns that the store was not told of, because it failed or was too slow."""
-        return self._writer.n_dropped
+        self._asked: dict[bytes, _Question] = {}  # reads under way, by key
+        self._absent: BoundedCache[bytes, float] = BoundedCache(max_items=MAX_ABSENT)  # until
+        self._known: BoundedCache[bytes, _KnownTurn] = BoundedCache(max_items=MAX_KNOWN)  # by id
+        self._writer: WriteBehind[bytes, _TurnWrite] = WriteBehind(
+            "shared-turns",
+            self._write,
+            retry_seconds=None,
+            max_batch=1,
+            max_items=MAX_WAITING,
+            max_bytes=MAX_WAITING_BYTES,
+            size_of=lambda write: len(write.turn.data) if write.turn else 0,
+            merge=lambda before, new: new if new.turn else before,
+            is_ready=lambda: self._health.is_well,
+            on_dropped=self._forget,
+        )
+        self._stop_listening = store.health.on_change(self._writer.wake)
 
     def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
         found = {turn.id: turn for turn in self._local.find(keys)}
         found_keys = {key for turn in found.values() for key in turn.keys}
         for turn in self._ask([key for key in dict.fromkeys(keys) if key not in found_keys]):
             found.setdefault(turn.id, turn)
-        self._get_to_know(found.values())
+        self._note_known(found.values())
         return list(found.values())
 
     def keep(self, turn: StoredTurn) -> None:
         self._local.keep(turn)
         with self._lock:
-            self._note(turn.id, _Known(turn.keys, told_at=self._now()))
-        self._writer.put(_Job(turn.id, turn.keys, turn))
+            self._known.put(turn.id, _KnownTurn(turn.keys, touched_at=self._now()))
+        self._writer.put(turn.id, _TurnWrite(turn.keys, turn))
 
     def touch(self, ids: Sequence[bytes]) -> None:
         self._local.touch(ids)
         now = self._now()
-        due = []
+        due = {}
         with self._lock:
             for id in ids:
-                known = self._known.get(id)
-                if known is not None and now - known.told_at >= TOUCH_SECONDS:
-                    self._note(id, known._replace(told_at=now))
-                    due.append(_Job(id, known.keys, None))
-        for job in due:
-            self._writer.put(job)
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Whether all is written; a store that is not well is not waited for."""
-        return self._writer.flush(timeout_seconds)
+                known = self._known.peek(id)
+                if known is not None and now - known.touched_at >= TOUCH_SECONDS:
+                    self._known.put(id, known._replace(touched_at=now))
+                    due[id] = _TurnWrite(known.keys, None)
+        self._writer.put_all(due)
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
         self._writer.close(CLOSE_SECONDS)
+        self._stop_listening()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._local.close()
 
@@ -122,24 +123,26 @@ class SharedTurns:
             try:
                 found += question.answer.result(max(question.until - time.monotonic(), 0.0))
             except TimeoutError:
-                if question is mine and question.answer.running():  # else others were before it
+                if question is mine and question.answer.running():  # else it is still queued
                     self._health.note_slow(f"turns took more than {self._wait_seconds} s")
             except (TierFailed, CancelledError):
                 pass
             except Exception:
-                _log.exception("turns could not be read from the shared store")
+                _log.exception("turns: reading from the shared store failed")
         wanted = set(keys)
         return [turn for turn in found if not wanted.isdisjoint(turn.keys)]
 
     def _questions(self, keys: Sequence[bytes]) -> tuple["_Question | None", list["_Question"]]:
-        """A new one for what nobody has asked for, and those of others that are under way."""
+        """Start a read of the new keys. Return it, and the reads under way of other keys."""
         with self._lock:
             if self._is_closed:
                 return None, []
             now = self._now()
             under_way = list(dict.fromkeys(self._asked[key] for key in keys if key in self._asked))
             new = [
-                key for key in keys if key not in self._asked and self._absent.get(key, now) <= now
+                key
+                for key in keys
+                if key not in self._asked and (self._absent.peek(key) or now) <= now
             ]
             if not new:
                 return None, under_way
@@ -149,7 +152,7 @@ class SharedTurns:
         return mine, under_way
 
     def _read(self, keys: Sequence[bytes]) -> list[StoredTurn]:
-        """Also when nobody waits any more: the next one who asks finds it here."""
+        """Read turns and keep them locally, for the next `find` if this one timed out."""
         answers: Sequence[StoredTurn | None] = ()
         try:
             answers = self._objects.read(keys)
@@ -164,151 +167,60 @@ class SharedTurns:
                     self._asked.pop(key, None)
                 for key, turn in zip(keys, answers, strict=False):
                     if turn is None:
-                        _put_last(self._absent, key, until, limit=MAX_ABSENT)
+                        self._absent.put(key, until)
 
     # -- writing --------------------------------------------------------------------------------
 
-    def _write(self, job: "_Job") -> None:
-        """Of a turn that was only used: unless the store still has it. Raises TierFailed."""
-        turn = job.turn
+    def _write(self, batch: "dict[bytes, _TurnWrite]") -> None:
+        for id, write in batch.items():
+            try:
+                self._write_one(id, write)
+            except TierFailed:  # logged by the health of the store
+                self._forget(id)
+
+    def _write_one(self, id: bytes, write: "_TurnWrite") -> None:
+        """Write the turn. A turn that was only used is written if the store lost it.
+
+        Raises TierFailed.
+        """
+        turn = write.turn
         if turn is None:
-            if self._objects.touch(job.keys):
+            if self._objects.touch(write.keys):
                 return
-            turn = next((each for each in self._local.find(job.keys) if each.id == job.id), None)
+            turn = next((each for each in self._local.find(write.keys) if each.id == id), None)
         if turn is not None:
             self._objects.write(turn)
 
-    def _get_to_know(self, turns: Iterable[StoredTurn]) -> None:
+    def _note_known(self, turns: Iterable[StoredTurn]) -> None:
+        """Remember the keys of found turns, for `touch`."""
         with self._lock:
             for turn in turns:
-                self._note(turn.id, self._known.get(turn.id) or _Known(turn.keys))
-
-    def _note(self, id: bytes, known: "_Known") -> None:
-        _put_last(self._known, id, known, limit=MAX_KNOWN)
+                if self._known.get(turn.id) is None:
+                    self._known.put(turn.id, _KnownTurn(turn.keys))
 
     def _forget(self, id: bytes) -> None:
-        """So that the store is told when it is used next."""
+        """Have the next use of the turn reach the store."""
         with self._lock:
-            self._known.pop(id, None)
+            self._known.pop(id)
 
 
 class _Question(NamedTuple):
     answer: Future[list[StoredTurn]]
-    until: float  # by the monotonic clock; nobody waits longer
+    until: float  # monotonic deadline of all callers
 
 
-class _Known(NamedTuple):
+class _KnownTurn(NamedTuple):
     keys: tuple[bytes, ...]
-    told_at: float = float("-inf")  # when the store heard of its last use
+    touched_at: float = float("-inf")  # in the store
 
 
-class _Job(NamedTuple):
-    id: bytes
+class _TurnWrite(NamedTuple):
     keys: tuple[bytes, ...]
-    turn: StoredTurn | None  # None: it was used
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.turn.data) if self.turn else 0
-
-
-class _Writer:
-    """A bounded queue and the thread that works it off while the store is well."""
-
-    def __init__(
-        self,
-        write: Callable[[_Job], None],
-        health: StoreHealth,
-        *,
-        on_dropped: Callable[[bytes], None],
-    ) -> None:
-        self.n_dropped = 0
-        self._write = write
-        self._health = health
-        self._on_dropped = on_dropped
-        self._wake = threading.Condition()  # guards what follows
-        self._waiting: OrderedDict[bytes, _Job] = OrderedDict()  # by the turn's id
-        self._n_bytes = 0
-        self._is_writing = False
-        self._is_closing = False
-        self._stop_listening = health.on_change(self._look_again)
-        self._thread = threading.Thread(target=self._work, name="shared-turn-writer", daemon=True)
-        self._thread.start()
-
-    def put(self, job: _Job) -> None:
-        dropped = []
-        with self._wake:
-            before = self._take(job.id) if job.id in self._waiting else None
-            if job.turn is None and before is not None:
-                job = before
-            self._waiting[job.id] = job
-            self._n_bytes += job.n_bytes
-            while len(self._waiting) > MAX_WAITING or self._n_bytes > MAX_WAITING_BYTES:
-                dropped.append(self._take(next(iter(self._waiting))))
-            self._wake.notify_all()
-        for each in dropped:
-            self._drop(each)
-
-    def flush(self, timeout_seconds: float) -> bool:
-        with self._wake:
-            self._wake.wait_for(
-                lambda: not self._has_work or not self._health.is_well, timeout_seconds
-            )
-            return not self._has_work
-
-    def close(self, timeout_seconds: float) -> None:
-        until = time.monotonic() + timeout_seconds
-        self.flush(timeout_seconds)
-        self._stop_listening()
-        with self._wake:
-            self._is_closing = True
-            self.n_dropped += len(self._waiting)
-            self._wake.notify_all()
-        self._thread.join(max(until - time.monotonic(), 0.0))
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._waiting) or self._is_writing
-
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                self._write(job)
-            except TierFailed:
-                self._drop(job)
-            except Exception:  # without this thread nothing would be written any more
-                _log.exception("a turn could not be written to the shared store")
-                self._drop(job)
-            with self._wake:
-                self._is_writing = False
-                self._wake.notify_all()
-
-    def _next(self) -> _Job | None:
-        with self._wake:
-            while not self._is_closing:
-                if self._waiting and self._health.is_well:
-                    self._is_writing = True
-                    return self._take(next(iter(self._waiting)))
-                self._wake.wait()
-        return None
-
-    def _take(self, id: bytes) -> _Job:
-        job = self._waiting.pop(id)
-        self._n_bytes -= job.n_bytes
-        return job
-
-    def _drop(self, job: _Job) -> None:
-        with self._wake:
-            self.n_dropped += 1
-        self._on_dropped(job.id)
-
-    def _look_again(self) -> None:
-        with self._wake:
-            self._wake.notify_all()
+    turn: StoredTurn | None  # None: the turn was used
 
 
 class _TurnObjects:
-    """Turns as objects of the store. Raises TierFailed."""
+    """Turns as objects of the store. Every method raises TierFailed."""
 
     def __init__(self, store: SharedStore, fingerprint: Key) -> None:
         self._objects = store.objects
@@ -316,7 +228,7 @@ class _TurnObjects:
         self._fingerprint = fingerprint
 
     def read(self, keys: Sequence[bytes]) -> list[StoredTurn | None]:
-        """None: there is none, or none that is sound."""
+        """Return a turn for each key; None if it is missing or damaged."""
         names = [self._name(key) for key in keys]
         answers = self._objects.read(names)
         return [
@@ -330,7 +242,7 @@ class _TurnObjects:
             self._objects.write(name, [self._seal.seal(data, name)])
 
     def touch(self, keys: Sequence[bytes]) -> bool:
-        """Whether there is something under each of them."""
+        """Mark the objects as used. Return whether the store has all of them."""
         return all(self._objects.touch([self._name(key) for key in keys]))
 
     def _opened(self, name: str, key: bytes, data: bytes) -> StoredTurn | None:
@@ -364,10 +276,3 @@ def _decoded(data: bytes, fingerprint: Key) -> StoredTurn:
         raise EntryCorrupt("it has fewer keys than it says")
     keys = [body[at : at + KEY_BYTES] for at in range(_HEAD.size, end_of_keys, KEY_BYTES)]
     return StoredTurn(id, tuple(keys), body[end_of_keys:])
-
-
-def _put_last(kept: OrderedDict[bytes, Kept], key: bytes, value: Kept, *, limit: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    while len(kept) > limit:
-        kept.popitem(last=False)

@@ -1,0 +1,1 @@
+"""SQLite files that survive damage, locks and deletion while servers share them."""

@@ -1,0 +1,177 @@
+"""The file format of an archive: stored prefixes of one model that another directory can import.
+
+    offset size field
+    0      8    magic "RKNDPACK"
+    8      4    format version
+    12     4    bytes of the manifest
+    16     8    xxh3 of bytes 0..16 and of the manifest
+    24     ..   the manifest, JSON: fingerprint, entries in order, names
+    ..     ..   each entry exactly as its file, parents before children
+
+All numbers are little-endian. Every byte is under a checksum, or is padding that must be zero.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import xxhash
+
+from rekindle.cache.entry import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    MAX_PREAMBLE_BYTES,
+    TOKEN_BYTES,
+    Entry,
+    Key,
+    Retention,
+    checksum,
+    decode_preamble,
+)
+from rekindle.cache.listing.names import Named
+from rekindle.errors import EntryCorrupt
+from rekindle.generation.request import Rank
+
+ARCHIVE_VERSION = 1
+MAX_MANIFEST_BYTES = 2**28  # picked: a million entries
+
+_MAGIC = b"RKNDPACK"
+_HEAD = struct.Struct("<8sII")
+_CHECK = struct.Struct("<Q")
+HEAD_BYTES = _HEAD.size + _CHECK.size
+
+
+class ArchiveDamaged(Exception):
+    """The message says what is wrong with the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    key: Key
+    n_bytes: int  # of its file
+    rank: Rank
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    fingerprint: Key
+    entries: tuple[Packed, ...]
+    names: tuple[Named, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(packed.n_bytes for packed in self.entries)
+
+
+def encode_head(manifest: Manifest) -> bytes:
+    """Return everything that precedes the first entry."""
+    encoded = json.dumps(asdict(manifest), default=bytes.hex).encode()
+    fixed = _HEAD.pack(_MAGIC, ARCHIVE_VERSION, len(encoded))
+    return fixed + _CHECK.pack(xxhash.xxh3_64_intdigest(fixed + encoded)) + encoded
+
+
+def read_manifest(file: BinaryIO) -> Manifest:
+    """Read and verify the head. Raises ArchiveDamaged."""
+    n_file_bytes = os.fstat(file.fileno()).st_size
+    head = file.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES or not head.startswith(_MAGIC):
+        raise ArchiveDamaged("it is not an archive of `rekindle cache export`")
+    _, version, n_manifest_bytes = _HEAD.unpack_from(head)
+    if version != ARCHIVE_VERSION:
+        raise ArchiveDamaged(f"its format is {version}, this version reads {ARCHIVE_VERSION}")
+    if n_manifest_bytes > min(n_file_bytes, MAX_MANIFEST_BYTES):
+        raise ArchiveDamaged("its list of contents is cut off")
+    encoded = file.read(n_manifest_bytes)
+    (check,) = _CHECK.unpack_from(head, _HEAD.size)
+    if check != xxhash.xxh3_64_intdigest(head[: _HEAD.size] + encoded):
+        raise ArchiveDamaged("its list of contents does not match its checksum")
+    manifest = _decode_manifest(encoded)
+    if n_file_bytes != HEAD_BYTES + n_manifest_bytes + manifest.n_bytes:
+        raise ArchiveDamaged("it is longer or shorter than its list of contents says")
+    return manifest
+
+
+def read_entries(file: BinaryIO, manifest: Manifest) -> Iterator[tuple[Entry, int]]:
+    """Yield each verified entry with the bytes read so far. Raises ArchiveDamaged."""
+    n_done = 0
+    for packed in manifest.entries:
+        n_done += packed.n_bytes
+        yield _read_packed(file, packed, manifest.fingerprint), n_done
+
+
+def _decode_manifest(encoded: bytes) -> Manifest:
+    try:
+        content = json.loads(encoded)
+        return Manifest(
+            fingerprint=_key(content["fingerprint"]),
+            entries=tuple(
+                Packed(
+                    key=_key(each["key"]),
+                    n_bytes=_natural(each["n_bytes"]),
+                    rank=Rank(each["rank"]),
+                    session=_text(each["session"]),
+                )
+                for each in content["entries"]
+            ),
+            names=tuple(
+                Named(
+                    root=_key(each["root"]),
+                    name=_text(each["name"]),
+                    tokens=_tokens(each["tokens"]),
+                    session=_text(each["session"]),
+                    named_at=float(each["named_at"]),
+                )
+                for each in content["names"]
+            ),
+        )
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ArchiveDamaged("its list of contents cannot be understood") from error
+
+
+def _key(text: Any) -> Key:
+    key = bytes.fromhex(text)
+    if len(key) != KEY_BYTES:
+        raise ValueError(text)
+    return key
+
+
+def _tokens(text: Any) -> bytes:
+    tokens = bytes.fromhex(text)
+    if len(tokens) % TOKEN_BYTES:
+        raise ValueError(text)
+    return tokens
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    value.encode()  # JSON may hold half of a surrogate pair, which SQLite refuses
+    return value
+
+
+def _read_packed(file: BinaryIO, packed: Packed, fingerprint: Key) -> Entry:
+    data = memoryview(file.read(packed.n_bytes))
+    try:
+        header, payload_check = decode_preamble(bytes(data[:MAX_PREAMBLE_BYTES]))
+    except EntryCorrupt as error:
+        raise ArchiveDamaged(f"an entry in it is damaged ({error.message})") from error
+    if any(data[HEADER_BYTES + len(header.tokens) : header.preamble_bytes]):
+        raise ArchiveDamaged("there is something between the header and the payload of an entry")
+    if len(data) != header.file_bytes:
+        raise ArchiveDamaged("an entry is longer or shorter than its header says")
+    if header.key != packed.key or header.fingerprint != fingerprint:
+        raise ArchiveDamaged("an entry is not the one that the list of contents names")
+    payload = data[header.preamble_bytes :]
+    if checksum(payload) != payload_check:
+        raise ArchiveDamaged("the payload of an entry does not match its checksum")
+    return Entry(header, payload, Retention(packed.rank, packed.session))
