@@ -10,7 +10,7 @@ from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.warm_start import Start, WarmStart
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.slots import Slots
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 
@@ -125,16 +125,11 @@ class Inquiries:
         return n_gone
 
 
-def _spans(start: Start) -> tuple[CachedSpan, ...]:
-    spans = [CachedSpan(CacheSource.LIVE, 0, start.n_live)] if start.n_live else []
+def _spans(start: Start) -> Spans:
+    spans = NO_SPANS.extended(CacheSource.LIVE, start.n_live)
     for source, stop in _stored(start.match, start.n_stored) if start.match else ():
-        begin = spans[-1].stop if spans else 0
-        if stop <= begin:
-            continue
-        if spans and spans[-1].source is source:
-            begin = spans.pop().start
-        spans.append(CachedSpan(source, begin, stop))
-    return tuple(spans)
+        spans = spans.extended(source, stop)
+    return spans
 
 
 def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:

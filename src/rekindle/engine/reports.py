@@ -36,8 +36,8 @@ class Reports:
         """All of its prompt: what it was made of is counted, and its name and pins hold."""
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
-        for span in sequence.spans:
-            self._cache.count(f"{span.source}_tokens", span.stop - span.start)
+        for source, n_tokens in sequence.spans.by_source().items():
+            self._cache.count(f"{source}_tokens", n_tokens)
         evaluated = PromptEvaluated(
             n_prompt=len(sequence.request.prompt),
             n_cached=sequence.n_cached,

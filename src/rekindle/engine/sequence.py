@@ -8,7 +8,7 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import Probe
 from rekindle.engine.backend import Sampler
-from rekindle.generation.events import CachedSpan
+from rekindle.generation.events import NO_SPANS, Spans
 from rekindle.generation.request import GenerationRequest
 
 
@@ -41,7 +41,7 @@ class Sequence:
     restore_began_at: float | None = None
     restore_moved_at: float = 0.0  # when the last piece came
     restore_seconds: float = 0.0
-    spans: tuple[CachedSpan, ...] = ()  # what its prompt did not have to compute
+    spans: Spans = NO_SPANS  # what its prompt did not have to compute
     stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
     probe: Probe | None = None  # of the shared store; it waits for the answer, for a moment
     leader: Optional["Sequence"] = None  # computes what this one waits for
@@ -69,4 +69,4 @@ class Sequence:
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens

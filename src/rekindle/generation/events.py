@@ -31,16 +31,48 @@ class CachedSpan:
     stop: int
 
 
+class Spans(tuple[CachedSpan, ...]):
+    """Adjoining spans from position 0: the part of a prompt that was not computed."""
+
+    __slots__ = ()
+
+    @property
+    def n_tokens(self) -> int:
+        return self[-1].stop if self else 0
+
+    def extended(self, source: CacheSource, stop: int) -> "Spans":
+        """Return these spans continued up to `stop`; the last span grows if the source is the same.
+
+        A `stop` that is already covered changes nothing.
+        """
+        start = self.n_tokens
+        if stop <= start:
+            return self
+        if self and self[-1].source is source:
+            return Spans((*self[:-1], CachedSpan(source, self[-1].start, stop)))
+        return Spans((*self, CachedSpan(source, start, stop)))
+
+    def by_source(self) -> dict[CacheSource, int]:
+        """Return the number of tokens per source, in order of first appearance."""
+        counts: dict[CacheSource, int] = {}
+        for span in self:
+            counts[span.source] = counts.get(span.source, 0) + span.stop - span.start
+        return counts
+
+
+NO_SPANS = Spans()
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
     n_done: int
     n_total: int
     elapsed_seconds: float
-    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0
+    spans: Spans = NO_SPANS
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +86,7 @@ class PromptEvaluated:
     queue_seconds: float
     prefill_seconds: float
     restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
-    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0 to n_cached
+    spans: Spans = NO_SPANS  # up to n_cached
     n_refused: int = 0  # stored tokens that were computed again, because that is faster
     n_missing_checkpoint_tokens: int = (
         0  # the same, because no state was kept where the prompt leaves another

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CacheSource, Spans
 from rekindle.generation.request import Rank
 
 
@@ -12,13 +12,13 @@ class Forecast:
     """What a prompt would find, if it were sent now."""
 
     n_prompt: int
-    spans: tuple[CachedSpan, ...]
+    spans: Spans
     restore_seconds: float | None  # None: nothing was measured yet
     prefill_seconds: float | None
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,12 +28,13 @@ from rekindle.errors import (
     UpstreamTimedOut,
 )
 from rekindle.generation.events import (
-    CachedSpan,
+    NO_SPANS,
     CacheSource,
     Embedded,
     Finished,
     PrefillProgress,
     PromptEvaluated,
+    Spans,
     StopCause,
     TokenEvent,
 )
@@ -72,7 +73,7 @@ class _RunningRequest:
         self.slot: int | None = None
         self.sampled: list[int] = []
         self.evaluated: PromptEvaluated | None = None
-        self.forecast: tuple[CachedSpan, ...] = ()
+        self.forecast = NO_SPANS
         self.first_chunk_at: float | None = None
         self.task: asyncio.Task[None] | None = None
         self._engine = engine
@@ -94,7 +95,7 @@ class _RunningRequest:
 
     @property
     def n_known(self) -> int:
-        return self.forecast[-1].stop if self.forecast else 0
+        return self.forecast.n_tokens
 
 
 class VllmEngine:
@@ -271,7 +272,7 @@ class VllmEngine:
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
         n_known = upstream.prefixes.n_tokens_known(job.claim.keys)
-        job.forecast = ()
+        job.forecast = NO_SPANS
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
         ask = replace(ask, model=upstream.served.model)
@@ -332,7 +333,7 @@ class VllmEngine:
         first_at = job.first_chunk_at or time.monotonic()
         n_prompt = len(job.request.prompt)
         spans = self._spans(n_cached, n_prompt)
-        n_cached = spans[-1].stop if spans else 0
+        n_cached = spans.n_tokens
         job.evaluated = PromptEvaluated(
             n_prompt=n_prompt,
             n_cached=n_cached,
@@ -376,10 +377,9 @@ class VllmEngine:
             n_top_logprobs=request.n_top_logprobs,
         )
 
-    def _spans(self, n_cached: int, n_prompt: int) -> tuple[CachedSpan, ...]:
+    def _spans(self, n_cached: int, n_prompt: int) -> Spans:
         """The last token of a prompt is always computed."""
-        stop = min(n_cached, n_prompt - 1)
-        return (CachedSpan(CacheSource.UPSTREAM, 0, stop),) if stop > 0 else ()
+        return NO_SPANS.extended(CacheSource.UPSTREAM, min(n_cached, n_prompt - 1))
 
     def _free_slot(self) -> int:
         taken = {job.slot for job in self._jobs.values()}

@@ -19,7 +19,7 @@ from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS, mark_parting
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import GROWTH_CELLS, Slot, Slots
 from rekindle.errors import ContextFull, EngineError
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.model_state import ModelClass
 
 _log = logging.getLogger(__name__)
@@ -419,7 +419,7 @@ class WarmStart:
         slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
         sequence.n_computed = 0
         if not sequence.is_resumed:
-            sequence.spans = ()
+            sequence.spans = NO_SPANS
 
 
 def _is_leading(sequence: Sequence) -> bool:
@@ -433,10 +433,5 @@ def _is_source(sequence: Sequence) -> bool:
 
 def _extend(sequence: Sequence, source: CacheSource, stop: int) -> None:
     """Notes that the prompt is there up to `stop`; neighbours of one source become one span."""
-    start = sequence.n_cached
-    if sequence.is_resumed or stop <= start:
-        return
-    spans = sequence.spans
-    if spans and spans[-1].source is source:
-        start, spans = spans[-1].start, spans[:-1]
-    sequence.spans = (*spans, CachedSpan(source, start, stop))
+    if not sequence.is_resumed:
+        sequence.spans = sequence.spans.extended(source, stop)
