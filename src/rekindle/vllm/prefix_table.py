@@ -5,9 +5,10 @@ not known here.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+
+from rekindle.bounded_cache import BoundedCache
 
 CHUNK_TOKENS = 64  # picked: short next to a turn, long next to vLLM's blocks of 16
 MAX_CHUNKS = 65_536  # of one upstream, 4 million tokens; picked
@@ -29,7 +30,7 @@ def chunk_keys(namespace: str, tokens: Sequence[int]) -> list[bytes]:
 class PrefixTable:
     def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
         self._max_chunks = max_chunks
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # the last used is last
+        self._known: BoundedCache[bytes, None] = BoundedCache(max_items=max_chunks)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -45,10 +46,7 @@ class PrefixTable:
     def learn(self, keys: Sequence[bytes]) -> None:
         # From the end, so that of one prompt the beginning is forgotten last.
         for key in reversed(keys[: self._max_chunks]):
-            self._known[key] = None
-            self._known.move_to_end(key)
-        while len(self._known) > self._max_chunks:
-            self._known.popitem(last=False)
+            self._known.put(key, None)
 
     def clear(self) -> None:
         self._known.clear()
