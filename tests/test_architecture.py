@@ -9,7 +9,7 @@ LEAVES = {"errors", "bounded_cache", "config", "config_sources", "generation", "
 MAY_IMPORT = {
     "errors": set(),
     "bounded_cache": set(),
-    "generation": set(),
+    "generation": {"errors"},
     "observe": {"errors", "generation"},
     "config": set(),
     "config_sources": {"config", "errors"},

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 
@@ -20,10 +20,8 @@ import httpx
 from rekindle.errors import (
     EngineError,
     InvalidRequest,
-    Overloaded,
     PromptTooLong,
     RekindleError,
-    ShuttingDown,
     UpstreamFailed,
     UpstreamTimedOut,
 )
@@ -39,6 +37,7 @@ from rekindle.generation.events import (
     TokenEvent,
 )
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar
+from rekindle.generation.request_queue import RequestQueue, RequestStream
 from rekindle.generation.status import (
     CacheCounters,
     CacheStatus,
@@ -50,7 +49,7 @@ from rekindle.generation.status import (
     StoredPrefix,
     TierStatus,
 )
-from rekindle.vllm.fleet import Claim, Fleet
+from rekindle.vllm.fleet import Fleet, Routing
 from rekindle.vllm.prefix_table import CHUNK_TOKENS, chunk_keys
 from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
@@ -58,17 +57,15 @@ from rekindle.vllm.wire import Chunk, UpstreamRequest
 
 _log = logging.getLogger("rekindle.upstream")
 
-MAX_RETRY_SECONDS = 60
 UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix from which silence is worth a word; picked
 
 
 class _RunningRequest:
-    """One request: its TokenStream, and where it stands."""
+    """The state of one request, from its submission to its last event."""
 
-    def __init__(self, request: GenerationRequest, engine: "VllmEngine") -> None:
+    def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self.claim = Claim(chunk_keys(request.terms.namespace, request.prompt))
-        self.events: asyncio.Queue[TokenEvent | RekindleError] = asyncio.Queue()
+        self.routing = Routing(chunk_keys(request.terms.namespace, request.prompt))
         self.submitted_at = self.sent_at = time.monotonic()
         self.slot: int | None = None
         self.sampled: list[int] = []
@@ -76,26 +73,6 @@ class _RunningRequest:
         self.forecast = NO_SPANS
         self.first_chunk_at: float | None = None
         self.task: asyncio.Task[None] | None = None
-        self._engine = engine
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        try:
-            while True:
-                event = await self.events.get()
-                if isinstance(event, RekindleError):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
-                    return
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        self._engine.cancel(self)
-
-    @property
-    def n_known(self) -> int:
-        return self.forecast.n_tokens
 
 
 class VllmEngine:
@@ -114,11 +91,11 @@ class VllmEngine:
         self._queue_size = queue_size
         self._first_byte_seconds = first_byte_seconds
         self._jobs: dict[str, _RunningRequest] = {}
+        self._replies: RequestQueue[TokenEvent] = RequestQueue(
+            max_waiting=queue_size, on_cancel=self._cancel
+        )
         self._counters = CacheCounters()
-        self._mean_seconds = 1.0  # of a request, for Retry-After
         self._has_said: set[str] = set()
-        self._draining = False
-        self._drained = asyncio.Event()
 
     def start(self) -> None:
         self._client = httpx.AsyncClient(
@@ -126,41 +103,31 @@ class VllmEngine:
         )
         self._fleet.start(self._client)
 
-    def submit(self, request: GenerationRequest) -> _RunningRequest:
-        if self._draining:
-            raise ShuttingDown("The server is shutting down.")
+    def submit(self, request: GenerationRequest) -> RequestStream[TokenEvent]:
         n_ctx = self._fleet.served.n_ctx
         if len(request.prompt) >= n_ctx:
             raise PromptTooLong(n_prompt=len(request.prompt), n_ctx=n_ctx)
-        job = _RunningRequest(request, self)
-        if request.background:  # vLLM has no such thing: it is as if somebody had arrived
-            job.events.put_nowait(Finished(StopCause.YIELDED))
-            return job
+        if request.background:  # vLLM has no background requests: each yields at once
+            stream = self._replies.open(request.id, n_slots=0, background=True)
+            self._replies.deliver(request.id, Finished(StopCause.YIELDED))
+            return stream
         if request.terms.persist:
             raise InvalidRequest(
                 "vLLM keeps prompts by itself: none is stored on this server's disk.", "persist"
             )
         self._fleet.check_usable()
-        n_slots = self._fleet.n_slots
-        n_ahead = len(self._jobs) - n_slots
-        if n_ahead >= self._queue_size:
-            raise Overloaded(
-                f"All {n_slots} slots are busy and {n_ahead} requests wait.",
-                retry_after_seconds=self._retry_after(n_ahead),
-            )
-        ask = self._ask_for(request)  # refuses what vLLM cannot do
-        assert request.id not in self._jobs
-        self._jobs[request.id] = job
+        ask = self._upstream_request(request)  # raises InvalidRequest for what vLLM cannot do
+        stream = self._replies.open(request.id, n_slots=self._fleet.n_slots, background=False)
+        job = self._jobs[request.id] = _RunningRequest(request)
         job.task = asyncio.create_task(self._run(job, ask))
-        return job
+        return stream
 
-    def cancel(self, job: _RunningRequest) -> None:
-        if self._jobs.pop(job.request.id, None) is not None:
-            assert job.task is not None
-            job.task.cancel()
-            if job.first_chunk_at is not None and job.evaluated is None:
-                self._evaluated(job, job.n_known)  # it will not say any more
-            self._notice_drained()
+    def _cancel(self, request_id: str) -> None:
+        job = self._jobs.pop(request_id)
+        assert job.task is not None
+        job.task.cancel()
+        if job.first_chunk_at is not None and job.evaluated is None:
+            self._evaluated(job, job.forecast.n_tokens)  # the upstream will not report it any more
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise InvalidRequest("This server makes no embeddings: they are not made with vLLM.")
@@ -213,65 +180,62 @@ class VllmEngine:
         )
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Takes no more, lets streams end for a while, then cuts them."""
-        self._draining = True
-        if self._jobs:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), grace_seconds)
+        """Refuse new requests, let running ones end for a while, then cut them."""
+        self._replies.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._replies.drained()
         self.cut()
         await self._fleet.close()
         await self._client.aclose()
 
     def cut(self) -> None:
-        """Ends every request at once, with an error that says why."""
-        self._draining = True
-        for job in list(self._jobs.values()):
-            job.events.put_nowait(ShuttingDown("The server is shutting down."))
-            self.cancel(job)
+        """End every request at once with ShuttingDown."""
+        self._replies.cut()
 
     async def _run(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
         try:
-            await self._generate_somewhere(job, ask)
+            self._end(job, await self._generate_somewhere(job, ask))
         except RekindleError as error:
-            job.events.put_nowait(error)
+            self._end(job, error)
         except Exception as error:
-            _log.exception("request=%s failed", job.request.id)
-            job.events.put_nowait(EngineError(f"The request failed: {error!r}."))
-        finally:
-            job.slot = None
-            if self._jobs.pop(job.request.id, None) is not None:
-                seconds = time.monotonic() - job.submitted_at
-                self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-                self._notice_drained()
+            _log.exception("upstream: request failed request=%s", job.request.id)
+            self._end(job, EngineError(f"The request failed: {error!r}."))
 
-    async def _generate_somewhere(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
-        """Until the first token another upstream may do it as well."""
+    def _end(self, job: _RunningRequest, event: Finished | RekindleError) -> None:
+        self._jobs.pop(job.request.id, None)
+        self._deliver(job, event)
+
+    def _deliver(self, job: _RunningRequest, event: TokenEvent | RekindleError) -> None:
+        self._replies.deliver(job.request.id, event)
+
+    async def _generate_somewhere(self, job: _RunningRequest, ask: UpstreamRequest) -> Finished:
+        """Retry on another upstream after a failure, as long as no token was sampled."""
         failure: UpstreamFailed | None = None
         while True:
             try:
-                upstream = await self._fleet.take(job.claim)
+                upstream = await self._fleet.take(job.routing)
             except UpstreamFailed as nobody:
                 raise (failure or nobody) from None
             try:
-                await self._generate(job, upstream, ask)
-                return
+                return await self._generate(job, upstream, ask)
             except UpstreamFailed as error:
                 self._fleet.rest(upstream, error)
                 if job.sampled or isinstance(error, UpstreamTimedOut):
                     raise
                 failure = error
-                job.claim.tried.add(upstream)
+                job.routing.tried.add(upstream)
             finally:
                 job.slot = None
                 self._fleet.give_back(upstream)
 
     async def _generate(
         self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
-    ) -> None:
+    ) -> Finished:
         assert upstream.served is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
-        n_known = upstream.prefixes.n_tokens_known(job.claim.keys)
+        n_known = upstream.prefixes.n_tokens_known(job.routing.keys)
         job.forecast = NO_SPANS
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
@@ -296,7 +260,7 @@ class VllmEngine:
                 f"upstream={upstream.name} does not tell how much of a prompt it had: start it"
                 " with --enable-prompt-tokens-details"
             )
-        job.events.put_nowait(finished or Finished(StopCause.LENGTH))
+        return finished or Finished(StopCause.LENGTH)
 
     def _sampled(self, job: _RunningRequest, chunk: Chunk) -> Finished | None:
         """The end, if this is it; it is told behind what usage says."""
@@ -319,7 +283,7 @@ class VllmEngine:
             if not 0 <= sampled.token < self._n_vocab:
                 raise UpstreamFailed(f"The upstream sampled {sampled.token}, which is no token.")
             job.sampled.append(sampled.token)
-            job.events.put_nowait(sampled)
+            self._deliver(job, sampled)
         return finished
 
     def _begin(self, job: _RunningRequest) -> None:
@@ -327,7 +291,7 @@ class VllmEngine:
         if job.evaluated is None:
             n_prompt = len(job.request.prompt)
             elapsed = job.first_chunk_at - job.sent_at
-            job.events.put_nowait(PrefillProgress(n_prompt, n_prompt, elapsed, job.forecast))
+            self._deliver(job, PrefillProgress(n_prompt, n_prompt, elapsed, job.forecast))
 
     def _evaluated(self, job: _RunningRequest, n_cached: int) -> None:
         first_at = job.first_chunk_at or time.monotonic()
@@ -346,7 +310,7 @@ class VllmEngine:
             upstream_tokens=self._counters.upstream_tokens + n_cached,
             prefilled_tokens=self._counters.prefilled_tokens + n_prompt - n_cached,
         )
-        job.events.put_nowait(job.evaluated)
+        self._deliver(job, job.evaluated)
 
     def _learn(self, job: _RunningRequest, upstream: Upstream) -> None:
         """Also of a reply that was cut: the prompt is computed when the first token is there."""
@@ -354,7 +318,7 @@ class VllmEngine:
             computed = (*job.request.prompt, *job.sampled[:-1])
             upstream.prefixes.learn(chunk_keys(job.request.terms.namespace, computed))
 
-    def _ask_for(self, request: GenerationRequest) -> UpstreamRequest:
+    def _upstream_request(self, request: GenerationRequest) -> UpstreamRequest:
         room = self._fleet.served.n_ctx - len(request.prompt)
         wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
         grammar = request.sampling.grammar
@@ -390,14 +354,6 @@ class VllmEngine:
             self._has_said.add(text)
             _log.warning("%s", text)
 
-    def _notice_drained(self) -> None:
-        if self._draining and not self._jobs:
-            self._drained.set()
-
-    def _retry_after(self, n_ahead: int) -> int:
-        rounds = 1 + n_ahead / max(self._fleet.n_slots, 1)
-        return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))
-
 
 def _slot_status(job: _RunningRequest) -> SlotStatus:
     assert job.slot is not None
@@ -412,5 +368,5 @@ def _slot_status(job: _RunningRequest) -> SlotStatus:
         n_rows=(n_prompt if is_decoding else 0) + len(job.sampled),
         n_generated=len(job.sampled),
         phase=SlotPhase.DECODING if is_decoding else SlotPhase.PREFILLING,
-        n_cached=job.evaluated.n_cached if job.evaluated else job.n_known,
+        n_cached=job.evaluated.n_cached if job.evaluated else job.forecast.n_tokens,
     )

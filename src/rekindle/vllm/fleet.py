@@ -15,7 +15,7 @@ _log = logging.getLogger("rekindle.upstream")
 FIRST_REST_SECONDS, MAX_REST_SECONDS = 1.0, 60.0  # between two probes; picked
 
 
-class Claim:
+class Routing:
     """A request that needs an upstream."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -40,7 +40,7 @@ class Fleet:
         self._terms = terms
         self._n_each = n_each
         self._first_rest_seconds = first_rest_seconds
-        self._waiting: OrderedDict[Claim, asyncio.Future[Upstream]] = OrderedDict()
+        self._waiting: OrderedDict[Routing, asyncio.Future[Upstream]] = OrderedDict()
         self._probing: dict[Upstream, asyncio.Task[None]] = {}
 
     @property
@@ -72,10 +72,10 @@ class Fleet:
         if not self._usable():
             raise self._nobody()
 
-    async def take(self, claim: Claim) -> Upstream:
+    async def take(self, routing: Routing) -> Upstream:
         """Waits for room, in the order of arrival. Raises UpstreamFailed if nobody is left."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting[claim] = turn
+        self._waiting[routing] = turn
         self._advance()
         try:
             upstream: Upstream = await turn
@@ -85,7 +85,7 @@ class Fleet:
                 self.give_back(turn.result())
             raise
         finally:
-            if self._waiting.pop(claim, None) is not None:
+            if self._waiting.pop(routing, None) is not None:
                 self._advance()
 
     def give_back(self, upstream: Upstream) -> None:
@@ -132,28 +132,28 @@ class Fleet:
 
     def _advance(self) -> None:
         """Whoever waits and can run, or cannot any more, is told."""
-        for claim, turn in list(self._waiting.items()):
+        for routing, turn in list(self._waiting.items()):
             if turn.done():  # cancelled, and about to leave
                 continue
-            usable = [each for each in self._usable() if each not in claim.tried]
+            usable = [each for each in self._usable() if each not in routing.tried]
             free = [each for each in usable if each.n_running < self._n_each]
             if not usable:
                 turn.set_exception(self._nobody())
             elif free:
-                upstream = _best(claim, free)
+                upstream = _best(routing, free)
                 upstream.n_running += 1
                 turn.set_result(upstream)
             else:
                 continue  # those behind it take only what it has tried
-            del self._waiting[claim]
+            del self._waiting[routing]
 
     def _nobody(self) -> UpstreamFailed:
         return UpstreamFailed(f"No upstream can answer. {self.trouble or ''}".rstrip())
 
 
-def _best(claim: Claim, free: Sequence[Upstream]) -> Upstream:
+def _best(routing: Routing, free: Sequence[Upstream]) -> Upstream:
     """Who knows most of the prompt; of equals, who is least busy."""
-    return max(free, key=lambda each: (each.prefixes.n_tokens_known(claim.keys), -each.n_running))
+    return max(free, key=lambda each: (each.prefixes.n_tokens_known(routing.keys), -each.n_running))
 
 
 def check_same(upstream: Upstream, served: Served, expected: Served) -> None:
