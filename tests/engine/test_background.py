@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rekindle.engine.orders import Cancel, FailAll
+from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, Overloaded, ShuttingDown
 from rekindle.generation.events import (
     CachedSpan,
@@ -133,7 +133,7 @@ def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
     bench.submit("ahead", text(1, 1000), 0, background=True)
     bench.step()
     assert bench.backend.batches == [[64]]
-    bench.loop._batches._prefill_seconds_per_token = 0.25 / 192  # a slow machine
+    bench.loop._saver.prefill_seconds_per_token = 0.25 / 192  # a slow machine
     bench.step()
     assert bench.backend.batches[-1] == [192]
     bench.submit("a", text(5_000, 1000), 1)
@@ -206,8 +206,7 @@ def test_it_can_be_cancelled_and_is_told_of_the_end() -> None:
     bench.loop.inbox.put(Cancel("cancelled"))
     bench.step()
     assert not any(isinstance(event, Finished) for event in bench.events("cancelled"))
-    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
-    bench.step()
+    bench.close()
     assert isinstance(bench.events("waits")[-1], ShuttingDown)
     bench.assert_nothing_is_left()
 

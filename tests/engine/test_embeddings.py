@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.engine import embedding_queue
 from rekindle.engine.handle import EngineHandle
-from rekindle.engine.orders import Cancel, FailAll
+from rekindle.engine.orders import Cancel
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
 from rekindle.generation.events import Embedded, Finished, StopCause
 from rekindle.generation.request import EmbeddingRequest
@@ -132,13 +132,12 @@ def test_a_cancelled_embedding_says_nothing_and_frees_the_embedder(n_steps_befor
     assert len(embedder.journal) == n_steps_before + 2
 
 
-def test_fail_all_reaches_embeddings() -> None:
+def test_stopping_the_engine_fails_embeddings() -> None:
     bench = Bench(FakeBackend(), embedder=FakeEmbedder(n_part=1))
     bench.embed("runs", FIRST)
     bench.embed("waits", FIRST)
     bench.step()
-    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
-    bench.step()
+    bench.close()
     for name in ("runs", "waits"):
         [error] = bench.events(name)
         assert isinstance(error, ShuttingDown)

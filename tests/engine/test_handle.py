@@ -77,7 +77,7 @@ def test_leaving_a_stream_early_frees_its_slot() -> None:
             stream = handle.submit(request("a", max_tokens=None))
             events = aiter(stream)
             await anext(events)
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
             await until(lambda: handle.status().n_running == 0)
             assert handle.status().n_running == 0
             assert await reply(handle.submit(request("b"))) == expected_reply(range(1, 21), 8)

@@ -32,7 +32,7 @@ def test_a_failure_in_the_middle_of_an_admission_ends_requests_not_the_thread(
     bench.submit("arrives", text(300), 50)
     bench.loop.receive()
     bench.loop._guarded(bench.loop.step)
-    bench.loop.flush()
+    bench.loop.outbox.flush()
     for name in ("runs", "arrives"):
         assert isinstance(bench.events(name)[-1], EngineError)
     monkeypatch.undo()

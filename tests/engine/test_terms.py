@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.engine.inquiries import (
+from rekindle.engine.questions import (
     Forget,
+    ListBranches,
     ListStored,
     LookUp,
     PinStored,
     ReadTokens,
-    ShowForest,
 )
 from rekindle.errors import EngineError, TierFailed
 from rekindle.generation.events import CachedSpan, CacheSource, Finished
@@ -31,21 +31,15 @@ SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 
 
 def listed(bench: Bench, namespace: str = "") -> list[StoredPrefix]:
-    found = bench.question(ListStored(namespace, 100))
-    assert isinstance(found, list)
-    return [each for each in found if isinstance(each, StoredPrefix)]
+    return bench.question(ListStored(namespace, 100))
 
 
 def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
-    found = bench.question(LookUp(tuple(prompt), namespace))
-    assert isinstance(found, Forecast)
-    return found
+    return bench.question(LookUp(tuple(prompt), namespace))
 
 
 def forest(bench: Bench, namespace: str = "") -> list[StoredBranch]:
-    found = bench.question(ShowForest(namespace, 100))
-    assert isinstance(found, list)
-    return [each for each in found if isinstance(each, StoredBranch)]
+    return bench.question(ListBranches(namespace, 100))
 
 
 def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:

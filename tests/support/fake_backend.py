@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from rekindle.engine.backend import Backend
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, InvalidRequest
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
@@ -29,6 +30,12 @@ _STATE_ONLY = frozenset({ModelClass.RECURRENT, ModelClass.OPAQUE})  # no rows be
 def next_token(prefix: Sequence[int]) -> int:
     """A function of the whole prefix, so that a wrong row anywhere changes the reply."""
     return 1 + zlib.crc32(b",".join(b"%d" % token for token in prefix)) % 9_999
+
+
+class InspectedBackend(Backend, Protocol):
+    """A backend whose slots a test can measure."""
+
+    def n_positions(self, slot: int) -> int: ...
 
 
 class FakeSampler:

@@ -225,7 +225,7 @@ class World:
         self._obey_orders()
         n_armed = self._n_decodes_to_fail()
         self.loop.step()
-        self.loop.flush()
+        self.loop.outbox.flush()
         self._hear(may_fail=self._n_decodes_to_fail() < n_armed)
         did_work = self._work(pace)
         self.check()
@@ -352,7 +352,7 @@ class World:
         else:
             self._obey_orders()
             self.loop.stop()
-            self.loop.flush()
+            self.loop.outbox.flush()
             self._hear(may_fail=True)
         assert self.is_idle
         self._said.clear()

@@ -1,12 +1,12 @@
 """The engine loop on the test's own thread: each step is the test's to take."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rekindle.engine.backend import Embedder
-from rekindle.engine.inquiries import Answer, Question
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Answered, Ask, Cancel, Delivery, Embed, OpenCache, Submit
+from rekindle.engine.orders import Ask, Cancel, Delivery, Embed, OpenCache, Submit
+from rekindle.engine.questions import Question
 from rekindle.generation.events import PromptEvaluated, TokenSampled
 from rekindle.generation.request import (
     USUAL_TERMS,
@@ -17,6 +17,8 @@ from rekindle.generation.request import (
 )
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
+
+T = TypeVar("T")
 
 
 class Asked(NamedTuple):
@@ -72,19 +74,17 @@ class Bench:
         request = EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs)))
         self.loop.inbox.put(Embed(request))
 
-    def question(self, question: Question) -> Answer:
-        name = f"question {len(self.said)}"
-        self.loop.inbox.put(Ask(name, question))
+    def question(self, question: Question[T]) -> T:
+        order = Ask(question)
+        self.loop.inbox.put(order)
         self.step()
-        [answered] = self.events(name)
-        assert isinstance(answered, Answered)
-        return answered.answer
+        return order.outcome.result(timeout=0)
 
     def step(self) -> None:
         self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
         self.loop.receive()
         self.loop.step()
-        self.loop.flush()
+        self.loop.outbox.flush()
 
     def run(self, n_steps: int = 500) -> None:
         for _ in range(n_steps):
@@ -126,4 +126,4 @@ class Bench:
 
     def close(self) -> None:
         self.loop.stop()
-        self.loop.flush()
+        self.loop.outbox.flush()

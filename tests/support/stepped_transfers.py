@@ -12,10 +12,10 @@ from rekindle.cache.disk import residency as disk_store
 from rekindle.cache.disk import transfers
 from rekindle.cache.disk.transfers import Event, Job, Transfers
 from rekindle.cache.stores import back_store
-from rekindle.engine import loop, reports
+from rekindle.engine import loop, reports, sequence
 from rekindle.engine.export import slot_saver
-from rekindle.engine.reuse import warm_start
-from rekindle.engine.scheduler import admission, batch_runner, roster
+from rekindle.engine.reuse import placement, prefix_finder, restorer
+from rekindle.engine.scheduler import admission, batch_runner, run_queue
 
 _EVERYTHING = 1_000_000
 _TIMED = (
@@ -23,9 +23,12 @@ _TIMED = (
     admission,
     batch_runner,
     reports,
-    roster,
+    run_queue,
     slot_saver,
-    warm_start,
+    prefix_finder,
+    placement,
+    restorer,
+    sequence,
     prefix_cache,
     keeper,
     back_store,

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
+from rekindle.engine.outbox import Outbox
 from rekindle.errors import EngineError, InvalidRequest, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest
@@ -17,8 +18,6 @@ from rekindle.generation.status import EmbedderStatus
 _log = logging.getLogger(__name__)
 
 REST_SECONDS = 300.0  # without a request, until the embedder's memory is given back; picked
-
-Outcome = tuple[str, Embedded | RekindleError]  # request id, how it ended
 
 
 @dataclass(slots=True)
@@ -31,7 +30,8 @@ class _WaitingInput:
 class EmbeddingQueue:
     """Without an embedder every request is refused."""
 
-    def __init__(self, embedder: Embedder | None) -> None:
+    def __init__(self, embedder: Embedder | None, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._embedder = embedder
         self._pending: deque[_WaitingInput] = deque()
         self._rests_at: float | None = None  # None: it holds nothing
@@ -48,26 +48,32 @@ class EmbeddingQueue:
             if pending.request.id == request_id:
                 self._pending.remove(pending)
 
-    def fail_all(self, error: RekindleError) -> list[Outcome]:
-        failed = [(pending.request.id, error) for pending in self._pending]
-        self._pending.clear()
-        return list(failed)
+    def fail_all(self, error: RekindleError) -> None:
+        while self._pending:
+            self._end(self._pending[0], error)
 
-    def advance(self) -> list[Outcome]:
-        """The next part of the oldest request; whatever goes wrong ends that request only."""
+    def advance(self) -> bool:
+        """Compute the next part of the oldest request. Return False if there is no request.
+
+        A failure ends that request only. An embedder that is idle for long gives its memory back.
+        """
+        if not self._pending:
+            if self._rests_at is not None and time.monotonic() >= self._rests_at:
+                self.close()
+            return False
         pending = self._pending[0]
         try:
-            self._advance(pending)
+            self._compute_part(pending)
+            if len(pending.vectors) == len(pending.request.inputs):
+                self._end(pending, Embedded(tuple(pending.vectors)))
         except RekindleError as error:
-            return [self._end(pending, error)]
+            self._end(pending, error)
         except Exception as error:
-            _log.exception("request=%s cannot be embedded", pending.request.id)
-            return [self._end(pending, EngineError(f"The embedder failed: {error}"))]
-        if len(pending.vectors) < len(pending.request.inputs):
-            return []
-        return [self._end(pending, Embedded(tuple(pending.vectors)))]
+            _log.exception("engine: embedding failed request=%s", pending.request.id)
+            self._end(pending, EngineError(f"The embedder failed: {error}"))
+        return True
 
-    def _advance(self, pending: _WaitingInput) -> None:
+    def _compute_part(self, pending: _WaitingInput) -> None:
         if self._embedder is None:
             raise InvalidRequest("This server makes no embeddings.")
         self._rests_at = time.monotonic() + REST_SECONDS
@@ -78,16 +84,12 @@ class EmbeddingQueue:
             pending.vectors.append(vector)
             pending.has_begun = False
 
-    def _end(self, pending: _WaitingInput, outcome: Embedded | RekindleError) -> Outcome:
+    def _end(self, pending: _WaitingInput, outcome: Embedded | RekindleError) -> None:
         self._pending.remove(pending)
-        return pending.request.id, outcome
+        self._outbox.put(pending.request.id, outcome)
 
-    def seconds_to_rest(self, now: float) -> float | None:
-        return None if self._rests_at is None else max(0.0, self._rests_at - now)
-
-    def rest_when_idle(self, now: float) -> None:
-        if self._rests_at is not None and now >= self._rests_at and not self.is_busy:
-            self.close()
+    def seconds_to_rest(self) -> float | None:
+        return None if self._rests_at is None else max(0.0, self._rests_at - time.monotonic())
 
     def close(self) -> None:
         self._rests_at = None

@@ -1,14 +1,18 @@
 """What the engine thread is told to do, and what it says back."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.inquiries import Answer, Question
+from rekindle.engine.questions import Question
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Embedded, TokenEvent
 from rekindle.generation.model_state import StateTraits
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +26,14 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    id: str
-    question: Question
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    answer: Answer
+class Ask(Generic[T]):
+    question: Question[T]
+    outcome: Future[T] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailAll:
-    error: RekindleError
 
 
 class Wake:
@@ -50,7 +44,6 @@ class Stop:
     pass
 
 
-Order = Submit | Embed | Ask | Cancel | FailAll | Wake | Stop
+Order = Submit | Embed | Ask[Any] | Cancel | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
-# The id of a request or a question, and what became of it.
-Delivery = tuple[str, TokenEvent | Embedded | Answered | RekindleError]
+Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event

@@ -1,128 +1,127 @@
-"""Questions about what is held, answered on the engine thread between two steps."""
+"""Questions about live and stored prefixes, answered on the engine thread between two steps."""
 
-import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from rekindle.cache.index import Match
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.stores.sources import nearest
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.reuse.warm_start import Start, WarmStart
-from rekindle.engine.sequence import Sequence
+from rekindle.engine.reuse.prefix_finder import PrefixFinder, Start
+from rekindle.engine.sequence import new_sequence
 from rekindle.engine.slots import Slots
 from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 
+T = TypeVar("T")
+
+
+class EngineView(NamedTuple):
+    """Objects of the engine thread that an answer is read from."""
+
+    cache: PrefixCache
+    slots: Slots
+    saver: SlotSaver
+    finder: PrefixFinder
+
+
+class Question(ABC, Generic[T]):
+    @abstractmethod
+    def answer(self, engine: EngineView) -> T: ...
+
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUp(Question[Forecast]):
     tokens: tuple[int, ...]
     namespace: str
 
-
-@dataclass(frozen=True, slots=True)
-class ListStored:
-    namespace: str
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    key: str | None  # None: everything
-    namespace: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShowForest:
-    namespace: str
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadTokens:
-    key: str
-    namespace: str
-
-
-@dataclass(frozen=True, slots=True)
-class PinStored:
-    key: str
-    namespace: str
-    seconds: float  # 0: no longer
-
-
-Question = LookUp | ListStored | Forget | ShowForest | ReadTokens | PinStored
-Answer = Forecast | list[StoredPrefix] | list[StoredBranch] | tuple[int, ...] | int | bool | None
-
-
-class Inquiries:
-    def __init__(
-        self, cache: PrefixCache, slots: Slots, saver: SlotSaver, warm_start: WarmStart
-    ) -> None:
-        self._cache = cache
-        self._slots = slots
-        self._saver = saver
-        self._warm_start = warm_start
-
-    def answer(self, question: Question) -> Answer:
-        if not isinstance(question, LookUp):
-            self._cache.wait_for_index()
-        match question:
-            case LookUp(tokens, namespace):
-                return self._forecast(tokens, namespace)
-            case ListStored(namespace, limit):
-                return self._cache.contents.listed(self._cache.root_of(namespace), limit)
-            case Forget(key, namespace):
-                return self._forget(key, namespace)
-            case ShowForest(namespace, limit):
-                return self._cache.contents.forest(self._cache.root_of(namespace), limit)
-            case ReadTokens(key, namespace):
-                return self._cache.contents.tokens(self._cache.root_of(namespace), key)
-            case PinStored(key, namespace, seconds):
-                return self._cache.pin_stored(namespace, key, seconds)
-
-    def _forecast(self, tokens: tuple[int, ...], namespace: str) -> Forecast:
-        own = list(tokens)
-        sequence = Sequence(
-            request=GenerationRequest(
-                id="",
-                prompt=tokens,
-                boundaries=(),
-                sampling=Sampling(),
-                max_tokens=None,
-                terms=CacheTerms(namespace=namespace),
-            ),
-            arrived_at=time.monotonic(),
-            max_length=len(own),
-            tokens=own,
-            keys=self._cache.keys(own, namespace),
+    def answer(self, engine: EngineView) -> Forecast:
+        n_prompt = len(self.tokens)
+        request = GenerationRequest(
+            id="",
+            prompt=self.tokens,
+            boundaries=(),
+            sampling=Sampling(),
+            max_tokens=None,
+            terms=CacheTerms(namespace=self.namespace),
         )
-        self._cache.look_up(sequence.keys, len(own) - 1)
-        start = self._warm_start.find(sequence)
+        sequence = new_sequence(request, engine.cache, n_ctx=n_prompt)
+        engine.cache.look_up(sequence.keys, n_prompt - 1)
+        start = engine.finder.find(sequence)
         restore_seconds: float | None = 0.0
         if start.match is not None and start.n_stored:
-            restore_seconds = self._cache.gate.load_seconds(start.match, n_live=start.n_live)
-        per_token = self._saver.prefill_seconds_per_token
+            restore_seconds = engine.cache.gate.load_seconds(start.match, n_live=start.n_live)
+        per_token = engine.saver.prefill_seconds_per_token
         return Forecast(
-            n_prompt=len(own),
+            n_prompt=n_prompt,
             spans=_spans(start),
             restore_seconds=restore_seconds,
-            prefill_seconds=None if per_token is None else per_token * (len(own) - start.n_tokens),
+            prefill_seconds=None if per_token is None else per_token * (n_prompt - start.n_tokens),
         )
 
-    def _forget(self, key: str | None, namespace: str) -> int:
-        n_gone, prefix = self._cache.forget(namespace, key)
+
+@dataclass(frozen=True, slots=True)
+class ListStored(Question[list[StoredPrefix]]):
+    namespace: str
+    limit: int
+
+    def answer(self, engine: EngineView) -> list[StoredPrefix]:
+        engine.cache.wait_for_index()
+        return engine.cache.contents.listed(engine.cache.root_of(self.namespace), self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ListBranches(Question[list[StoredBranch]]):
+    namespace: str
+    limit: int
+
+    def answer(self, engine: EngineView) -> list[StoredBranch]:
+        engine.cache.wait_for_index()
+        return engine.cache.contents.forest(engine.cache.root_of(self.namespace), self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTokens(Question[tuple[int, ...] | None]):
+    key: str
+    namespace: str
+
+    def answer(self, engine: EngineView) -> tuple[int, ...] | None:
+        engine.cache.wait_for_index()
+        return engine.cache.contents.tokens(engine.cache.root_of(self.namespace), self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class PinStored(Question[bool]):
+    key: str
+    namespace: str
+    seconds: float  # 0: unpin
+
+    def answer(self, engine: EngineView) -> bool:
+        engine.cache.wait_for_index()
+        return engine.cache.pin_stored(self.namespace, self.key, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Question[int]):
+    key: str | None  # None: every entry of the namespace
+    namespace: str
+
+    def answer(self, engine: EngineView) -> int:
+        engine.cache.wait_for_index()
+        n_dropped, prefix = engine.cache.forget(self.namespace, self.key)
         if prefix is None:
             return 0
-        root = self._cache.root_of(namespace)
-        for slot in self._slots.idle():
+        root = engine.cache.root_of(self.namespace)
+        for slot in engine.slots.idle():
             assert slot.keys is not None
             held = slot.keys.between(0, slot.n_rows)
             if slot.keys.root == root and held.startswith(prefix):
-                n_gone += key is None  # of a key, what is live is stored as well
-                self._saver.clear(slot)
-        return n_gone
+                # With a key, the live rows are those of stored entries, counted already.
+                n_dropped += self.key is None
+                engine.saver.clear(slot)
+        return n_dropped
 
 
 def _spans(start: Start) -> Spans:
@@ -133,6 +132,6 @@ def _spans(start: Start) -> Spans:
 
 
 def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:
-    """Where each of the entries is, and up to which position it would be used."""
+    """Return for each entry its nearest tier and the position up to which it would be used."""
     entries = [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
     return [(nearest(node.where), min(node.stop, n_stored)) for node in entries]

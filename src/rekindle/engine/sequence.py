@@ -1,14 +1,16 @@
 """A request while it runs. Only the engine thread changes one."""
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Optional
 
 from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import Probe
 from rekindle.engine.backend import Sampler
-from rekindle.generation.events import NO_SPANS, Spans
+from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import GenerationRequest
 
 
@@ -47,9 +49,8 @@ class Sequence:
     leader: Optional["Sequence"] = None  # computes what this one waits for
     n_awaited: int = 0  # positions of the leader that this one waits for
     n_refused: int = 0  # stored tokens that it computes, because that is faster
-    n_missing_checkpoint_tokens: int = (
-        0  # known tokens that it computes, because no state was kept at their end
-    )
+    # Known tokens that are computed again, because there is no checkpoint at their end.
+    n_missing_checkpoint_tokens: int = 0
 
     def add_stop(self, position: int) -> None:
         if position > self.n_computed and position not in self.stops:
@@ -67,6 +68,28 @@ class Sequence:
     def has_replied(self) -> bool:
         return len(self.tokens) > len(self.request.prompt)
 
+    def note_cached(self, source: CacheSource, stop: int) -> None:
+        """Note that the prompt up to `stop` was not computed.
+
+        A resumed sequence finds its own work again, which does not count.
+        """
+        if not self.is_resumed:
+            self.spans = self.spans.extended(source, stop)
+
     @property
     def n_cached(self) -> int:
         return self.spans.n_tokens
+
+
+def new_sequence(request: GenerationRequest, cache: PrefixCache, *, n_ctx: int) -> Sequence:
+    max_length = n_ctx
+    if request.max_tokens is not None:
+        max_length = min(n_ctx, len(request.prompt) + request.max_tokens)
+    tokens = list(request.prompt)
+    return Sequence(
+        request=request,
+        arrived_at=time.monotonic(),
+        max_length=max_length,
+        tokens=tokens,
+        keys=cache.keys(tokens, request.terms.namespace),
+    )

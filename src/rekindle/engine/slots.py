@@ -38,10 +38,10 @@ class Slot:
     evicted_rows_rechecked: bool = (
         False  # since its last turn: what was evicted is to be stored again
     )
-    owes_since: float | None = None  # when exports of it first had to wait
+    export_waits_since: float | None = None  # when exports of it first had to wait
     last_used_at: float = 0.0
-    tax_seconds: float = 0.0  # what its rows cost the others since then
-    seconds_to_bring_back: float | None = None  # once its rows are stored
+    cost_seconds: float = 0.0  # what its rows cost the others since then
+    reload_seconds: float | None = None  # once its rows are stored
 
     @property
     def n_rows(self) -> int:
@@ -113,8 +113,8 @@ class Slots:
         slot.sequence = None
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
-        slot.tax_seconds = 0.0
-        slot.owes_since = None
+        slot.cost_seconds = 0.0
+        slot.export_waits_since = None
         slot.evicted_rows_rechecked = False
         slot.was_reused = False
         slot.terms, slot.n_prompt, slot.rank = USUAL_TERMS, 0, Rank.MAIN

@@ -23,6 +23,18 @@ class StateTraits:
     row_bytes: int = 0  # of one position, about; 0: not known, or there are none
 
     @property
+    def is_dense(self) -> bool:
+        return self.model_class is ModelClass.DENSE
+
+    @property
+    def can_fork(self) -> bool:
+        """Return whether a slot's rows can be shared with another slot.
+
+        An opaque state would be copied. Without support for storing, a slot can only continue.
+        """
+        return self.off_because is None and self.model_class is not ModelClass.OPAQUE
+
+    @property
     def resumes_at_checkpoints(self) -> bool:
         """Not everywhere, as rows alone would allow."""
         return self.has_checkpoints or not self.has_rows

@@ -9,7 +9,7 @@ import pytest
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.shared import residency as shared_stock
 from rekindle.cache.stores.load_gate import LoadGate
-from rekindle.engine.inquiries import Forget
+from rekindle.engine.questions import Forget
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import CacheTerms, Rank

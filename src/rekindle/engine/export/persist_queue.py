@@ -1,13 +1,13 @@
 """Requests that are computed and end only when their prompt is on disk."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.engine.outbox import Outbox
 from rekindle.engine.sequence import Sequence
-from rekindle.errors import EngineError, TierFailed
+from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished
 
 PATIENCE_SECONDS = 60.0  # picked: far beyond what a prompt takes to be written
@@ -23,7 +23,8 @@ class _UnsavedPrompt:
 
 
 class PersistQueue:
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._pending: list[_UnsavedPrompt] = []
 
     @property
@@ -40,21 +41,18 @@ class PersistQueue:
     def cancel(self, request_id: str) -> None:
         self._pending = [each for each in self._pending if each.request_id != request_id]
 
-    def drain(self) -> list[str]:
-        """The ids of all that wait; none does afterwards."""
-        pending, self._pending = self._pending, []
-        return [each.request_id for each in pending]
-
-    def advance(self, cache: PrefixCache) -> Iterator[tuple[str, Finished | EngineError]]:
-        """Those that have ended: their prompt is on disk, or will not be."""
-        waiting = []
+    def fail_all(self, error: RekindleError) -> None:
         for each in self._pending:
+            self._outbox.put(each.request_id, error)
+        self._pending = []
+
+    def advance(self, cache: PrefixCache) -> None:
+        """End the requests whose prompt is on disk, or will not be."""
+        for each in list(self._pending):
             outcome = _outcome(each, cache)
-            if outcome is None:
-                waiting.append(each)
-            else:
-                yield each.request_id, outcome
-        self._pending = waiting
+            if outcome is not None:
+                self._pending.remove(each)
+                self._outbox.put(each.request_id, outcome)
 
 
 def _outcome(pending: _UnsavedPrompt, cache: PrefixCache) -> Finished | EngineError | None:

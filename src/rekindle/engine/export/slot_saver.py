@@ -21,11 +21,13 @@ from rekindle.generation.request import Rank
 
 _log = logging.getLogger(__name__)
 
+_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING  # looking up an Enum member is slow
+
 # What a token costs to compute before anything was measured; picked.
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3
 
 SHORT_REPLY_TOKENS = 32  # until then nothing of a stream is exported: it may end soon; picked
-WAY_SHARE = 0.1  # of a prefill: it may go into storing and bringing back who makes way; picked
+EVICTION_SHARE = 0.1  # of a prefill: it may go into storing and bringing back who makes way; picked
 MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
 MIN_FREED_CELLS = 64  # picked: fewer slow nobody down
 
@@ -41,12 +43,15 @@ class SlotSaver:
         self._fastest_export = 0.0  # bytes per second
         self.prefill_seconds_per_token: float | None = None
 
-    def save_some(self, *, others_decode: bool, others_compute: bool) -> bool:
+    def save_some(self, running: list[Sequence]) -> bool:
         """Whole blocks of running sequences, everything of idle slots. True: something was done.
 
         Where others compute, exports keep to their share of the time; where they decode, there
         is one in a step.
         """
+        phases = {sequence.phase for sequence in running}
+        others_decode = _DECODING in phases
+        others_compute = others_decode or _PREFILLING in phases
         n_saved = 0
         now = time.monotonic()
         # Idle slots first: what has ended must not wait for what is still being computed.
@@ -56,8 +61,8 @@ class SlotSaver:
             while not others_compute or self._pace.may_export:
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
-                    slot.owes_since = None
-                    self._keep_promises(slot)
+                    slot.export_waits_since = None
+                    self._apply_pins(slot)
                     break
                 if saved is Saved.LATER:
                     break
@@ -66,34 +71,37 @@ class SlotSaver:
                     return True
             else:
                 if self._next_rows(slot, is_last=slot.sequence is None) is not None:
-                    slot.owes_since = slot.owes_since or now
+                    slot.export_waits_since = slot.export_waits_since or now
         return n_saved > 0
 
     def earn(self, computed_seconds: float) -> None:
-        oldest = min((slot.owes_since for slot in self._slots.all if slot.owes_since), default=None)
+        oldest = min(
+            (slot.export_waits_since for slot in self._slots.all if slot.export_waits_since),
+            default=None,
+        )
         is_overdue = oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
         self._pace.earn(computed_seconds, is_overdue=is_overdue)
 
     def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
         """Whether everything worth it is stored; with others decoding that may take some steps."""
-        self._look_after_evicted(slot)
+        self._recheck_evicted(slot)
         while True:
             saved = self._save_next(slot, is_last=True, reason=reason)
             if saved is None:
-                self._keep_promises(slot)
+                self._apply_pins(slot)
                 return True
             if saved is Saved.LATER:
                 return False
             if saved is Saved.STORED and others_decode:
                 return self._is_saved(slot)
 
-    def _keep_promises(self, slot: Slot) -> None:
+    def _apply_pins(self, slot: Slot) -> None:
         """Once, when all of an idle slot is stored that will be."""
         if slot.is_idle and slot.keys is not None and slot.terms.pins:
             self._cache.pin(slot.keys, slot.terms)
             slot.terms = replace(slot.terms, pins=())
 
-    def _look_after_evicted(self, slot: Slot) -> None:
+    def _recheck_evicted(self, slot: Slot) -> None:
         """What was stored once may have left memory since; this is the last chance to keep it.
 
         With rows and checkpoints, rows may be gone that would have to be exported again.
@@ -149,10 +157,8 @@ class SlotSaver:
         for slot in self._slots.all:
             if not slot.is_idle:
                 continue
-            slot.tax_seconds += seconds_per_cell * self._slots.own_cells(slot)
-            if self._is_saved(slot) and should_park(
-                slot.tax_seconds, self._seconds_to_bring_back(slot)
-            ):
+            slot.cost_seconds += seconds_per_cell * self._slots.own_cells(slot)
+            if self._is_saved(slot) and should_park(slot.cost_seconds, self._reload_seconds(slot)):
                 self._cache.count("parked", 1)
                 self.clear(slot)
         return seconds_per_cell
@@ -166,14 +172,14 @@ class SlotSaver:
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
             return
-        left = WAY_SHARE * seconds
+        left = EVICTION_SHARE * seconds
         may_go = [slot for slot in self._slots.idle() if slot.rank >= rank]
         staying = [slot for slot in self._slots.all if slot not in may_go]
         for slot in may_go:
             # Those that share a beginning free it only together, and not while one stays.
             price = None
             if self._slots.own_cells(slot, beside=staying) >= MIN_FREED_CELLS:
-                price = self._price_of_leaving(slot, left, others_decode=others_decode)
+                price = self._eviction_seconds(slot, left, others_decode=others_decode)
             if price is None:
                 staying.append(slot)
                 continue
@@ -181,7 +187,7 @@ class SlotSaver:
             self._cache.count("parked", 1)
             self.clear(slot)
 
-    def _price_of_leaving(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
+    def _eviction_seconds(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
         """Seconds to bring it back, once it is stored; None: more than `limit`."""
         if not self._is_saved(slot):
             about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
@@ -189,15 +195,15 @@ class SlotSaver:
                 return None
         if not self.save_all(slot, Reason.RECLAIM, others_decode=False):
             return None
-        slot.seconds_to_bring_back = None  # what it was based on may be gone
-        price = self._seconds_to_bring_back(slot)
+        slot.reload_seconds = None  # what it was based on may be gone
+        price = self._reload_seconds(slot)
         return price if price < limit else None
 
     def _is_saved(self, slot: Slot) -> bool:
-        return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)
+        return self._next_rows(slot, is_last=True) is None and not self._needs_checkpoint(slot)
 
-    def _seconds_to_bring_back(self, slot: Slot) -> float:
-        if slot.seconds_to_bring_back is None:
+    def _reload_seconds(self, slot: Slot) -> float:
+        if slot.reload_seconds is None:
             assert slot.keys is not None
             match = self._cache.match(slot.keys, slot.n_rows)
             n_lost = slot.n_rows - match.n_tokens
@@ -206,8 +212,8 @@ class SlotSaver:
             if load_seconds is None:  # about as long as taking, but for memory that is new
                 n_bytes = sum(node.payload_bytes for node in match.blocks)
                 load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
-            slot.seconds_to_bring_back = load_seconds + n_lost * per_token
-        return slot.seconds_to_bring_back
+            slot.reload_seconds = load_seconds + n_lost * per_token
+        return slot.reload_seconds
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
         """One export; None: there is nothing left to do for this slot."""
@@ -222,7 +228,7 @@ class SlotSaver:
             return None
         if (stop := self._next_rows(slot, is_last=is_last)) is not None:
             return self._save_rows(slot, stop, reason or _reason(slot, stop))
-        if is_last and self._owes_checkpoint(slot):
+        if is_last and self._needs_checkpoint(slot):
             return self._save_checkpoint(slot, reason or Reason.TURN_END)
         return None
 
@@ -236,7 +242,7 @@ class SlotSaver:
         turn_end = slot.n_rows if is_last else slot.n_previous_turn_rows
         return turn_end if turn_end > slot.n_saved else None
 
-    def _owes_checkpoint(self, slot: Slot) -> bool:
+    def _needs_checkpoint(self, slot: Slot) -> bool:
         return self._backend.traits.has_checkpoints and slot.n_checkpoint != slot.n_rows
 
     def _save_rows(self, slot: Slot, stop: int, reason: Reason) -> Saved:

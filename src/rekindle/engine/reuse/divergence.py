@@ -13,7 +13,7 @@ from rekindle.engine.slots import Slots
 MIN_SHARED_TOKENS = 64
 
 
-def mark_parting(sequence: Sequence, n_found: int, slots: Slots, cache: PrefixCache) -> None:
+def stop_at_divergence(sequence: Sequence, n_found: int, slots: Slots, cache: PrefixCache) -> None:
     """`n_found` of its tokens are not computed. Makes it stop where it leaves others, if later."""
     n_shared = _n_shared(sequence, slots, cache)
     if n_shared - n_found < MIN_SHARED_TOKENS:

@@ -5,6 +5,7 @@ Where streams have no cell left, idle slots are emptied, then the youngest waits
 
 import logging
 import time
+from collections.abc import Callable
 
 from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -18,7 +19,7 @@ from rekindle.engine.scheduler.batch_planner import (
     prefill_allowance,
 )
 from rekindle.engine.scheduler.compaction import Compaction
-from rekindle.engine.scheduler.roster import Roster
+from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import Phase
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, DecodeFailed, EngineError
@@ -35,27 +36,35 @@ class BatchRunner:
         self,
         backend: Backend,
         slots: Slots,
-        roster: Roster,
         cache: PrefixCache,
         saver: SlotSaver,
+        run_queue: RunQueue,
     ) -> None:
         self._backend = backend
         self._slots = slots
-        self._roster = roster
+        self._run_queue = run_queue
         self._cache = cache
         self._saver = saver
         self._compaction = Compaction(backend, slots)
-        self._prefill_seconds_per_token = 0.0
 
-    def plan(self) -> list[BatchItem]:
+    def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
+        """Plan and compute one batch. Return False if there is nothing to compute."""
+        plan = self._plan()
+        if not plan:
+            return False
+        if self._decode(plan):
+            on_computed(plan)
+        return True
+
+    def _plan(self) -> list[BatchItem]:
         """The next batch; makes room when not even the streams that run have a cell left."""
-        while self._roster.running:
+        while self._run_queue.running:
             n_free_cells = self._slots.n_cells_free
-            n_decoding = sum(sequence.phase is _DECODING for sequence in self._roster.running)
+            n_decoding = sum(sequence.phase is _DECODING for sequence in self._run_queue.running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
-                return plan_batch(self._roster.running, self._limits(n_decoding, n_free_cells))
-            if self._roster.is_in_background:
-                self._roster.yield_background()
+                return plan_batch(self._run_queue.running, self._limits(n_decoding, n_free_cells))
+            if self._run_queue.is_in_background:
+                self._run_queue.yield_background()
             elif not self._saver.reclaim_one(must=True):
                 self._preempt_youngest()
         return []
@@ -63,14 +72,14 @@ class BatchRunner:
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
         max_tokens = max(n_ubatch, n_decoding)
-        max_prefill = prefill_allowance(self._prefill_seconds_per_token, n_ubatch)
-        if self._roster.is_in_background:
+        speed = self._saver.prefill_seconds_per_token
+        max_prefill = prefill_allowance(speed or 0.0, n_ubatch)
+        if self._run_queue.is_in_background:
             # Whoever arrives waits for the step to end. An unknown speed may be a slow one.
-            is_known = self._prefill_seconds_per_token > 0
-            max_tokens = min(n_ubatch, max_prefill if is_known else PREFILL_GRAIN)
+            max_tokens = min(n_ubatch, max_prefill if speed else PREFILL_GRAIN)
         return BatchLimits(max_tokens, max_prefill, n_free_cells)
 
-    def decode(self, plan: list[BatchItem]) -> bool:
+    def _decode(self, plan: list[BatchItem]) -> bool:
         """False: it could not be computed, and who could not go on was told or waits again."""
         if self._compaction.is_due and not self._close_holes():
             return False
@@ -94,20 +103,20 @@ class BatchRunner:
                 outputs.append(len(tokens) - 1)
         started = time.perf_counter()
         try:
-            self._decode_making_room(tokens, positions, slots, outputs)
+            self._decode_with_room(tokens, positions, slots, outputs)
         except ContextFull:
             # Our count of cells said yes: llama.cpp's word is final.
-            if self._roster.is_in_background:
-                self._roster.yield_background()
-            elif len(self._roster.running) > 1:
+            if self._run_queue.is_in_background:
+                self._run_queue.yield_background()
+            elif len(self._run_queue.running) > 1:
                 self._preempt_youngest()
-                self._roster.is_crowded = True
+                self._run_queue.is_context_full = True
             else:
-                self._roster.fail(plan[0].sequence, EngineError("The context has no room left."))
+                self._run_queue.fail(plan[0].sequence, EngineError("The context has no room left."))
             return False
         except DecodeFailed as error:
             for sequence, _ in plan:
-                self._roster.fail(sequence, error)
+                self._run_queue.fail(sequence, error)
             if not error.rows_intact:
                 self._forget_rows()
             return False
@@ -132,7 +141,7 @@ class BatchRunner:
             return False
         return True
 
-    def _decode_making_room(
+    def _decode_with_room(
         self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
     ) -> None:
         while True:
@@ -140,7 +149,7 @@ class BatchRunner:
                 self._backend.decode(tokens, positions, slots, outputs)
                 return
             except ContextFull:
-                if self._roster.is_in_background or not self._saver.reclaim_one(must=True):
+                if self._run_queue.is_in_background or not self._saver.reclaim_one(must=True):
                     raise
 
     def _preempt_youngest(self) -> None:
@@ -148,26 +157,24 @@ class BatchRunner:
 
         Side requests first.
         """
-        rank = max(sequence.request.terms.rank for sequence in self._roster.running)
-        sequence = [each for each in self._roster.running if each.request.terms.rank == rank][-1]
+        rank = max(sequence.request.terms.rank for sequence in self._run_queue.running)
+        sequence = [each for each in self._run_queue.running if each.request.terms.rank == rank][-1]
         _log.info("request=%s waits again: the context is full", sequence.request.id)
         slot = self._slots.all[sequence.slot]
-        self._roster.wait_again(sequence)
+        self._run_queue.requeue(sequence)
         self._saver.save_all(slot, Reason.RECLAIM, others_decode=False)
         self._saver.clear(slot)
 
     def _forget_rows(self) -> None:
         """After a failure nobody's rows can be trusted: what runs goes on from what is stored."""
-        while self._roster.running:
-            self._roster.wait_again(self._roster.running[-1])
+        while self._run_queue.running:
+            self._run_queue.requeue(self._run_queue.running[-1])
         self._backend.clear_all()
         for slot in self._slots.all:
             self._slots.forget(slot)
-        self._compaction.forget()
+        self._compaction.reset()
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:
-        past = self._prefill_seconds_per_token or seconds_per_token
-        self._prefill_seconds_per_token = (
-            SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
-        )
-        self._saver.prefill_seconds_per_token = self._prefill_seconds_per_token
+        past = self._saver.prefill_seconds_per_token or seconds_per_token
+        mean = SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
+        self._saver.prefill_seconds_per_token = mean

@@ -57,7 +57,7 @@ class Compaction:
         _log.debug("closed %d holes in %.0f ms", self._n_reached - n_rows, 1e3 * seconds)
         self._n_reached = n_rows
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Every slot is empty."""
         self._n_reached, self._tax_seconds = 0, 0.0
 

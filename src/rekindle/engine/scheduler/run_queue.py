@@ -14,10 +14,11 @@ from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Finished, StopCause
 
+_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 MIN_WAIT_SECONDS = 0.001  # picked
 
 
-class Roster:
+class RunQueue:
     """What runs and waits is all in the background, or none of it is."""
 
     def __init__(
@@ -29,7 +30,7 @@ class Roster:
         self._outbox = outbox
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
-        self.is_crowded = False  # llama.cpp said full, and nobody has left since
+        self.is_context_full = False  # llama.cpp said full, and nobody has left since
 
     @property
     def is_empty(self) -> bool:
@@ -43,6 +44,10 @@ class Roster:
     def has_foreground(self) -> bool:
         return any(not sequence.request.background for sequence in self._everyone())
 
+    @property
+    def is_decoding(self) -> bool:
+        return any(sequence.phase is _DECODING for sequence in self.running)
+
     def seconds_to_wait(self, most: float) -> float:
         """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
         now = time.monotonic()
@@ -50,7 +55,7 @@ class Roster:
         patience = [probe.deadline - now for probe in probes if not probe.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
-    def enlist(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def admit(self, sequence: Sequence) -> None:
@@ -58,7 +63,7 @@ class Roster:
         self.waiting.remove(sequence)
         self.running.append(sequence)
 
-    def wait_again(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Without a slot, and before all others."""
         self._leave_slot(sequence)
         sequence.is_resumed = True
@@ -98,7 +103,7 @@ class Roster:
         """
         sequences = list(dict.fromkeys(self._everyone()))
         self.running, self.waiting = [], deque()
-        self.is_crowded = False
+        self.is_context_full = False
         for sequence in sequences:
             self._outbox.put(sequence.request.id, error)
             sequence.phase = Phase.DONE
@@ -108,7 +113,7 @@ class Roster:
         return [*self.running, *self.waiting]
 
     def _release(self, sequence: Sequence) -> None:
-        self.is_crowded = False
+        self.is_context_full = False
         if sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -129,7 +134,7 @@ class Roster:
             sequence.restore = None
         slot.sequence, slot.n_kept_rows = None, sequence.n_computed
         slot.last_used_at = time.monotonic()
-        slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
+        slot.cost_seconds, slot.reload_seconds = 0.0, None
         slot.evicted_rows_rechecked = False
         sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
         if is_half_restored or not sequence.request.cache_prompt:
