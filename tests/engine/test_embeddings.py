@@ -183,9 +183,7 @@ def test_an_idle_engine_wakes_by_itself_to_rest(monkeypatch: pytest.MonkeyPatch)
 
 
 @asynccontextmanager
-async def running(
-    embedder: FakeEmbedder | None, *, queue_size: int = 8
-) -> AsyncIterator[EngineHandle]:
+async def running(embedder: FakeEmbedder, *, queue_size: int = 8) -> AsyncIterator[EngineHandle]:
     backend = FakeBackend(n_slots=1)
     handle = EngineHandle(backend, cache_opener(), queue_size=queue_size, embedder=embedder)
     handle.start()
@@ -259,14 +257,5 @@ def test_shutdown_waits_for_embeddings_and_then_cuts_them() -> None:
             await handle.shut_down(grace_seconds=0.05)
             with pytest.raises(ShuttingDown):
                 await endless
-
-    asyncio.run(scenario())
-
-
-def test_without_an_embedder_the_request_is_the_clients_error() -> None:
-    async def scenario() -> None:
-        async with running(None) as handle:
-            with pytest.raises(InvalidRequest):
-                await handle.embed(embedding("a"))
 
     asyncio.run(scenario())

@@ -43,6 +43,7 @@ from tests.support.accounts import (
 )
 from tests.support.audited_backend import AuditedBackend, Ledger
 from tests.support.fake_backend import FakeBackend
+from tests.support.fake_embedder import FakeEmbedder
 from tests.support.fidelity_setup import ROOMY_ENTRIES, ROOT, FlakyDiskTier, Setup, Subject
 from tests.support.stepped_transfers import AT_ONCE, Clock, Pace, SteppedTransfers
 
@@ -120,7 +121,13 @@ class World:
         self.backend = backend
         backend.witness = self
         self._transfers: Transfers | None = None
-        self.loop = EngineLoop(backend, self._said.extend, self._open_cache, queue_size=8)
+        self.loop = EngineLoop(
+            backend,
+            self._said.extend,
+            self._open_cache,
+            queue_size=8,
+            embedder=FakeEmbedder(),
+        )
         self.loop.start()
 
     def _open_cache(self, traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:

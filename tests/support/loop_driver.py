@@ -17,6 +17,7 @@ from rekindle.generation.request import (
 )
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
+from tests.support.fake_embedder import FakeEmbedder
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class Bench:
             self.said.extend,
             open_cache or cache_opener(),
             queue_size=8,
-            embedder=embedder,
+            embedder=embedder or FakeEmbedder(),
         )
         self.loop.start()
 

@@ -1,6 +1,6 @@
 """Embedding requests on the engine thread: in order of arrival, one part of one input at a time.
 
-They take no slot, and share nothing with sequences but the time of a step.
+Embeddings take no slot. They share only the time of a step with sequences.
 """
 
 import logging
@@ -10,31 +10,29 @@ from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
 from rekindle.engine.outbox import Outbox
-from rekindle.errors import EngineError, InvalidRequest, RekindleError
+from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest
 from rekindle.generation.status import EmbedderStatus
 
 _log = logging.getLogger(__name__)
 
-REST_SECONDS = 300.0  # without a request, until the embedder's memory is given back; picked
+REST_SECONDS = 300.0  # without a request, until the embedder frees its memory; picked
 
 
 @dataclass(slots=True)
 class _WaitingInput:
     request: EmbeddingRequest
     vectors: list[bytes] = field(default_factory=list)
-    has_begun: bool = False  # the embedder has the next input
+    has_begun: bool = False  # the embedder holds the next input
 
 
 class EmbeddingQueue:
-    """Without an embedder every request is refused."""
-
-    def __init__(self, embedder: Embedder | None, outbox: Outbox) -> None:
+    def __init__(self, embedder: Embedder, outbox: Outbox) -> None:
         self._outbox = outbox
         self._embedder = embedder
         self._pending: deque[_WaitingInput] = deque()
-        self._rests_at: float | None = None  # None: it holds nothing
+        self._rests_at: float | None = None  # None: the embedder holds no memory
 
     @property
     def is_busy(self) -> bool:
@@ -55,7 +53,7 @@ class EmbeddingQueue:
     def advance(self) -> bool:
         """Compute the next part of the oldest request. Return False if there is no request.
 
-        A failure ends that request only. An embedder that is idle for long gives its memory back.
+        A failure ends that request only. An embedder that is idle for long frees its memory.
         """
         if not self._pending:
             if self._rests_at is not None and time.monotonic() >= self._rests_at:
@@ -74,8 +72,6 @@ class EmbeddingQueue:
         return True
 
     def _compute_part(self, pending: _WaitingInput) -> None:
-        if self._embedder is None:
-            raise InvalidRequest("This server makes no embeddings.")
         self._rests_at = time.monotonic() + REST_SECONDS
         if not pending.has_begun:
             self._embedder.begin(pending.request.inputs[len(pending.vectors)])
@@ -93,13 +89,10 @@ class EmbeddingQueue:
 
     def close(self) -> None:
         self._rests_at = None
-        if self._embedder is not None:
-            self._embedder.rest()
+        self._embedder.rest()
 
-    def status(self) -> EmbedderStatus | None:
-        """A glance from another thread."""
-        if self._embedder is None:
-            return None
+    def status(self) -> EmbedderStatus:
+        """Any thread may call it."""
         return EmbedderStatus(
             n_ctx=self._embedder.n_ctx,
             n_dimensions=self._embedder.n_dimensions,

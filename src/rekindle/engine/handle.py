@@ -43,7 +43,7 @@ class EngineHandle:
         open_cache: OpenCache,
         *,
         queue_size: int,
-        embedder: Embedder | None = None,
+        embedder: Embedder,
     ) -> None:
         self._backend = backend
         self._engine = EngineLoop(

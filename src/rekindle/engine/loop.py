@@ -37,6 +37,7 @@ from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.admission import Admission
 from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
+from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import Phase, Sequence, new_sequence
 from rekindle.engine.slots import Slots
@@ -67,7 +68,7 @@ class EngineLoop:
         open_cache: OpenCache,
         *,
         queue_size: int,
-        embedder: Embedder | None = None,
+        embedder: Embedder,
     ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
         self._backend = backend
@@ -112,7 +113,8 @@ class EngineLoop:
         self._admission = Admission(
             self._backend, self._run_queue, self._finder, placement, restorer, self._reports
         )
-        self._batches = BatchRunner(*holders, self._run_queue)
+        compaction = Compaction(self._backend, self._slots)
+        self._batches = BatchRunner(*holders, self._run_queue, compaction)
 
     def stop(self) -> None:
         error = ShuttingDown("The engine has stopped.")

@@ -233,6 +233,7 @@ class VllmEngine:
         self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
     ) -> Finished:
         assert upstream.served is not None
+        assert upstream.wire is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
         n_known = upstream.prefixes.n_tokens_known(job.routing.keys)
@@ -242,7 +243,7 @@ class VllmEngine:
         ask = replace(ask, model=upstream.served.model)
         finished: Finished | None = None
         n_cached: int | None = None
-        chunks = upstream.stream(self._client, ask, seconds=self._first_byte_seconds)
+        chunks = upstream.stream(self._client, upstream.wire, ask, seconds=self._first_byte_seconds)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:

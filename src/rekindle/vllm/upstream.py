@@ -96,15 +96,6 @@ class Upstream:
                 return
         raise UpstreamFailed(f"The upstream {self.name} does not generate: {'; '.join(failures)}")
 
-    async def stream(
-        self, client: httpx.AsyncClient, ask: UpstreamRequest, *, seconds: float
-    ) -> AsyncGenerator[Chunk]:
-        """Ends only where the upstream says that it is done."""
-        assert self.wire is not None
-        async with aclosing(self._chunks(client, self.wire, ask, seconds=seconds)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def _try(self, client: httpx.AsyncClient, wire: Wire, terms: ProbeTerms) -> None:
         assert self.served is not None
         fields = sampling_fields(
@@ -117,7 +108,7 @@ class Upstream:
             sampling=fields,
         )
         tokens: list[int] = []
-        async with aclosing(self._chunks(client, wire, ask, seconds=PROBE_SECONDS)) as chunks:
+        async with aclosing(self.stream(client, wire, ask, seconds=PROBE_SECONDS)) as chunks:
             async for chunk in chunks:
                 tokens += [sampled.token for sampled in chunk.tokens]
         is_ended = bool(tokens) and tokens[-1] in terms.end_tokens
@@ -125,9 +116,10 @@ class Upstream:
         if not has_length or not all(0 <= token < terms.n_vocab for token in tokens):
             raise UpstreamFailed(f"asked for {PROBE_TOKENS} tokens, it gave {quoted(str(tokens))}")
 
-    async def _chunks(
+    async def stream(
         self, client: httpx.AsyncClient, wire: Wire, ask: UpstreamRequest, *, seconds: float
     ) -> AsyncGenerator[Chunk]:
+        """Yield chunks until the upstream is done. `seconds` is the longest pause between two."""
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         is_finished = False
         with self._named_errors():

@@ -6,6 +6,7 @@ Rows that the slot loses by this are stored first.
 
 import logging
 import time
+from dataclasses import dataclass
 
 from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -22,21 +23,13 @@ from rekindle.generation.events import CacheSource
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Placement:
-    def __init__(
-        self,
-        backend: Backend,
-        slots: Slots,
-        cache: PrefixCache,
-        saver: SlotSaver,
-        restorer: Restorer,
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._cache = cache
-        self._saver = saver
-        self._restorer = restorer
-        self._is_dense = backend.traits.is_dense
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
+    _restorer: Restorer
 
     def serve_without_slot(self, sequence: Sequence, start: Start) -> bool:
         """Return True if the request only evaluates its prompt and all of the prompt is live."""
@@ -58,7 +51,7 @@ class Placement:
             return False
         if not self._save_before_overwrite(target, start, others_decode=others_decode):
             return False
-        if not self._is_dense and self._restorer.stores_rows_of(sequence):
+        if not self._backend.traits.is_dense and self._restorer.stores_rows_of(sequence):
             stop_at_divergence(sequence, start.n_findable, self._slots, self._cache)
         self._occupy(sequence, start, target)
         sequence.note_cached(CacheSource.LIVE, sequence.n_computed)
@@ -95,7 +88,7 @@ class Placement:
         if sequence.request.terms.rank > source.rank and is_beside_free and fits_beside:
             return target  # a side request leaves the conversation that it starts from alone
         is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
-        if not self._is_dense or is_whole_prompt:
+        if not self._backend.traits.is_dense or is_whole_prompt:
             return source
         return target if source.n_rows > start.n_live and fits_beside else source
 
@@ -132,7 +125,7 @@ class Placement:
         if target.is_empty:
             return True
         continues = target is start.source and target.n_rows == start.n_live
-        if continues and self._is_dense:
+        if continues and self._backend.traits.is_dense:
             return True  # the rows stay, and a dense model has no state at their end
         return self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
 

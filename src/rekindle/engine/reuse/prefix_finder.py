@@ -5,6 +5,7 @@ another sequence that is about to compute them.
 """
 
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rekindle.cache.entry import BLOCK_TOKENS
@@ -38,16 +39,12 @@ class Start(NamedTuple):
 COLD = Start(None, 0, None, 0)
 
 
+@dataclass(slots=True, eq=False)
 class PrefixFinder:
-    def __init__(
-        self, backend: Backend, slots: Slots, cache: PrefixCache, saver: SlotSaver
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._cache = cache
-        self._saver = saver
-        self._is_dense = backend.traits.is_dense
-        self._can_fork = backend.traits.can_fork
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
 
     def find(self, sequence: Sequence) -> Start:
         if not sequence.request.cache_prompt:
@@ -63,7 +60,7 @@ class PrefixFinder:
         if match.n_tokens > n_live:
             # Stored rows follow whole live blocks only: a cut block would misalign its cells
             # with the tiles of attention. A checkpoint needs all of its own rows.
-            n_whole = n_live // BLOCK_TOKENS * BLOCK_TOKENS if self._is_dense else 0
+            n_whole = n_live // BLOCK_TOKENS * BLOCK_TOKENS if self._backend.traits.is_dense else 0
             n_stored = self._cache.gate.n_worth_loading(
                 match,
                 n_live=n_whole,
@@ -82,9 +79,9 @@ class PrefixFinder:
             return 0
         n_rows = slot.n_rows
         n_common = sequence.keys.n_common(slot.keys, min(n_limit, n_rows))
-        if not self._can_fork:
+        if not self._backend.traits.can_fork:
             return n_common if slot.is_idle and n_common == n_rows else 0
-        if n_common == n_rows or self._is_dense:
+        if n_common == n_rows or self._backend.traits.is_dense:
             return n_common
         # A fork copies the state at the end of its source. To start earlier, the slot itself
         # must be trimmed, which a lower-ranked request may not do.
@@ -118,7 +115,9 @@ class PrefixFinder:
 
     def find_leader(self, sequence: Sequence, start: Start, running: list[Sequence]) -> None:
         """Set `sequence.leader` to a running sequence that is about to compute a shared prefix."""
-        if not sequence.request.cache_prompt or not (self._can_fork or self._cache.is_on):
+        if not sequence.request.cache_prompt or not (
+            self._backend.traits.can_fork or self._cache.is_on
+        ):
             return
         n_have = start.n_tokens
         n_limit = len(sequence.tokens) - 1
@@ -130,7 +129,7 @@ class PrefixFinder:
             n_common = sequence.keys.n_common(other.keys, n_limit)
             if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
                 sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
-        if sequence.leader is not None and not self._is_dense:
+        if sequence.leader is not None and not self._backend.traits.is_dense:
             sequence.leader.add_stop(sequence.n_awaited)
 
     def awaits_leader(self, sequence: Sequence) -> bool:

@@ -5,6 +5,7 @@ A restore that fails, stalls or finds no cells is given up; the rest of the prom
 
 import logging
 import time
+from dataclasses import dataclass
 
 from rekindle.cache.index import Match
 from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
@@ -25,16 +26,12 @@ PATIENCE_SECONDS = 10.0  # for the disk to deliver an entry; picked
 MIN_PATIENCE_SECONDS = 1.0  # for the shared store, however fast the prefill would be; picked
 
 
+@dataclass(slots=True, eq=False)
 class Restorer:
-    def __init__(
-        self, backend: Backend, slots: Slots, cache: PrefixCache, saver: SlotSaver
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._cache = cache
-        self._saver = saver
-        self._is_dense = backend.traits.is_dense
-        self._is_opaque = backend.traits.model_class is ModelClass.OPAQUE
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
 
     def stores_rows_of(self, sequence: Sequence) -> bool:
         return sequence.request.cache_prompt and self._cache.is_on
@@ -82,7 +79,7 @@ class Restorer:
                 return
             slot = self._slots.all[sequence.slot]
             slot.n_saved = max(slot.n_saved, sequence.n_computed)
-            if not self._is_dense:
+            if not self._backend.traits.is_dense:
                 slot.n_checkpoint = sequence.n_computed
             slot.was_reused = sequence.n_computed >= MIN_SHARED_TOKENS
             sequence.restore = None
@@ -92,7 +89,7 @@ class Restorer:
         sequence.phase = Phase.PREFILLING
         # Followers may have added stops at positions that have been restored since.
         sequence.stops = [stop for stop in sequence.stops if stop > sequence.n_computed]
-        if self._is_dense:
+        if self._backend.traits.is_dense:
             # The last token is computed alone, as after a restore of all rows before it: the
             # same prompt then has the same logits, however much of it was stored.
             sequence.add_stop(len(sequence.tokens) - 1)
@@ -147,7 +144,7 @@ class Restorer:
         # An import writes the whole block, even where only a part of it stays.
         n_cells = piece.node.n_tokens
         if piece.is_checkpoint:
-            n_cells = piece.stop if self._is_opaque else 0
+            n_cells = piece.stop if self._backend.traits.model_class is ModelClass.OPAQUE else 0
         while self._slots.n_cells_free < n_cells:
             if not self._saver.reclaim_one(must=True):
                 return False
@@ -164,7 +161,7 @@ class Restorer:
     def _give_up(self, sequence: Sequence) -> None:
         assert sequence.restore is not None
         sequence.restore.give_up()
-        if not self._is_dense:
+        if not self._backend.traits.is_dense:
             self._start_over(sequence)
 
     def _start_over(self, sequence: Sequence) -> None:

@@ -5,6 +5,7 @@
 
 import logging
 import time
+from dataclasses import dataclass
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.reports import Reports
@@ -21,22 +22,14 @@ _log = logging.getLogger(__name__)
 _RESTORING = Phase.RESTORING  # looking up a member of an Enum is slow
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
-    def __init__(
-        self,
-        backend: Backend,
-        run_queue: RunQueue,
-        finder: PrefixFinder,
-        placement: Placement,
-        restorer: Restorer,
-        reports: Reports,
-    ) -> None:
-        self._backend = backend
-        self._run_queue = run_queue
-        self._finder = finder
-        self._placement = placement
-        self._restorer = restorer
-        self._reports = reports
+    _backend: Backend
+    _run_queue: RunQueue
+    _finder: PrefixFinder
+    _placement: Placement
+    _restorer: Restorer
+    _reports: Reports
 
     def admit_waiting(self) -> bool:
         """Admit sequences in order of arrival. Return whether one was admitted.

@@ -6,6 +6,7 @@ Where streams have no cell left, idle slots are emptied, then the youngest waits
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -31,21 +32,14 @@ _DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
 
 
+@dataclass(slots=True, eq=False)
 class BatchRunner:
-    def __init__(
-        self,
-        backend: Backend,
-        slots: Slots,
-        cache: PrefixCache,
-        saver: SlotSaver,
-        run_queue: RunQueue,
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._run_queue = run_queue
-        self._cache = cache
-        self._saver = saver
-        self._compaction = Compaction(backend, slots)
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
+    _run_queue: RunQueue
+    _compaction: Compaction
 
     def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
         """Plan and compute one batch. Return False if there is nothing to compute."""

@@ -5,6 +5,7 @@ Owned by the engine thread; other threads may glance at the two lists.
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.persist_queue import PersistQueue
@@ -18,19 +19,17 @@ _DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 MIN_WAIT_SECONDS = 0.001  # picked
 
 
+@dataclass(slots=True, eq=False)
 class RunQueue:
     """What runs and waits is all in the background, or none of it is."""
 
-    def __init__(
-        self, backend: Backend, slots: Slots, persisting: PersistQueue, outbox: Outbox
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._persisting = persisting
-        self._outbox = outbox
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
-        self.is_context_full = False  # llama.cpp said full, and nobody has left since
+    _backend: Backend
+    _slots: Slots
+    _persisting: PersistQueue
+    _outbox: Outbox
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)  # in order of arrival
+    is_context_full: bool = False  # llama.cpp said full, and nobody has left since
 
     @property
     def is_empty(self) -> bool:
