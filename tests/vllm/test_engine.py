@@ -217,7 +217,7 @@ def test_what_vllm_cannot_do_is_refused_by_name() -> None:
             assert refused.value.param == "typical_p"
             with pytest.raises(PromptTooLong):
                 engine.submit(request("b", range(fake.n_ctx)))
-            with pytest.raises(InvalidRequest, match="disk"):
+            with pytest.raises(InvalidRequest, match="persist"):
                 engine.submit(
                     GenerationRequest(
                         id="c",
@@ -278,7 +278,7 @@ def test_silence_is_a_time_out() -> None:
     [
         ({"status": 500}, "500: EngineCore"),
         ({"answers_garbage": True}, "<html>"),
-        ({"samples_nonsense": True}, "no token"),
+        ({"samples_nonsense": True}, "unknown token"),
     ],
 )
 def test_a_bad_answer_is_told_in_its_own_words(fault: dict[str, object], words: str) -> None:

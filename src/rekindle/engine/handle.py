@@ -1,7 +1,7 @@
-"""The engine as the event loop sees it: submit, cancel, and one event queue per request.
+"""The engine as the event loop sees it: requests, embeddings and questions.
 
-Its methods are for the event loop's thread; the engine runs in a thread of its own and
-answers through `call_soon_threadsafe`, once per step.
+The methods run on the event loop's thread. The engine runs on a thread of its own and delivers
+events through `call_soon_threadsafe`, once per step.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, Sto
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 1.0  # after the start, until grammars are made ready, if nobody streams; picked
+SETTLE_SECONDS = 1.0  # after the start, until grammars are prepared, if no reply runs; picked
 ANY_GRAMMAR = Grammar(GrammarKind.REGEX, ".")
 
 
@@ -70,7 +70,7 @@ class EngineHandle:
         self._preparing.start()
 
     def _prepare(self) -> None:
-        """The first grammar takes up to a second, in which nothing else runs: once all is quiet."""
+        """Compile a first grammar while no reply runs: it blocks the process for up to a second."""
         while not self._is_closing.wait(SETTLE_SECONDS):
             if not self._replies:
                 break
@@ -78,8 +78,8 @@ class EngineHandle:
             return
         try:
             self._backend.check_grammar(ANY_GRAMMAR)
-        except Exception as error:  # whoever asks for one will be told
-            _log.warning("grammars cannot be used with this model: %s", error)
+        except Exception as error:  # a request with a grammar will get the error
+            _log.warning("engine: grammars do not work with this model: %s", error)
 
     def submit(self, request: GenerationRequest) -> RequestStream[TokenEvent]:
         n_ctx = self._backend.n_ctx

@@ -1,7 +1,7 @@
-"""The hot loop: one thread owns the backend, every Sequence and the PrefixCache.
+"""The engine loop: one thread owns the backend, every Sequence and the PrefixCache.
 
-Nothing here knows text, JSON or asyncio. Requests arrive and token events leave
-through `handle.py`. The parts of a step have files of their own; this one puts them in order.
+The loop knows nothing of text, JSON or asyncio. Requests arrive and token events leave through
+`handle.py`. Each part of a step has a file of its own; this file puts them in order.
 """
 
 import logging
@@ -51,15 +51,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# Looking up a member of an Enum takes longer than all else that is done with it per token.
+# Looking up a member of an Enum is slow.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
-STALL_CHECK_SECONDS = 1.0  # a restore that waits is looked after this often, besides every wake
-CLOSE_SECONDS = 10.0  # for writes to reach the disk at the end; picked
+STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
+CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
 
 
 class EngineLoop:
-    """`deliver` gets everything one step has to say, in one call, on the engine thread."""
+    """`deliver` gets the events of one step in one call, on the engine thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EngineLoop:
         self._embeddings = EmbeddingQueue(embedder, self.outbox)
         self._persisting = PersistQueue(self.outbox)
         self._run_queue = RunQueue(backend, self._slots, self._persisting, self.outbox)
-        self._is_stalled = False  # the last step could do nothing
+        self._is_stalled = False  # the last step made no progress
         self._has_more_events = False  # of finished transfers, for the next poll
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
@@ -125,20 +125,20 @@ class EngineLoop:
             for slot in self._slots.all:
                 while not self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False):
                     if not self._cache.wait(_seconds_until(deadline)):
-                        break  # memory has no room, and the disk makes none
+                        break  # memory is full, and the disk does not keep up
         finally:
             self._cache.close(_seconds_until(deadline))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Whatever goes wrong ends requests, never the thread: nobody could restart it."""
+        """Fail every request on an error, but never end the thread: it cannot be restarted."""
         try:
             action()
         except Exception as error:
-            _log.exception("the engine failed; every request ends")
-            self._start_afresh(EngineError(f"The engine failed: {error}"))
+            _log.exception("engine: failed, every request ends")
+            self._reset(EngineError(f"The engine failed: {error}"))
 
-    def _start_afresh(self, error: EngineError) -> None:
-        """In the middle of anything: everyone is told, and nothing that was in hand is trusted."""
+    def _reset(self, error: EngineError) -> None:
+        """Fail every request and drop every row. The engine may have failed at any point."""
         sequences = self._run_queue.abandon(error)
         self._fail_without_slot(error)
         try:
@@ -149,9 +149,8 @@ class EngineLoop:
                     sequence.sampler.close()
             self._backend.clear_all()
         except Exception:
-            _log.exception("the engine could not be cleaned up")
-        for slot in self._slots.all:
-            self._slots.forget(slot)
+            _log.exception("engine: reset failed")
+        self._slots.forget_all()
 
     def step(self) -> None:
         self._has_more_events = self._cache.poll()
@@ -165,7 +164,7 @@ class EngineLoop:
         self._is_stalled = not progressed
 
     def status(self) -> EngineStatus:
-        """A glance from another thread: the numbers may be one step apart."""
+        """Return the status. Any thread may call it; the numbers may be one step apart."""
         running, waiting = list(self._run_queue.running), list(self._run_queue.waiting)
         return EngineStatus(
             n_slots=self._backend.n_slots,

@@ -1,4 +1,4 @@
-"""What the engine thread is told to do, and what it says back."""
+"""Orders to the engine thread, and the events that it delivers."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -37,7 +37,7 @@ class Cancel:
 
 
 class Wake:
-    """Something to poll: bytes have arrived, or room has."""
+    """Makes the engine poll the cache: a transfer has finished, or there is room again."""
 
 
 class Stop:

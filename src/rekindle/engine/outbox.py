@@ -1,4 +1,4 @@
-"""What the engine thread has to say: collected in a step, delivered in one call."""
+"""Events of the engine thread: collected during a step, delivered in one call."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ class Outbox:
         self._deliver = deliver
         self._deliveries: list[Delivery] = []
 
-    def put(self, to: str, news: TokenEvent | Embedded | RekindleError) -> None:
-        self._deliveries.append((to, news))
+    def put(self, request_id: str, event: TokenEvent | Embedded | RekindleError) -> None:
+        self._deliveries.append((request_id, event))
 
     def flush(self) -> None:
         if self._deliveries:

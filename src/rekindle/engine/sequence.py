@@ -1,4 +1,4 @@
-"""A request while it runs. Only the engine thread changes one."""
+"""A request while it runs or waits for a slot. Only the engine thread changes it."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from rekindle.generation.request import GenerationRequest
 
 
 class Phase(Enum):
-    WAITING = auto()  # no slot yet, or it had to give it back
-    RESTORING = auto()  # stored rows are on their way into its slot
+    WAITING = auto()  # no slot yet, or requeued
+    RESTORING = auto()  # stored rows are being imported into the slot
     PREFILLING = auto()
     DECODING = auto()  # one new token per step
     DONE = auto()
 
 
 # tokens   |------ prompt ------|-- generated --|
-# slot     |== n_computed ==|                         the rest is still to be decoded
+# slot     |== n_computed ==|                         the rest is not computed yet
 #
 # While decoding exactly one token, the last one sampled, is not computed yet.
 @dataclass(slots=True, eq=False)
@@ -37,18 +37,18 @@ class Sequence:
     slot: int = -1
     n_computed: int = 0
     sampler: Sampler | None = None
-    admitted_at: float | None = None  # kept when it has to wait again
-    is_resumed: bool = False  # it had to: what it finds now is its own work
+    admitted_at: float | None = None  # first admission: a requeue does not change it
+    is_resumed: bool = False  # requeued before: cached rows are its own work
     restore: Restore | None = None
     restore_began_at: float | None = None
-    restore_moved_at: float = 0.0  # when the last piece came
+    restore_moved_at: float = 0.0  # when the last piece was imported
     restore_seconds: float = 0.0
-    spans: Spans = NO_SPANS  # what its prompt did not have to compute
-    stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
-    probe: Probe | None = None  # of the shared store; it waits for the answer, for a moment
-    leader: Optional["Sequence"] = None  # computes what this one waits for
-    n_awaited: int = 0  # positions of the leader that this one waits for
-    n_refused: int = 0  # stored tokens that it computes, because that is faster
+    spans: Spans = NO_SPANS  # parts of the prompt that were not computed
+    stops: list[int] = field(default_factory=list)  # positions where a chunk must end, descending
+    probe: Probe | None = None  # lookup in the shared store; the sequence waits for it
+    leader: Optional["Sequence"] = None  # sequence whose prefill this one waits for
+    n_awaited: int = 0  # rows of the leader that this one waits for
+    n_refused: int = 0  # stored tokens that are computed again, because that is faster
     # Known tokens that are computed again, because there is no checkpoint at their end.
     n_missing_checkpoint_tokens: int = 0
 

@@ -1,4 +1,4 @@
-"""What an engine answers, token by token."""
+"""Events of a request: progress, tokens and the end."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ class TokenLogprobs:
 
 
 class CacheSource(StrEnum):
-    """Where reused rows came from, cheapest first."""
+    """The source of reused rows, cheapest first."""
 
-    LIVE = "live"  # they were in the context already
+    LIVE = "live"  # already in the context
     MEMORY = "memory"
     DISK = "disk"
-    SHARED = "shared"  # a store that several servers use
-    UPSTREAM = "upstream"  # the engine behind us had them, wherever
+    SHARED = "shared"  # a store used by several servers
+    UPSTREAM = "upstream"  # cached by the upstream engine
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
-    """Positions [start, stop) of a prompt that were not computed again."""
+    """Positions [start, stop) of a prompt that were reused from one source."""
 
     source: CacheSource
     start: int
@@ -77,20 +77,20 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvaluated:
-    """The prompt is in the context. The first token follows at once; of an upstream that tells
-    late what it had cached, it came before.
+    """The prompt is in the context; the first token follows.
+
+    An upstream may report only at the end what it had cached. Then the tokens come before.
     """
 
     n_prompt: int
-    n_cached: int  # of these, taken from the cache
+    n_cached: int  # tokens of the prompt that were reused
     queue_seconds: float
     prefill_seconds: float
-    restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
+    restore_seconds: float = 0.0  # before the prefill
     spans: Spans = NO_SPANS  # up to n_cached
-    n_refused: int = 0  # stored tokens that were computed again, because that is faster
-    n_missing_checkpoint_tokens: int = (
-        0  # the same, because no state was kept where the prompt leaves another
-    )
+    n_refused: int = 0  # stored tokens computed again, because that is faster
+    # Known tokens computed again, because there is no checkpoint where the prompt diverges.
+    n_missing_checkpoint_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class TokenSampled:
 class StopCause(StrEnum):
     END_OF_TURN = "end_of_turn"  # the model sampled an end-of-generation token
     LENGTH = "length"  # max_tokens, or the end of the context
-    YIELDED = "yielded"  # it ran in the background, and something arrived
+    YIELDED = "yielded"  # a background request made room for another request
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     cause: StopCause
-    token: int | None = None  # the one that ended the turn; it is not part of the reply
+    token: int | None = None  # the end-of-turn token, which is not part of the reply
 
 
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished
@@ -125,5 +125,5 @@ class TokenStream(Protocol):
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     def cancel(self) -> None:
-        """Frees the slot within one step. Harmless after the end, and when repeated."""
+        """Free the slot within one step. Harmless after the end, and when repeated."""
         ...

@@ -1,10 +1,10 @@
 """`generation.Engine` over vLLM servers: one task per request, all on the event loop.
 
-What is cached is the upstreams' own affair; here it is only known what was sent to whom.
+Upstreams manage their own caches; this engine knows only which prompts it sent to which upstream.
 
-vLLM tells how much of a prompt it had only behind the last token, unless it puts usage into
-every chunk. A reply therefore begins with progress that holds what is known of the upstream,
-and `PromptEvaluated` comes when the upstream has told: at its first chunk, or at the end.
+vLLM reports the number of cached prompt tokens after the last token, unless it puts usage into
+every chunk. A reply therefore begins with progress that holds an estimate. `PromptEvaluated`
+follows when the upstream has reported: at the first chunk, or at the end.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from rekindle.vllm.wire import Chunk, UpstreamRequest
 
 _log = logging.getLogger("rekindle.upstream")
 
-UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix from which silence is worth a word; picked
+UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix whose reuse should be reported; picked
 
 
 class _RunningRequest:
@@ -95,7 +95,7 @@ class VllmEngine:
             max_waiting=queue_size, on_cancel=self._cancel
         )
         self._counters = CacheCounters()
-        self._has_said: set[str] = set()
+        self._warned: set[str] = set()
 
     def start(self) -> None:
         self._client = httpx.AsyncClient(
@@ -113,7 +113,7 @@ class VllmEngine:
             return stream
         if request.terms.persist:
             raise InvalidRequest(
-                "vLLM keeps prompts by itself: none is stored on this server's disk.", "persist"
+                "`persist` is not supported with vLLM, which caches prompts itself.", "persist"
             )
         self._fleet.check_usable()
         ask = self._upstream_request(request)  # raises InvalidRequest for what vLLM cannot do
@@ -130,13 +130,16 @@ class VllmEngine:
             self._evaluated(job, job.forecast.n_tokens)  # the upstream will not report it any more
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
-        raise InvalidRequest("This server makes no embeddings: they are not made with vLLM.")
+        raise InvalidRequest("Embeddings are not supported with vLLM.")
 
     def check_grammar(self, grammar: Grammar) -> None:
         check_grammar(grammar)
 
     async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        """What was sent before to whoever would get it; whether it is kept, vLLM does not tell."""
+        """Return the prefix that was sent before to the upstream that would get this prompt.
+
+        vLLM does not report whether it still caches that prefix.
+        """
         spans = self._spans(self._fleet.n_tokens_known(chunk_keys(namespace, tokens)), len(tokens))
         return Forecast(len(tokens), spans, None, None)
 
@@ -220,7 +223,7 @@ class VllmEngine:
             try:
                 return await self._generate(job, upstream, ask)
             except UpstreamFailed as error:
-                self._fleet.rest(upstream, error)
+                self._fleet.note_failure(upstream, error)
                 if job.sampled or isinstance(error, UpstreamTimedOut):
                     raise
                 failure = error
@@ -257,14 +260,17 @@ class VllmEngine:
         if job.evaluated is None:
             self._evaluated(job, 0)
         if n_cached is None and n_known >= UNREPORTED_TOKENS and not upstream.reports_cached:
-            self._say_once(
-                f"upstream={upstream.name} does not tell how much of a prompt it had: start it"
-                " with --enable-prompt-tokens-details"
+            self._warn_once(
+                f"upstream={upstream.name} does not report cached prompt tokens: start it with"
+                " --enable-prompt-tokens-details"
             )
         return finished or Finished(StopCause.LENGTH)
 
     def _sampled(self, job: _RunningRequest, chunk: Chunk) -> Finished | None:
-        """The end, if this is it; it is told behind what usage says."""
+        """Deliver the chunk's tokens. Return the last event if the chunk ends the reply.
+
+        The caller delivers it after the usage report, which comes in a later chunk.
+        """
         if job.first_chunk_at is None:
             self._begin(job)
         tokens = list(chunk.tokens)
@@ -278,11 +284,11 @@ class VllmEngine:
             if chunk.finish not in ("length", "repetition"):
                 raise UpstreamFailed(f"The upstream ended the reply: {chunk.finish}.")
             finished = Finished(StopCause.LENGTH)
-        if job.request.max_tokens == 0:  # vLLM samples one at least
+        if job.request.max_tokens == 0:  # vLLM samples at least one token
             return Finished(StopCause.LENGTH) if finished else None
         for sampled in tokens:
             if not 0 <= sampled.token < self._n_vocab:
-                raise UpstreamFailed(f"The upstream sampled {sampled.token}, which is no token.")
+                raise UpstreamFailed(f"The upstream sampled an unknown token: {sampled.token}.")
             job.sampled.append(sampled.token)
             self._deliver(job, sampled)
         return finished
@@ -314,7 +320,10 @@ class VllmEngine:
         self._deliver(job, job.evaluated)
 
     def _learn(self, job: _RunningRequest, upstream: Upstream) -> None:
-        """Also of a reply that was cut: the prompt is computed when the first token is there."""
+        """Note the prefix as known to the upstream, also after a cancelled reply.
+
+        The prompt is computed once the first token has come.
+        """
         if job.request.cache_prompt and job.first_chunk_at is not None:
             computed = (*job.request.prompt, *job.sampled[:-1])
             upstream.prefixes.learn(chunk_keys(job.request.terms.namespace, computed))
@@ -324,9 +333,9 @@ class VllmEngine:
         wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
         grammar = request.sampling.grammar
         if grammar is not None and not is_enforced(grammar):
-            self._say_once(
-                "vLLM applies a grammar from the first token: calls that the model may make or"
-                " not are not held to their schemas"
+            self._warn_once(
+                "vLLM applies a grammar from the first token: optional tool calls are not held"
+                " to their schemas"
             )
         return UpstreamRequest(
             request_id=request.id,
@@ -337,23 +346,23 @@ class VllmEngine:
                 max_tokens=min(wanted, room),
                 end_tokens=self._end_tokens,
             ),
-            # Nobody else has this one: nothing is found under it, now or later.
+            # A fresh salt: no other request shares this prefix.
             salt=request.terms.namespace if request.cache_prompt else secrets.token_hex(32),
             n_top_logprobs=request.n_top_logprobs,
         )
 
     def _spans(self, n_cached: int, n_prompt: int) -> Spans:
-        """The last token of a prompt is always computed."""
+        """Return the cached span. The last token of a prompt is always computed."""
         return NO_SPANS.extended(CacheSource.UPSTREAM, min(n_cached, n_prompt - 1))
 
     def _free_slot(self) -> int:
         taken = {job.slot for job in self._jobs.values()}
         return next(number for number in range(len(self._jobs) + 1) if number not in taken)
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._has_said:
-            self._has_said.add(text)
-            _log.warning("%s", text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("upstream: %s", text)
 
 
 def _slot_status(job: _RunningRequest) -> SlotStatus:

@@ -1,4 +1,4 @@
-"""Requests that are computed and end only when their prompt is on disk."""
+"""Requests with `persist`: computed, and waiting for their prompt to be on disk."""
 
 import time
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rekindle.engine.sequence import Sequence
 from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished
 
-PATIENCE_SECONDS = 60.0  # picked: far beyond what a prompt takes to be written
+PATIENCE_SECONDS = 60.0  # far more than the write of a prompt takes; picked
 
 
 @dataclass(frozen=True, slots=True)

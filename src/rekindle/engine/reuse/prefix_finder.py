@@ -1,7 +1,7 @@
 """Finds the longest prefix of a prompt that need not be computed: live rows, then stored blocks.
 
-It also finds prefixes that are on their way: in the shared store of several servers, or in
-another sequence that is about to compute them.
+A prefix may also come soon: from the shared store of several servers, or from another sequence
+that is about to compute it.
 """
 
 import time

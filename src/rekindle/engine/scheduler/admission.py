@@ -1,7 +1,4 @@
-"""Who gets a slot: those that wait, in order of arrival, and what is restored for them.
-
-`warm_start` knows where a sequence starts, `roster` who runs and who waits.
-"""
+"""Admits waiting sequences to slots, in order of arrival, and advances their restores."""
 
 import logging
 import time
@@ -99,6 +96,6 @@ class Admission:
             )
         except RekindleError as error:
             self._run_queue.fail(sequence, error)
-        except Exception as error:  # one request's sampler must not end the others
+        except Exception as error:  # one request's sampler must not fail the others
             _log.exception("engine: sampler failed request=%s", request.id)
             self._run_queue.fail(sequence, EngineError(f"The request cannot be sampled: {error}"))

@@ -1,6 +1,6 @@
-"""The next batch: planned, given room, computed. Owns the speed that prefills turn out to have.
+"""Plans the next batch, makes room for it and computes it. Measures the speed of prefills.
 
-Where streams have no cell left, idle slots are emptied, then the youngest waits again.
+When running streams have no cell left, idle slots are evicted, then the youngest is requeued.
 """
 
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 
-SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
+SPEED_MEMORY = 0.8  # weight of the past in the mean prefill speed; picked
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class BatchRunner:
         return True
 
     def _plan(self) -> list[BatchItem]:
-        """The next batch; makes room when not even the streams that run have a cell left."""
+        """Return the next batch. Make room first if the running streams have no cell left."""
         while self._run_queue.running:
             n_free_cells = self._slots.n_cells_free
             n_decoding = sum(sequence.phase is _DECODING for sequence in self._run_queue.running)
@@ -69,13 +69,13 @@ class BatchRunner:
         speed = self._saver.prefill_seconds_per_token
         max_prefill = prefill_allowance(speed or 0.0, n_ubatch)
         if self._run_queue.is_in_background:
-            # Whoever arrives waits for the step to end. An unknown speed may be a slow one.
+            # A new request waits for the step to end, and an unknown speed may be slow.
             max_tokens = min(n_ubatch, max_prefill if speed else PREFILL_GRAIN)
         return BatchLimits(max_tokens, max_prefill, n_free_cells)
 
     def _decode(self, plan: list[BatchItem]) -> bool:
-        """False: it could not be computed, and who could not go on was told or waits again."""
-        if self._compaction.is_due and not self._close_holes():
+        """Return False if the batch failed; its sequences have been failed or requeued."""
+        if self._compaction.is_due and not self._compact():
             return False
         tokens: list[int] = []
         positions: list[int] = []
@@ -99,7 +99,7 @@ class BatchRunner:
         try:
             self._decode_with_room(tokens, positions, slots, outputs)
         except ContextFull:
-            # Our count of cells said yes: llama.cpp's word is final.
+            # By our count there were enough cells; llama.cpp decides.
             if self._run_queue.is_in_background:
                 self._run_queue.yield_background()
             elif len(self._run_queue.running) > 1:
@@ -126,11 +126,11 @@ class BatchRunner:
             self._compaction.observe_step(seconds_per_cell)
         return True
 
-    def _close_holes(self) -> bool:
+    def _compact(self) -> bool:
         try:
             self._compaction.move()
         except DecodeFailed as error:
-            _log.error("%s", error)
+            _log.error("engine: compaction failed, every row is dropped: %s", error)
             self._forget_rows()
             return False
         return True
@@ -147,25 +147,21 @@ class BatchRunner:
                     raise
 
     def _preempt_youngest(self) -> None:
-        """Its tokens are kept, and what is stored of its rows: it goes on when there is room.
-
-        Side requests first.
-        """
+        """Requeue the youngest sequence, side requests first. The sequence resumes later."""
         rank = max(sequence.request.terms.rank for sequence in self._run_queue.running)
         sequence = [each for each in self._run_queue.running if each.request.terms.rank == rank][-1]
-        _log.info("request=%s waits again: the context is full", sequence.request.id)
+        _log.info("engine: context full, requeued request=%s", sequence.request.id)
         slot = self._slots.all[sequence.slot]
         self._run_queue.requeue(sequence)
         self._saver.save_all(slot, Reason.RECLAIM, others_decode=False)
         self._saver.clear(slot)
 
     def _forget_rows(self) -> None:
-        """After a failure nobody's rows can be trusted: what runs goes on from what is stored."""
+        """Drop every row after a failure. Running sequences are requeued."""
         while self._run_queue.running:
             self._run_queue.requeue(self._run_queue.running[-1])
         self._backend.clear_all()
-        for slot in self._slots.all:
-            self._slots.forget(slot)
+        self._slots.forget_all()
         self._compaction.reset()
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:

@@ -1,6 +1,6 @@
-"""Who runs and who waits, and how a request ends or gives its slot back.
+"""The sequences that run and those that wait, and how a sequence ends or is requeued.
 
-Owned by the engine thread; other threads may glance at the two lists.
+Owned by the engine thread; other threads may read the two lists.
 """
 
 import time
@@ -21,7 +21,7 @@ MIN_WAIT_SECONDS = 0.001  # picked
 
 @dataclass(slots=True, eq=False)
 class RunQueue:
-    """What runs and waits is all in the background, or none of it is."""
+    """Either all sequences are background requests, or none is."""
 
     _backend: Backend
     _slots: Slots
@@ -29,7 +29,7 @@ class RunQueue:
     _outbox: Outbox
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)  # in order of arrival
-    is_context_full: bool = False  # llama.cpp said full, and nobody has left since
+    is_context_full: bool = False  # by llama.cpp's count, until a sequence ends
 
     @property
     def is_empty(self) -> bool:
@@ -41,14 +41,17 @@ class RunQueue:
 
     @property
     def has_foreground(self) -> bool:
-        return any(not sequence.request.background for sequence in self._everyone())
+        return any(not sequence.request.background for sequence in self._all())
 
     @property
     def is_decoding(self) -> bool:
         return any(sequence.phase is _DECODING for sequence in self.running)
 
     def seconds_to_wait(self, most: float) -> float:
-        """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
+        """Return the seconds until a lookup in the shared store times out, at most `most`.
+
+        Never 0: a sequence without a slot has nothing else to do.
+        """
         now = time.monotonic()
         probes = [each.probe for each in self.waiting if each.probe is not None]
         patience = [probe.deadline - now for probe in probes if not probe.is_over]
@@ -58,12 +61,12 @@ class RunQueue:
         self.waiting.append(sequence)
 
     def admit(self, sequence: Sequence) -> None:
-        """It has a slot."""
+        """Move a sequence that has a slot to the running ones."""
         self.waiting.remove(sequence)
         self.running.append(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Without a slot, and before all others."""
+        """Take the sequence's slot away and let it wait in front of all others."""
         self._leave_slot(sequence)
         sequence.is_resumed = True
         sequence.phase = Phase.WAITING
@@ -82,25 +85,25 @@ class RunQueue:
         self._release(sequence)
 
     def cancel(self, request_id: str) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             if sequence.request.id == request_id:
                 self._release(sequence)
 
     def yield_background(self) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             if sequence.request.background:
                 self.finish(sequence, StopCause.YIELDED)
 
     def fail_all(self, error: RekindleError) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             self.fail(sequence, error)
 
     def abandon(self, error: RekindleError) -> list[Sequence]:
-        """Everyone is told and struck off; their slots, restores and samplers are left as they are.
+        """Fail and remove every sequence; its slot, restore and sampler stay as they are.
 
-        For an engine that failed in the middle of anything, perhaps of a move between the lists.
+        For an engine that failed at any point, perhaps in a move between the two lists.
         """
-        sequences = list(dict.fromkeys(self._everyone()))
+        sequences = list(dict.fromkeys(self._all()))
         self.running, self.waiting = [], deque()
         self.is_context_full = False
         for sequence in sequences:
@@ -108,7 +111,7 @@ class RunQueue:
             sequence.phase = Phase.DONE
         return sequences
 
-    def _everyone(self) -> list[Sequence]:
+    def _all(self) -> list[Sequence]:
         return [*self.running, *self.waiting]
 
     def _release(self, sequence: Sequence) -> None:
@@ -122,7 +125,7 @@ class RunQueue:
         sequence.phase = Phase.DONE
 
     def _leave_slot(self, sequence: Sequence) -> None:
-        """The slot is idle from now on, and keeps the rows whose computation is complete."""
+        """Make the slot idle. Computed rows stay in it."""
         self.running.remove(sequence)
         slot = self._slots.all[sequence.slot]
         is_half_restored = (
