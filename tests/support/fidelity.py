@@ -20,7 +20,7 @@ from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Cancel, Delivery, Submit
+from rekindle.engine.orders import Cancel, Delivery
 from rekindle.errors import (
     ContextFull,
     DecodeFailed,
@@ -209,7 +209,7 @@ class World:
             max_tokens=n_reply,
             cache_prompt=cache_prompt,
         )
-        self.loop.inbox.put(Submit(request))
+        self.loop.inbox.put(request)
         return name
 
     def finish(self, pace: Pace = AT_ONCE) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rekindle.engine.backend import Embedder
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Ask, Cancel, Delivery, Embed, OpenCache, Submit
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache
 from rekindle.engine.questions import Question
 from rekindle.generation.events import PromptEvaluated, TokenSampled
 from rekindle.generation.request import (
@@ -69,11 +69,10 @@ class Bench:
             background=background,
             terms=terms,
         )
-        self.loop.inbox.put(Submit(request))
+        self.loop.inbox.put(request)
 
     def embed(self, name: str, *inputs: Sequence[int]) -> None:
-        request = EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs)))
-        self.loop.inbox.put(Embed(request))
+        self.loop.inbox.put(EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs))))
 
     def question(self, question: Question[T]) -> T:
         order = Ask(question)

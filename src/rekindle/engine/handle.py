@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Ask, Cancel, Delivery, Embed, OpenCache, Stop, Submit
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Stop
 from rekindle.engine.questions import (
     Forget,
     ListBranches,
@@ -88,7 +88,7 @@ class EngineHandle:
         stream = self._replies.open(
             request.id, n_slots=self._backend.n_slots, background=request.background
         )
-        self._engine.inbox.put(Submit(request))
+        self._engine.inbox.put(request)
         return stream
 
     def _cancel(self, request_id: str) -> None:
@@ -97,7 +97,7 @@ class EngineHandle:
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         # One embedding request is computed at a time.
         stream = self._embeddings.open(request.id, n_slots=1, background=False)
-        self._engine.inbox.put(Embed(request))
+        self._engine.inbox.put(request)
         async with aclosing(aiter(stream)) as events:
             return await anext(events)
 

@@ -17,17 +17,7 @@ from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.orders import (
-    Ask,
-    Cancel,
-    Delivery,
-    Embed,
-    OpenCache,
-    Order,
-    Stop,
-    Submit,
-    Wake,
-)
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Stop, Wake
 from rekindle.engine.outbox import Outbox
 from rekindle.engine.questions import EngineView
 from rekindle.engine.reports import Reports, slot_status
@@ -44,7 +34,7 @@ from rekindle.engine.slots import Slots
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
 from rekindle.generation.model_state import ModelClass
-from rekindle.generation.request import GenerationRequest
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 from rekindle.generation.status import EngineStatus
 
 T = TypeVar("T")
@@ -201,13 +191,13 @@ class EngineLoop:
             return self._embeddings.seconds_to_rest()
         return self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
 
-    def _obey(self, order: Submit | Embed | Ask[Any] | Cancel | Wake) -> None:
+    def _obey(self, order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake) -> None:
         match order:
-            case Submit(request):
-                self._accept(request)
-            case Embed(embedding):
+            case GenerationRequest():
+                self._accept(order)
+            case EmbeddingRequest():
                 self._run_queue.yield_background()
-                self._embeddings.accept(embedding)
+                self._embeddings.accept(order)
             case Ask():
                 self._answer(order)
             case Cancel(request_id):

@@ -16,16 +16,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    request: GenerationRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    request: EmbeddingRequest
-
-
-@dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
     question: Question[T]
     outcome: Future[T] = field(default_factory=Future)
@@ -44,6 +34,6 @@ class Stop:
     pass
 
 
-Order = Submit | Embed | Ask[Any] | Cancel | Wake | Stop
+Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
 Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event

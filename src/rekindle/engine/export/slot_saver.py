@@ -219,20 +219,18 @@ class SlotSaver:
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
         """Do one export. Return None if the slot has nothing left to export."""
+        if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
+            return None
         began = time.perf_counter()
-        saved = self._try_save_next(slot, is_last=is_last, reason=reason)
+        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
+            saved = self._save_rows(slot, stop, reason or _reason(slot, stop))
+        elif is_last and self._needs_checkpoint(slot):
+            saved = self._save_checkpoint(slot, reason or Reason.TURN_END)
+        else:
+            return None
         if saved is Saved.STORED:
             self._pace.spend(time.perf_counter() - began)
         return saved
-
-    def _try_save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
-        if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
-            return None
-        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
-            return self._save_rows(slot, stop, reason or _reason(slot, stop))
-        if is_last and self._needs_checkpoint(slot):
-            return self._save_checkpoint(slot, reason or Reason.TURN_END)
-        return None
 
     def _next_rows(self, slot: Slot, *, is_last: bool) -> int | None:
         """Return where the next export of rows ends: at a block's end, or at a turn's."""
