@@ -35,7 +35,7 @@ class Reports:
             self._cache.count(f"{source}_tokens", n_tokens)
         evaluated = PromptEvaluated(
             n_prompt=len(sequence.request.prompt),
-            n_cached=sequence.n_cached,
+            n_cached=sequence.spans.n_tokens,
             queue_seconds=sequence.admitted_at - sequence.arrived_at,
             prefill_seconds=elapsed - sequence.restore_seconds,
             restore_seconds=sequence.restore_seconds,
@@ -61,7 +61,7 @@ def slot_status(slot: Slot) -> SlotStatus:
         n_rows=slot.n_rows,
         n_generated=max(len(sequence.tokens) - slot.n_prompt, 0) if sequence else 0,
         phase=_slot_phase(sequence) if sequence else SlotPhase.IDLE,
-        n_cached=sequence.n_cached if sequence else 0,
+        n_cached=sequence.spans.n_tokens if sequence else 0,
     )
 
 

@@ -76,10 +76,6 @@ class Sequence:
         if not self.is_resumed:
             self.spans = self.spans.extended(source, stop)
 
-    @property
-    def n_cached(self) -> int:
-        return self.spans.n_tokens
-
 
 def new_sequence(request: GenerationRequest, cache: PrefixCache, *, n_ctx: int) -> Sequence:
     max_length = n_ctx

@@ -1,7 +1,7 @@
 """Requests with `persist`: computed, and waiting for their prompt to be on disk."""
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
@@ -9,15 +9,14 @@ from rekindle.engine.outbox import Outbox
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished
+from rekindle.generation.request import GenerationRequest
 
 PATIENCE_SECONDS = 60.0  # far more than the write of a prompt takes; picked
 
 
-@dataclass(frozen=True, slots=True)
-class _UnsavedPrompt:
-    request_id: str
+class _UnsavedPrompt(NamedTuple):
+    request: GenerationRequest
     keys: PrefixKeys
-    n_prompt: int
     finished: Finished
     began_at: float
 
@@ -32,18 +31,16 @@ class PersistQueue:
         return bool(self._pending)
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
-        request = sequence.request
-        began_at = time.monotonic()
         self._pending.append(
-            _UnsavedPrompt(request.id, sequence.keys, len(request.prompt), finished, began_at)
+            _UnsavedPrompt(sequence.request, sequence.keys, finished, time.monotonic())
         )
 
     def cancel(self, request_id: str) -> None:
-        self._pending = [each for each in self._pending if each.request_id != request_id]
+        self._pending = [each for each in self._pending if each.request.id != request_id]
 
     def fail_all(self, error: RekindleError) -> None:
         for each in self._pending:
-            self._outbox.put(each.request_id, error)
+            self._outbox.put(each.request.id, error)
         self._pending = []
 
     def advance(self, cache: PrefixCache) -> None:
@@ -52,12 +49,12 @@ class PersistQueue:
             outcome = _outcome(each, cache)
             if outcome is not None:
                 self._pending.remove(each)
-                self._outbox.put(each.request_id, outcome)
+                self._outbox.put(each.request.id, outcome)
 
 
 def _outcome(pending: _UnsavedPrompt, cache: PrefixCache) -> Finished | EngineError | None:
     try:
-        if cache.persist(pending.keys, pending.n_prompt, since=pending.began_at):
+        if cache.persist(pending.keys, len(pending.request.prompt), since=pending.began_at):
             return pending.finished
         if time.monotonic() < pending.began_at + PATIENCE_SECONDS:
             return None
