@@ -1,4 +1,4 @@
-"""Background requests: they use what time there is, and cost nobody any."""
+"""Background requests use idle time and delay no other request."""
 
 import asyncio
 
@@ -154,7 +154,7 @@ def test_stored_rows_come_back_one_piece_in_a_step() -> None:
     assert evaluated(bench, "ahead").spans == (CachedSpan(CacheSource.MEMORY, 0, 1100),)
 
 
-def test_it_goes_on_in_the_slot_it_extends_and_leaves_the_others_alone() -> None:
+def test_a_background_request_uses_the_slot_it_extends_and_no_other() -> None:
     bench = Bench(FakeBackend(n_slots=3))
     conversations = [text(10_000 * index, 300) for index in range(3)]
     replies = [bench.ask(f"c{n}", each, 10).tokens for n, each in enumerate(conversations)]
@@ -198,7 +198,7 @@ def test_a_reply_that_outgrows_the_context_ends_instead_of_taking_more() -> None
     bench.assert_nothing_is_left()
 
 
-def test_it_can_be_cancelled_and_is_told_of_the_end() -> None:
+def test_a_background_request_can_be_cancelled_and_fails_when_the_engine_stops() -> None:
     bench = Bench(FakeBackend(n_ubatch=64))
     bench.submit("cancelled", text(1, 300), 0, background=True)
     bench.submit("waits", text(5_000, 300), 0, background=True)

@@ -1,4 +1,4 @@
-"""Embeddings beside sequences: whose turn it is, who is told, and that no slot is touched."""
+"""Embeddings beside sequences: their order, their errors, and that no slot is touched."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ def test_a_stream_gets_a_token_with_every_part_of_an_embedding() -> None:
     assert n_batches_before_part == sorted(set(n_batches_before_part)), "two parts in one step"
 
 
-def test_nobodys_token_waits_for_an_embedding() -> None:
+def test_no_token_waits_for_an_embedding() -> None:
     n_said_before_part: list[int] = []
     embedder = FakeEmbedder(n_part=1)
     bench = Bench(FakeBackend(), embedder=embedder)
@@ -226,7 +226,7 @@ def test_too_many_embedding_requests_are_refused_and_replies_are_not() -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_stops_waiting_cancels_the_request() -> None:
+def test_cancelling_the_call_cancels_the_embedding_request() -> None:
     async def scenario() -> None:
         embedder = FakeEmbedder(n_ctx=10**6, n_part=1)
         async with running(embedder) as handle:

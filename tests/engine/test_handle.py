@@ -173,7 +173,7 @@ def test_closing_the_engine_ends_every_stream_with_an_error() -> None:
     asyncio.run(scenario())
 
 
-def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on() -> None:
+def test_an_exception_in_a_step_fails_its_requests_and_the_engine_continues() -> None:
     class Exploding(FakeBackend):
         fuse = 3
 

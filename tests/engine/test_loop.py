@@ -77,7 +77,7 @@ def test_a_reply_that_fills_the_context_ends_by_length() -> None:
     assert bench.events("a")[-1] == Finished(StopCause.LENGTH)
 
 
-def test_progress_is_told_chunk_by_chunk_and_then_the_prompt_is_evaluated_once() -> None:
+def test_progress_is_reported_per_chunk_and_the_evaluated_prompt_once() -> None:
     bench = Bench(FakeBackend(n_ubatch=128))
     bench.submit("a", prompt(1, 300), max_tokens=3)
     bench.run()

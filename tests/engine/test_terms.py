@@ -1,4 +1,4 @@
-"""Who shares rows, whose go first, what is pinned, named, persisted and looked up."""
+"""Cache terms of requests: namespaces, ranks, pins, names, persistence, and questions."""
 
 import time
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_rows_are_shared_within_a_namespace_only(model_class: ModelClass, holder
     assert again.tokens == expected_reply(prompt, 1)
 
 
-def test_nobody_waits_for_a_prefill_of_another_namespace() -> None:
+def test_no_sequence_waits_for_a_prefill_of_another_namespace() -> None:
     bench = Bench(FakeBackend(n_slots=2))
     prompt = text(2000)
     bench.submit("a", prompt, 1, terms=CacheTerms(namespace="one"))
@@ -372,7 +372,7 @@ def test_pins_that_have_ended_make_room_for_new_ones(
     bench.close()
 
 
-def test_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
+def test_a_refused_write_fails_the_request_at_once_and_costs_no_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 

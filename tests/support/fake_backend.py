@@ -1,7 +1,7 @@
 """A Backend without a model: it checks every position it is given and counts what it computes.
 
-It has all model classes, and cells that are counted one by one. What llama.cpp would accept and
-then answer wrongly (a missing checkpoint, rows of another prefix) is an AssertionError here.
+The fake has all model classes and counts cells one by one. A mistake that llama.cpp would answer
+with wrong logits (a missing checkpoint, rows of another prefix) is an AssertionError here.
 """
 
 import zlib
@@ -350,7 +350,7 @@ def _digest(tokens: Sequence[int]) -> bytes:
 def expected_reply(
     prompt: Sequence[int], n_tokens: int, reply: Callable[[Sequence[int]], int] = next_token
 ) -> list[int]:
-    """What a request gets when it runs alone."""
+    """Return the reply of a request that runs alone."""
     tokens = list(prompt)
     for _ in range(n_tokens):
         tokens.append(reply(tokens))

@@ -28,7 +28,7 @@ async def engine_on(
     queue_size: int = 8,
     first_byte_seconds: float = 30.0,
 ) -> AsyncIterator[VllmEngine]:
-    """Those that do not answer yet are tried again soon."""
+    """Run an engine on the fakes. Upstreams that do not answer yet are probed again soon."""
     upstreams = [Upstream(fake.url) for fake in fakes]
     async with httpx.AsyncClient() as client:
         for upstream in upstreams:

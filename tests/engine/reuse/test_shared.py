@@ -98,7 +98,7 @@ def test_a_conversation_that_hops_is_computed_once(
     assert n_computed <= n_new + 8 * step_back
 
 
-def test_nobody_is_asked_for_what_is_here(house: SharedHouse) -> None:
+def test_the_shared_store_is_not_asked_for_local_rows(house: SharedHouse) -> None:
     bench = server(house)
     prompt = text(800)
     bench.ask("cold", prompt)
@@ -108,7 +108,7 @@ def test_nobody_is_asked_for_what_is_here(house: SharedHouse) -> None:
     assert counted(bench).shared_probes == n_probes
 
 
-def test_an_answer_that_is_late_delays_nobody_and_is_used_later(
+def test_a_late_answer_delays_no_request_and_is_used_later(
     house: SharedHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = server(house), server(house)
