@@ -29,7 +29,7 @@ async def engine_on(
     first_byte_seconds: float = 30.0,
 ) -> AsyncIterator[VllmEngine]:
     """Run an engine on the fakes. Upstreams that do not answer yet are probed again soon."""
-    upstreams = [Upstream(fake.url) for fake in fakes]
+    upstreams = [Upstream(fake.url, api_key=None) for fake in fakes]
     async with httpx.AsyncClient() as client:
         for upstream in upstreams:
             try:

@@ -218,8 +218,8 @@ class VllmEngine:
         while True:
             try:
                 upstream = await self._fleet.take(job.routing)
-            except UpstreamFailed as nobody:
-                raise (failure or nobody) from None
+            except UpstreamFailed as none_left:
+                raise (failure or none_left) from None
             try:
                 return await self._generate(job, upstream, ask)
             except UpstreamFailed as error:
@@ -334,8 +334,8 @@ class VllmEngine:
         grammar = request.sampling.grammar
         if grammar is not None and not is_enforced(grammar):
             self._warn_once(
-                "vLLM applies a grammar from the first token: optional tool calls are not held"
-                " to their schemas"
+                "upstream: vLLM applies a grammar from the first token, so optional tool calls are"
+                " not held to their schemas"
             )
         return UpstreamRequest(
             request_id=request.id,
@@ -362,7 +362,7 @@ class VllmEngine:
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            _log.warning("upstream: %s", text)
+            _log.warning("%s", text)
 
 
 def _slot_status(job: _RunningRequest) -> SlotStatus:

@@ -51,7 +51,7 @@ class ProbeTerms:
 class Upstream:
     """`trouble` says why the upstream is not used now; None: it is used."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None) -> None:
         address = httpx.URL(url)
         self.name = str(address.copy_with(userinfo=b"")).rstrip("/")
         self._url = str(address).rstrip("/")
