@@ -35,7 +35,7 @@ from rekindle.chat.reply.parser import Said
 from rekindle.config import WritePolicy
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.reuse.warm_start import WarmStart
+from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.sequence import Sequence as Running
 from rekindle.engine.slots import Slots
 from rekindle.errors import EntryMissing
@@ -126,7 +126,7 @@ class _Engine:
         )
         slots = Slots(N_SLOTS, n_cells=2**20)
         backend = cast(Backend, _NoBackend())
-        self._warm_start = WarmStart(backend, slots, cache, SlotSaver(backend, slots, cache))
+        self._finder = PrefixFinder(backend, slots, cache, SlotSaver(backend, slots, cache))
         for slot in slots.all:
             other = [*prompt[: len(prompt) // 2], *_prompt(len(prompt) // 2, seed=slot.id)]
             slot.keys, slot.n_kept_rows = cache.keys(other, ""), len(other)
@@ -140,7 +140,7 @@ class _Engine:
             tokens=tokens,
             keys=self._cache.keys(tokens, ""),
         )
-        start = self._warm_start.find(sequence)
+        start = self._finder.find(sequence)
         assert start.match is not None
         assert start.n_tokens == len(tokens) - 1
         self._match = start.match

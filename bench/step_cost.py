@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 from bench.report import Row, run_alone
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.backend import Backend
+from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.handle import EngineHandle
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import ModelClass, StateTraits
@@ -116,7 +117,8 @@ async def _measure_backend(
     backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
 ) -> list[Row]:
     backend.eog_tokens = frozenset()  # every sequence goes on to its last step
-    handle = EngineHandle(backend, _no_cache, queue_size=0)
+    embedder = cast(Embedder, SimpleNamespace(rest=lambda: None))  # never asked to compute
+    handle = EngineHandle(backend, _no_cache, queue_size=0, embedder=embedder)
     handle.start()
     rows: list[Row] = []
     for name, sampling in samplings.items():

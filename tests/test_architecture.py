@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "errors": set(),
     "bounded_cache": set(),
     "write_behind": {"errors", "bounded_cache"},
-    "generation": set(),
+    "generation": {"errors"},
     "observe": {"errors", "generation", "write_behind"},
     "config": set(),
     "config_sources": {"config", "errors"},

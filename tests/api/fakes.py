@@ -23,7 +23,7 @@ from rekindle.chat.reply.events import (
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation.engine import PrefixStore
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import (
     CacheStatus,
@@ -106,7 +106,7 @@ def done(
         n_prompt=n_prompt,
         n_cached=n_cached,
         n_generated=n_generated,
-        spans=live if spans is None else spans,
+        spans=Spans(live if spans is None else spans),
         remembered=remembered,
         queue_seconds=0.0,
         restore_seconds=0.0012,
@@ -250,7 +250,7 @@ class FakeStore:
     """Holds what it is told to; what was asked is kept."""
 
     stored: list[StoredPrefix] = field(default_factory=list)
-    forecast: Forecast = Forecast(0, (), None, None)  # noqa: RUF009 - it is frozen
+    forecast: Forecast = Forecast(0, Spans(), None, None)  # noqa: RUF009 - it is frozen
     branches: list[StoredBranch] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
 

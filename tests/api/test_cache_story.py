@@ -20,7 +20,7 @@ from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import ReplyDone, ReplyProgress, ReplyText
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank, Sampling
 from rekindle.observe.request_record import Miss, MissReason
 from tests.api.client import chat, post
@@ -116,7 +116,7 @@ def test_the_header_tells_how_much_and_from_where() -> None:
 
 
 def test_a_stream_has_the_header_too() -> None:
-    spans = (CachedSpan(CacheSource.MEMORY, 0, 4),)
+    spans = Spans([CachedSpan(CacheSource.MEMORY, 0, 4)])
     first = ReplyProgress(6, 10, 4, 0.5, spans)
     reply = chat(FakeResponder((first, ReplyText("a"), done())), stream=True)
     assert reply.headers["x-rekindle-cache"] == "hit=4/10 from=memory"
@@ -154,7 +154,7 @@ def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts(
 
     events = MessageEvents(envelope)
     assert events.encode(0, ReplyProgress(6, 10, 4, 0.5)) == b""
-    start = events.encode(0, ReplyProgress(10, 10, 4, 0.5, (), Diagnosis(MISS)))
+    start = events.encode(0, ReplyProgress(10, 10, 4, 0.5, Spans(), Diagnosis(MISS)))
     message = json.loads(start.split(b"data: ")[1])["message"]
     assert message["diagnostics"] == {"cache_miss_reason": changed}
     assert message["usage"]["cache_read_input_tokens"] == 4

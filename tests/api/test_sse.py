@@ -10,9 +10,9 @@ from rekindle.api.replies import Replies, Sink
 from rekindle.api.sse import KEEP_ALIVE, EventStream
 from rekindle.chat.reply.events import ReplyEvent, ReplyProgress, ReplyText
 from rekindle.errors import DecodeFailed
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import NO_SPANS, CacheSource
 
-FOUND = ReplyProgress(10, 10, 4, 0.5, (CachedSpan(CacheSource.DISK, 0, 4),))
+FOUND = ReplyProgress(10, 10, 4, 0.5, NO_SPANS.extended(CacheSource.DISK, 4))
 NEVER = 3600.0
 
 

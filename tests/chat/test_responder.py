@@ -17,7 +17,7 @@ from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError
 from rekindle.generation.events import (
-    CachedSpan,
+    NO_SPANS,
     CacheSource,
     Embedded,
     Finished,
@@ -31,9 +31,9 @@ from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Gra
 from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
 
 SPANS = (
-    CachedSpan(CacheSource.LIVE, 0, 1),
-    CachedSpan(CacheSource.DISK, 1, 3),
-    CachedSpan(CacheSource.LIVE, 3, 4),
+    NO_SPANS.extended(CacheSource.LIVE, 1)
+    .extended(CacheSource.DISK, 3)
+    .extended(CacheSource.LIVE, 4)
 )
 EVALUATED = PromptEvaluated(10, 4, 0.5, 1.0, restore_seconds=0.0125, spans=SPANS)
 

@@ -1,10 +1,10 @@
-"""Background requests: they use what time there is, and cost nobody any."""
+"""Background requests use idle time and delay no other request."""
 
 import asyncio
 
 import pytest
 
-from rekindle.engine.orders import Cancel, FailAll
+from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, Overloaded, ShuttingDown
 from rekindle.generation.events import (
     CachedSpan,
@@ -133,7 +133,7 @@ def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
     bench.submit("ahead", text(1, 1000), 0, background=True)
     bench.step()
     assert bench.backend.batches == [[64]]
-    bench.loop._batches._prefill_seconds_per_token = 0.25 / 192  # a slow machine
+    bench.loop._saver.prefill_seconds_per_token = 0.25 / 192  # a slow machine
     bench.step()
     assert bench.backend.batches[-1] == [192]
     bench.submit("a", text(5_000, 1000), 1)
@@ -154,7 +154,7 @@ def test_stored_rows_come_back_one_piece_in_a_step() -> None:
     assert evaluated(bench, "ahead").spans == (CachedSpan(CacheSource.MEMORY, 0, 1100),)
 
 
-def test_it_goes_on_in_the_slot_it_extends_and_leaves_the_others_alone() -> None:
+def test_a_background_request_uses_the_slot_it_extends_and_no_other() -> None:
     bench = Bench(FakeBackend(n_slots=3))
     conversations = [text(10_000 * index, 300) for index in range(3)]
     replies = [bench.ask(f"c{n}", each, 10).tokens for n, each in enumerate(conversations)]
@@ -198,7 +198,7 @@ def test_a_reply_that_outgrows_the_context_ends_instead_of_taking_more() -> None
     bench.assert_nothing_is_left()
 
 
-def test_it_can_be_cancelled_and_is_told_of_the_end() -> None:
+def test_a_background_request_can_be_cancelled_and_fails_when_the_engine_stops() -> None:
     bench = Bench(FakeBackend(n_ubatch=64))
     bench.submit("cancelled", text(1, 300), 0, background=True)
     bench.submit("waits", text(5_000, 300), 0, background=True)
@@ -206,8 +206,7 @@ def test_it_can_be_cancelled_and_is_told_of_the_end() -> None:
     bench.loop.inbox.put(Cancel("cancelled"))
     bench.step()
     assert not any(isinstance(event, Finished) for event in bench.events("cancelled"))
-    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
-    bench.step()
+    bench.close()
     assert isinstance(bench.events("waits")[-1], ShuttingDown)
     bench.assert_nothing_is_left()
 

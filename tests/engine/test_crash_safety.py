@@ -1,4 +1,4 @@
-"""What the next process finds of requests that ended, whatever ran behind them at the crash."""
+"""After a crash, the next process finds the rows of every request that had ended."""
 
 import threading
 import time
@@ -56,7 +56,7 @@ def n_found_by_the_next(directory: Path, model_class: ModelClass, prompt: list[i
     return evaluated.n_cached
 
 
-def test_the_end_of_a_turn_is_stored_although_the_next_one_goes_on_at_once(
+def test_the_end_of_a_turn_is_stored_although_the_next_turn_follows_at_once(
     tmp_path: Path,
 ) -> None:
     bench = bench_on(tmp_path, ModelClass.DENSE)

@@ -1,4 +1,4 @@
-"""Embeddings beside sequences: whose turn it is, who is told, and that no slot is touched."""
+"""Embeddings beside sequences: their order, their errors, and that no slot is touched."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.engine import embedding_queue
 from rekindle.engine.handle import EngineHandle
-from rekindle.engine.orders import Cancel, FailAll
+from rekindle.engine.orders import Cancel
 from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
 from rekindle.generation.events import Embedded, Finished, StopCause
 from rekindle.generation.request import EmbeddingRequest
@@ -59,7 +59,7 @@ def test_a_stream_gets_a_token_with_every_part_of_an_embedding() -> None:
     assert n_batches_before_part == sorted(set(n_batches_before_part)), "two parts in one step"
 
 
-def test_nobodys_token_waits_for_an_embedding() -> None:
+def test_no_token_waits_for_an_embedding() -> None:
     n_said_before_part: list[int] = []
     embedder = FakeEmbedder(n_part=1)
     bench = Bench(FakeBackend(), embedder=embedder)
@@ -132,13 +132,12 @@ def test_a_cancelled_embedding_says_nothing_and_frees_the_embedder(n_steps_befor
     assert len(embedder.journal) == n_steps_before + 2
 
 
-def test_fail_all_reaches_embeddings() -> None:
+def test_stopping_the_engine_fails_embeddings() -> None:
     bench = Bench(FakeBackend(), embedder=FakeEmbedder(n_part=1))
     bench.embed("runs", FIRST)
     bench.embed("waits", FIRST)
     bench.step()
-    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
-    bench.step()
+    bench.close()
     for name in ("runs", "waits"):
         [error] = bench.events(name)
         assert isinstance(error, ShuttingDown)
@@ -184,9 +183,7 @@ def test_an_idle_engine_wakes_by_itself_to_rest(monkeypatch: pytest.MonkeyPatch)
 
 
 @asynccontextmanager
-async def running(
-    embedder: FakeEmbedder | None, *, queue_size: int = 8
-) -> AsyncIterator[EngineHandle]:
+async def running(embedder: FakeEmbedder, *, queue_size: int = 8) -> AsyncIterator[EngineHandle]:
     backend = FakeBackend(n_slots=1)
     handle = EngineHandle(backend, cache_opener(), queue_size=queue_size, embedder=embedder)
     handle.start()
@@ -229,7 +226,7 @@ def test_too_many_embedding_requests_are_refused_and_replies_are_not() -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_stops_waiting_cancels_the_request() -> None:
+def test_cancelling_the_call_cancels_the_embedding_request() -> None:
     async def scenario() -> None:
         embedder = FakeEmbedder(n_ctx=10**6, n_part=1)
         async with running(embedder) as handle:
@@ -260,14 +257,5 @@ def test_shutdown_waits_for_embeddings_and_then_cuts_them() -> None:
             await handle.shut_down(grace_seconds=0.05)
             with pytest.raises(ShuttingDown):
                 await endless
-
-    asyncio.run(scenario())
-
-
-def test_without_an_embedder_the_request_is_the_clients_error() -> None:
-    async def scenario() -> None:
-        async with running(None) as handle:
-            with pytest.raises(InvalidRequest):
-                await handle.embed(embedding("a"))
 
     asyncio.run(scenario())

@@ -22,7 +22,7 @@ def test_every_reply_is_the_cold_one_and_every_account_is_right(model_class: Mod
 
 
 @pytest.mark.parametrize("architecture", list(TinyArchitecture))
-def test_restored_state_is_what_was_saved_and_goes_on_as_the_live_one(
+def test_restored_state_equals_the_saved_one_and_continues_like_the_live_one(
     architecture: TinyArchitecture, tmp_path: Path
 ) -> None:
     """On llama.cpp, byte for byte and logit for logit."""

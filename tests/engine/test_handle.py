@@ -14,6 +14,7 @@ from rekindle.generation.events import TokenSampled, TokenStream
 from rekindle.generation.request import GenerationRequest, Grammar, GrammarKind, Sampling
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
+from tests.support.fake_embedder import FakeEmbedder
 
 
 def request(
@@ -34,9 +35,13 @@ def request(
     )
 
 
+def new_handle(backend: FakeBackend, *, queue_size: int) -> EngineHandle:
+    return EngineHandle(backend, cache_opener(), queue_size=queue_size, embedder=FakeEmbedder())
+
+
 @asynccontextmanager
 async def running(backend: FakeBackend, *, queue_size: int = 8) -> AsyncIterator[EngineHandle]:
-    handle = EngineHandle(backend, cache_opener(), queue_size=queue_size)
+    handle = new_handle(backend, queue_size=queue_size)
     handle.start()
     try:
         yield handle
@@ -77,7 +82,7 @@ def test_leaving_a_stream_early_frees_its_slot() -> None:
             stream = handle.submit(request("a", max_tokens=None))
             events = aiter(stream)
             await anext(events)
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
             await until(lambda: handle.status().n_running == 0)
             assert handle.status().n_running == 0
             assert await reply(handle.submit(request("b"))) == expected_reply(range(1, 21), 8)
@@ -158,7 +163,7 @@ def test_shutdown_cuts_what_outlasts_the_grace_time() -> None:
 
 def test_closing_the_engine_ends_every_stream_with_an_error() -> None:
     async def scenario() -> None:
-        handle = EngineHandle(FakeBackend(n_cells=10**9), cache_opener(), queue_size=1)
+        handle = new_handle(FakeBackend(n_cells=10**9), queue_size=1)
         handle.start()
         stream = handle.submit(request("a", max_tokens=None))
         await asyncio.to_thread(handle.close)
@@ -168,7 +173,7 @@ def test_closing_the_engine_ends_every_stream_with_an_error() -> None:
     asyncio.run(scenario())
 
 
-def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on() -> None:
+def test_an_exception_in_a_step_fails_its_requests_and_the_engine_continues() -> None:
     class Exploding(FakeBackend):
         fuse = 3
 
@@ -188,7 +193,7 @@ def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on() -> N
 
 
 def test_a_bad_grammar_is_the_clients_error() -> None:
-    handle = EngineHandle(FakeBackend(), cache_opener(), queue_size=1)
+    handle = new_handle(FakeBackend(), queue_size=1)
     with pytest.raises(InvalidRequest):
         handle.check_grammar(Grammar(GrammarKind.LARK, "bad"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.engine.orders import Cancel, FailAll
+from rekindle.engine.orders import Cancel
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, ShuttingDown
 from rekindle.generation.events import (
     Finished,
@@ -77,7 +77,7 @@ def test_a_reply_that_fills_the_context_ends_by_length() -> None:
     assert bench.events("a")[-1] == Finished(StopCause.LENGTH)
 
 
-def test_progress_is_told_chunk_by_chunk_and_then_the_prompt_is_evaluated_once() -> None:
+def test_progress_is_reported_per_chunk_and_the_evaluated_prompt_once() -> None:
     bench = Bench(FakeBackend(n_ubatch=128))
     bench.submit("a", prompt(1, 300), max_tokens=3)
     bench.run()
@@ -176,13 +176,12 @@ def test_a_sampler_that_fails_ends_only_its_own_request() -> None:
     bench.assert_nothing_is_left()
 
 
-def test_fail_all_tells_everyone_why() -> None:
+def test_stopping_the_engine_fails_every_request_with_shutting_down() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.submit("runs", prompt(1, 20))
     bench.submit("waits", prompt(100, 20))
     bench.step()
-    bench.loop.inbox.put(FailAll(ShuttingDown("bye")))
-    bench.step()
+    bench.close()
     assert isinstance(bench.events("runs")[-1], ShuttingDown)
     assert isinstance(bench.events("waits")[-1], ShuttingDown)
     bench.assert_nothing_is_left()

@@ -32,7 +32,7 @@ def test_a_failure_in_the_middle_of_an_admission_ends_requests_not_the_thread(
     bench.submit("arrives", text(300), 50)
     bench.loop.receive()
     bench.loop._guarded(bench.loop.step)
-    bench.loop.flush()
+    bench.loop.outbox.flush()
     for name in ("runs", "arrives"):
         assert isinstance(bench.events(name)[-1], EngineError)
     monkeypatch.undo()
@@ -98,7 +98,7 @@ def test_what_left_memory_while_its_slot_lived_is_stored_again_before_that_goes(
 
 
 @pytest.mark.parametrize("model_class", [ModelClass.DENSE, ModelClass.HYBRID])
-def test_nobody_waits_for_rows_that_cannot_be_shared(model_class: ModelClass) -> None:
+def test_no_sequence_waits_for_rows_that_cannot_be_shared(model_class: ModelClass) -> None:
     backend = FakeBackend(
         model_class=model_class, n_cells=10_000, off_because="The round trip failed."
     )

@@ -1,4 +1,4 @@
-"""What a glance at the slots tells while a request goes through its phases."""
+"""The status of slots while a request goes through its phases."""
 
 from itertools import groupby
 
@@ -34,7 +34,7 @@ def test_a_request_is_seen_to_prefill_to_decode_and_to_leave() -> None:
     assert done == sorted(done)
 
 
-def test_what_was_found_is_told_while_the_rest_is_computed() -> None:
+def test_cached_tokens_are_reported_while_the_rest_is_computed() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("first", PROMPT, 1)
     bench.submit("next", [*PROMPT, *OTHER], max_tokens=1)

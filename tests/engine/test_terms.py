@@ -1,4 +1,4 @@
-"""Who shares rows, whose go first, what is pinned, named, persisted and looked up."""
+"""Cache terms of requests: namespaces, ranks, pins, names, persistence, and questions."""
 
 import time
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.engine.inquiries import (
+from rekindle.engine.questions import (
     Forget,
+    ListBranches,
     ListStored,
     LookUp,
     PinStored,
     ReadTokens,
-    ShowForest,
 )
 from rekindle.errors import EngineError, TierFailed
 from rekindle.generation.events import CachedSpan, CacheSource, Finished
@@ -31,21 +31,15 @@ SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 
 
 def listed(bench: Bench, namespace: str = "") -> list[StoredPrefix]:
-    found = bench.question(ListStored(namespace, 100))
-    assert isinstance(found, list)
-    return [each for each in found if isinstance(each, StoredPrefix)]
+    return bench.question(ListStored(namespace, 100))
 
 
 def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
-    found = bench.question(LookUp(tuple(prompt), namespace))
-    assert isinstance(found, Forecast)
-    return found
+    return bench.question(LookUp(tuple(prompt), namespace))
 
 
 def forest(bench: Bench, namespace: str = "") -> list[StoredBranch]:
-    found = bench.question(ShowForest(namespace, 100))
-    assert isinstance(found, list)
-    return [each for each in found if isinstance(each, StoredBranch)]
+    return bench.question(ListBranches(namespace, 100))
 
 
 def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
@@ -75,7 +69,7 @@ def test_rows_are_shared_within_a_namespace_only(model_class: ModelClass, holder
     assert again.tokens == expected_reply(prompt, 1)
 
 
-def test_nobody_waits_for_a_prefill_of_another_namespace() -> None:
+def test_no_sequence_waits_for_a_prefill_of_another_namespace() -> None:
     bench = Bench(FakeBackend(n_slots=2))
     prompt = text(2000)
     bench.submit("a", prompt, 1, terms=CacheTerms(namespace="one"))
@@ -378,7 +372,7 @@ def test_pins_that_have_ended_make_room_for_new_ones(
     bench.close()
 
 
-def test_a_disk_that_refuses_is_told_at_once_and_costs_no_budget(
+def test_a_refused_write_fails_the_request_at_once_and_costs_no_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.cli import app
+from rekindle.generation.events import NO_SPANS
 from rekindle.generation.status import Forecast
 from rekindle.observe.request_record import Miss, MissReason
 from rekindle.observe.trace import encode
@@ -156,7 +157,7 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
 class Forecaster(FakeResponder):
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         self.looked_up_for.append(session)
-        return Forecast(1000, (), None, None), CLOCK
+        return Forecast(1000, NO_SPANS, None, None), CLOCK
 
 
 def test_requests_of_any_api_are_looked_up_at_a_server(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from rekindle.engine.backend import Backend
 from rekindle.errors import DecodeFailed, EngineError
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama import probe
 from rekindle.llama.model import GgufModel
 from tests.conftest import TinyModels
 from tests.llama.driver import BLOCK, Saved, make_backend, prefill, prompt, restore, save
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import FakeBackend, InspectedBackend
 from tests.support.tiny_models import SLIDING_WINDOW, TinyArchitecture
 
 N_CELLS = 768
@@ -30,7 +29,7 @@ MODELS = {
 @pytest.fixture(params=MODELS)
 def pair(
     request: pytest.FixtureRequest, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Backend, Backend]]:
+) -> Iterator[tuple[InspectedBackend, InspectedBackend]]:
     model_class: ModelClass = request.param
     if model_class is ModelClass.OPAQUE:
         monkeypatch.setattr(probe, "_classify", lambda *_: model_class)
@@ -45,12 +44,12 @@ def pair(
     model.close()
 
 
-def test_the_fake_answers_like_llama(pair: tuple[Backend, Backend]) -> None:
+def test_the_fake_answers_like_llama(pair: tuple[InspectedBackend, InspectedBackend]) -> None:
     real, fake = (observe(backend) for backend in pair)
     assert fake == real
 
 
-def observe(backend: Backend) -> list[object]:
+def observe(backend: InspectedBackend) -> list[object]:
     """One walk through every verb: what it said, and which errors came when."""
     said: list[object] = [replace(backend.traits, row_bytes=0)]
 

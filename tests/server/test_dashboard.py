@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from rekindle.api.app import ApiSettings
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import snapshot_of
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.request import Rank
 from rekindle.generation.status import CacheCounters, CacheStatus, StoredBranch, TierStatus
 from tests.api.client import serving
@@ -330,7 +330,7 @@ def test_a_shared_store_has_its_place_in_legends_charts_and_budgets(open_page: O
     )
     responder.cache = cache
     history = HourHistory()
-    spans = (CachedSpan(CacheSource.SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 75))
+    spans = NO_SPANS.extended(CacheSource.SHARED, 60).extended(CacheSource.UPSTREAM, 75)
     history.observe(replace(RECORD, n_prompt=100, is_evaluated=True, spans=spans))
     with serving(responder) as url:
         page = is_live(open_page(url))

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.engine.backend import Backend, Sampler
+from rekindle.engine.backend import Sampler
 from rekindle.errors import EngineError
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import Payload, StateTraits
 from rekindle.generation.request import Grammar, Sampling
-from tests.support.fake_backend import CHECKPOINT, ROWS
+from tests.support.fake_backend import CHECKPOINT, ROWS, InspectedBackend
 
 
 class Origin(NamedTuple):
@@ -82,7 +82,7 @@ class AuditedBackend:
 
     def __init__(
         self,
-        inner: Backend,
+        inner: InspectedBackend,
         ledger: Ledger,
         *,
         spare_slot: int | None = None,

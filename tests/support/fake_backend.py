@@ -1,7 +1,7 @@
 """A Backend without a model: it checks every position it is given and counts what it computes.
 
-It has all model classes, and cells that are counted one by one. What llama.cpp would accept and
-then answer wrongly (a missing checkpoint, rows of another prefix) is an AssertionError here.
+The fake has all model classes and counts cells one by one. A mistake that llama.cpp would answer
+with wrong logits (a missing checkpoint, rows of another prefix) is an AssertionError here.
 """
 
 import zlib
@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from rekindle.engine.backend import Backend
 from rekindle.errors import ContextFull, DecodeFailed, EngineError, InvalidRequest
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
@@ -29,6 +30,12 @@ _STATE_ONLY = frozenset({ModelClass.RECURRENT, ModelClass.OPAQUE})  # no rows be
 def next_token(prefix: Sequence[int]) -> int:
     """A function of the whole prefix, so that a wrong row anywhere changes the reply."""
     return 1 + zlib.crc32(b",".join(b"%d" % token for token in prefix)) % 9_999
+
+
+class InspectedBackend(Backend, Protocol):
+    """A backend whose slots a test can measure."""
+
+    def n_positions(self, slot: int) -> int: ...
 
 
 class FakeSampler:
@@ -343,7 +350,7 @@ def _digest(tokens: Sequence[int]) -> bytes:
 def expected_reply(
     prompt: Sequence[int], n_tokens: int, reply: Callable[[Sequence[int]], int] = next_token
 ) -> list[int]:
-    """What a request gets when it runs alone."""
+    """Return the reply of a request that runs alone."""
     tokens = list(prompt)
     for _ in range(n_tokens):
         tokens.append(reply(tokens))

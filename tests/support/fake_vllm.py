@@ -41,7 +41,7 @@ class FakeVllm:
     api_key: str | None = None  # --api-key
     reports_cached: bool = True  # --enable-prompt-tokens-details
     reports_at_once: bool = False  # in every chunk's usage, as vLLM's Rust frontend does
-    status: int = 200  # of whoever generates
+    status: int = 200  # of generating requests
     dies_after: int | None = None  # tokens of a stream
     answers_garbage: bool = False
     samples_nonsense: bool = False  # ids that no vocabulary has
@@ -61,7 +61,7 @@ class FakeVllm:
         return [_prompt(body) for body in self.asked]
 
     def reply_to(self, tokens: list[int]) -> list[int]:
-        """What it says to this prompt if nobody cuts it, with the end token."""
+        """Return the whole reply to this prompt, with the end token."""
         run = list(tokens)
         while len(run) < len(tokens) + self.reply_tokens:
             run.append(self.next_token(run))

@@ -20,7 +20,7 @@ from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Cancel, Delivery, Submit
+from rekindle.engine.orders import Cancel, Delivery
 from rekindle.errors import (
     ContextFull,
     DecodeFailed,
@@ -43,6 +43,7 @@ from tests.support.accounts import (
 )
 from tests.support.audited_backend import AuditedBackend, Ledger
 from tests.support.fake_backend import FakeBackend
+from tests.support.fake_embedder import FakeEmbedder
 from tests.support.fidelity_setup import ROOMY_ENTRIES, ROOT, FlakyDiskTier, Setup, Subject
 from tests.support.stepped_transfers import AT_ONCE, Clock, Pace, SteppedTransfers
 
@@ -120,7 +121,13 @@ class World:
         self.backend = backend
         backend.witness = self
         self._transfers: Transfers | None = None
-        self.loop = EngineLoop(backend, self._said.extend, self._open_cache, queue_size=8)
+        self.loop = EngineLoop(
+            backend,
+            self._said.extend,
+            self._open_cache,
+            queue_size=8,
+            embedder=FakeEmbedder(),
+        )
         self.loop.start()
 
     def _open_cache(self, traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:
@@ -202,7 +209,7 @@ class World:
             max_tokens=n_reply,
             cache_prompt=cache_prompt,
         )
-        self.loop.inbox.put(Submit(request))
+        self.loop.inbox.put(request)
         return name
 
     def finish(self, pace: Pace = AT_ONCE) -> None:
@@ -225,7 +232,7 @@ class World:
         self._obey_orders()
         n_armed = self._n_decodes_to_fail()
         self.loop.step()
-        self.loop.flush()
+        self.loop.outbox.flush()
         self._hear(may_fail=self._n_decodes_to_fail() < n_armed)
         did_work = self._work(pace)
         self.check()
@@ -352,7 +359,7 @@ class World:
         else:
             self._obey_orders()
             self.loop.stop()
-            self.loop.flush()
+            self.loop.outbox.flush()
             self._hear(may_fail=True)
         assert self.is_idle
         self._said.clear()

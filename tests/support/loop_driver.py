@@ -1,12 +1,12 @@
-"""The engine loop on the test's own thread: each step is the test's to take."""
+"""The engine loop on the test's own thread, step by step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rekindle.engine.backend import Embedder
-from rekindle.engine.inquiries import Answer, Question
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Answered, Ask, Cancel, Delivery, Embed, OpenCache, Submit
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache
+from rekindle.engine.questions import Question
 from rekindle.generation.events import PromptEvaluated, TokenSampled
 from rekindle.generation.request import (
     USUAL_TERMS,
@@ -17,6 +17,9 @@ from rekindle.generation.request import (
 )
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
+from tests.support.fake_embedder import FakeEmbedder
+
+T = TypeVar("T")
 
 
 class Asked(NamedTuple):
@@ -26,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class Bench:
-    """An engine loop whose steps the test takes, and all it has said."""
+    """An engine loop whose steps the test takes, and all events that it delivered."""
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Bench:
             self.said.extend,
             open_cache or cache_opener(),
             queue_size=8,
-            embedder=embedder,
+            embedder=embedder or FakeEmbedder(),
         )
         self.loop.start()
 
@@ -66,25 +69,22 @@ class Bench:
             background=background,
             terms=terms,
         )
-        self.loop.inbox.put(Submit(request))
+        self.loop.inbox.put(request)
 
     def embed(self, name: str, *inputs: Sequence[int]) -> None:
-        request = EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs)))
-        self.loop.inbox.put(Embed(request))
+        self.loop.inbox.put(EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs))))
 
-    def question(self, question: Question) -> Answer:
-        name = f"question {len(self.said)}"
-        self.loop.inbox.put(Ask(name, question))
+    def question(self, question: Question[T]) -> T:
+        order = Ask(question)
+        self.loop.inbox.put(order)
         self.step()
-        [answered] = self.events(name)
-        assert isinstance(answered, Answered)
-        return answered.answer
+        return order.outcome.result(timeout=0)
 
     def step(self) -> None:
         self.loop.inbox.put(Cancel("nobody"))  # receive() blocks on an empty inbox when idle
         self.loop.receive()
         self.loop.step()
-        self.loop.flush()
+        self.loop.outbox.flush()
 
     def run(self, n_steps: int = 500) -> None:
         for _ in range(n_steps):
@@ -110,7 +110,7 @@ class Bench:
         n_steps: int = 500,
         **options: Any,
     ) -> Asked:
-        """One request from start to end; what it cost, and what it got."""
+        """Run one request from start to end. Return its cost and its tokens."""
         before = self.backend.n_computed
         self.submit(name, prompt, max_tokens, **options)
         self.run(n_steps)
@@ -118,7 +118,7 @@ class Bench:
         return Asked(evaluated, self.tokens(name), self.backend.n_computed - before)
 
     def assert_nothing_is_left(self) -> None:
-        """Rows stay in idle slots; everything that belonged to a request is gone."""
+        """Check that nothing of a request is left but the rows in idle slots."""
         assert all(sampler.closed for sampler in self.backend.samplers)
         status = self.loop.status()
         assert (status.n_running, status.n_waiting, status.n_background) == (0, 0, 0)
@@ -126,4 +126,4 @@ class Bench:
 
     def close(self) -> None:
         self.loop.stop()
-        self.loop.flush()
+        self.loop.outbox.flush()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, MissReason, RequestRecord
 
@@ -16,7 +16,7 @@ RECORD = RequestRecord(
     started_at=1_000_000.0,
     n_prompt=1000,
     is_evaluated=True,
-    spans=(CachedSpan(CacheSource.LIVE, 0, 300), CachedSpan(CacheSource.DISK, 300, 700)),
+    spans=NO_SPANS.extended(CacheSource.LIVE, 300).extended(CacheSource.DISK, 700),
     n_generated=11,
     n_recomputed=20,
     n_remembered_turns=2,

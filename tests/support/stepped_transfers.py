@@ -1,4 +1,4 @@
-"""Time as a test wants it: transfers whose jobs it does itself, and a clock that it moves."""
+"""Transfers without threads, and a clock, both driven by the test."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,10 +12,10 @@ from rekindle.cache.disk import residency as disk_store
 from rekindle.cache.disk import transfers
 from rekindle.cache.disk.transfers import Event, Job, Transfers
 from rekindle.cache.stores import back_store
-from rekindle.engine import loop, reports
+from rekindle.engine import loop, reports, sequence
 from rekindle.engine.export import slot_saver
-from rekindle.engine.reuse import warm_start
-from rekindle.engine.scheduler import admission, batch_runner, roster
+from rekindle.engine.reuse import placement, prefix_finder, restorer
+from rekindle.engine.scheduler import admission, batch_runner, run_queue
 
 _EVERYTHING = 1_000_000
 _TIMED = (
@@ -23,9 +23,12 @@ _TIMED = (
     admission,
     batch_runner,
     reports,
-    roster,
+    run_queue,
     slot_saver,
-    warm_start,
+    prefix_finder,
+    placement,
+    restorer,
+    sequence,
     prefix_cache,
     keeper,
     back_store,
@@ -45,13 +48,13 @@ AT_ONCE = Pace(_EVERYTHING, _EVERYTHING)
 
 
 class SteppedTransfers(Transfers):
-    """Without threads: nothing happens on disk but in `work`."""
+    """Transfers without threads: jobs are done in `work` only."""
 
     def start(self) -> None:
         self._writes.put(self._open)
 
     def work(self, pace: Pace) -> int:
-        """How many jobs there were to do, at most as many as the pace has."""
+        """Do as many jobs as the pace allows. Return how many were done."""
         return _work(self._reads, pace.n_reads) + _work(self._writes, pace.n_writes)
 
     def wait(self, timeout_seconds: float) -> Event | None:
@@ -63,7 +66,7 @@ class SteppedTransfers(Transfers):
         self.crash()
 
     def crash(self) -> None:
-        """What was not done is lost."""
+        """Close the tier; pending jobs are lost."""
         self._quietly(self._tier.close)
 
 
@@ -78,7 +81,7 @@ def _work(jobs: SimpleQueue[Job | None], n_jobs: int) -> int:
 
 
 class Clock:
-    """Stands in for the module `time`. Whoever looks at it makes a little time pass."""
+    """Stands in for the module `time`. Each reading advances the clock a little."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -91,7 +94,7 @@ class Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """What is measured decides what is evicted first, so it has to be the same every time."""
+        """Measured times decide what is evicted first, so they must be the same in every run."""
         with ExitStack() as patches:
             for module in _TIMED:
                 patches.enter_context(patch.object(module, "time", self))

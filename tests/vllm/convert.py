@@ -42,7 +42,7 @@ Metadata = dict[str, Any]
 
 
 def read_metadata(path: Path) -> Metadata:
-    """What gguf's own reader takes seconds for."""
+    """Read the metadata; gguf's own reader takes seconds for it."""
     with path.open("rb") as file:
         return dict(_pairs(_Bytes(file.read(METADATA_BYTES))))
 

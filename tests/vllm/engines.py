@@ -28,8 +28,8 @@ async def engine_on(
     queue_size: int = 8,
     first_byte_seconds: float = 30.0,
 ) -> AsyncIterator[VllmEngine]:
-    """Those that do not answer yet are tried again soon."""
-    upstreams = [Upstream(fake.url) for fake in fakes]
+    """Run an engine on the fakes. Upstreams that do not answer yet are probed again soon."""
+    upstreams = [Upstream(fake.url, api_key=None) for fake in fakes]
     async with httpx.AsyncClient() as client:
         for upstream in upstreams:
             try:

@@ -80,7 +80,7 @@ def test_the_next_turn_finds_in_vllm_what_the_last_one_left(switches: dict[str, 
         asyncio.run(play(fake))
 
 
-def test_what_was_cached_is_told_at_once_where_vllm_tells_it_at_once() -> None:
+def test_cached_tokens_are_reported_at_once_if_vllm_reports_them_at_once() -> None:
     async def play(fake: FakeVllm) -> None:
         async with engine_on(fake) as engine:
             await events_of(engine.submit(request("a")))
@@ -217,7 +217,7 @@ def test_what_vllm_cannot_do_is_refused_by_name() -> None:
             assert refused.value.param == "typical_p"
             with pytest.raises(PromptTooLong):
                 engine.submit(request("b", range(fake.n_ctx)))
-            with pytest.raises(InvalidRequest, match="disk"):
+            with pytest.raises(InvalidRequest, match="persist"):
                 engine.submit(
                     GenerationRequest(
                         id="c",
@@ -238,7 +238,7 @@ def test_what_vllm_cannot_do_is_refused_by_name() -> None:
         asyncio.run(play(fake))
 
 
-def test_work_in_the_background_makes_way_at_once() -> None:
+def test_background_requests_yield_at_once() -> None:
     async def play(fake: FakeVllm) -> None:
         async with engine_on(fake) as engine:
             events = await events_of(engine.submit(request("a", background=True)))
@@ -278,10 +278,10 @@ def test_silence_is_a_time_out() -> None:
     [
         ({"status": 500}, "500: EngineCore"),
         ({"answers_garbage": True}, "<html>"),
-        ({"samples_nonsense": True}, "no token"),
+        ({"samples_nonsense": True}, "unknown token"),
     ],
 )
-def test_a_bad_answer_is_told_in_its_own_words(fault: dict[str, object], words: str) -> None:
+def test_a_bad_answer_is_reported_in_its_own_words(fault: dict[str, object], words: str) -> None:
     async def play(fake: FakeVllm) -> None:
         async with engine_on(fake) as engine:
             for name, value in fault.items():

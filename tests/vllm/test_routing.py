@@ -1,4 +1,4 @@
-"""Several upstreams: who gets a request, and what happens when one fails."""
+"""Several upstreams: routing of requests, and failover."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ def test_before_the_first_token_another_upstream_takes_over(fault: dict[str, obj
         asyncio.run(play(one, two))
 
 
-def test_after_the_first_token_nobody_takes_over() -> None:
+def test_after_the_first_token_no_other_upstream_takes_over() -> None:
     async def play(one: FakeVllm, two: FakeVllm) -> None:
         async with engine_on(one, two) as engine:
             one.dies_after = 2

@@ -1,4 +1,4 @@
-"""Our settings in vLLM's words."""
+"""Sampling settings as vLLM names them."""
 
 import json
 import math

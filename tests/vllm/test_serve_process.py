@@ -26,8 +26,8 @@ def test_the_command_serves_drains_and_exits_with_0(hf_folder: Path) -> None:
             assert "generates over /inference/v1/generate" in server.log
 
 
-def test_a_start_that_cannot_be_is_one_sentence(hf_folder: Path) -> None:
-    """Exit code 1 where trying again may help: a supervisor starts it anew."""
+def test_a_failed_start_prints_one_sentence(hf_folder: Path) -> None:
+    """Exit code 1 means that a retry may help: a supervisor restarts the server."""
     nobody = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "rekindle", "serve", "--port", str(free_port())]
     for code, more, words in (

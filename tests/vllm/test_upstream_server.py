@@ -63,7 +63,7 @@ def fake(shared_fake: FakeVllm) -> Iterator[FakeVllm]:
 
 
 def wait_until_used(url: str) -> None:
-    """It rests for a moment after a failure."""
+    """Wait for the probe that follows a failure."""
     deadline = time.monotonic() + 20
     while not httpx.get(f"{url}/props").json()["total_slots"]:
         assert time.monotonic() < deadline
@@ -90,7 +90,7 @@ def n_prefilled(url: str) -> float:
 def test_turn_after_turn_begins_with_the_ids_of_the_last_and_what_it_sampled(
     url: str, fake: FakeVllm
 ) -> None:
-    """Whatever text the reply is, its ids come back: vLLM's own prefix cache hits."""
+    """The sampled ids come back for any text of the reply, so vLLM's own prefix cache hits."""
     messages = [{"role": "system", "content": SYSTEM}]
     cached, sizes = [], []
     for turn in range(4):

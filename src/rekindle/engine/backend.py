@@ -1,7 +1,7 @@
-"""What the engine needs of whatever computes: a dozen verbs. llama.cpp's version is in `llama`.
+"""Protocols of the backend that computes for the engine. llama.cpp's backend is in `llama`.
 
 A slot is one of the backend's sequence ids. All slots share `n_cells` positions. An embedder
-has a context of its own, so nothing it does can touch them.
+has a context of its own and cannot touch them.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Sampler(Protocol):
 class Backend(Protocol):
     n_slots: int
     n_cells: int
-    n_ctx: int  # the longest a single sequence may grow
-    n_ubatch: int  # tokens that are computed in one go
+    n_ctx: int  # the most tokens of one sequence
+    n_ubatch: int  # the most tokens that are computed at once
     eog_tokens: frozenset[int]
-    traits: StateTraits  # true once `warm_up` has returned
+    traits: StateTraits  # final once `warm_up` has returned
 
     def decode(
         self,
@@ -31,7 +31,7 @@ class Backend(Protocol):
         slots: list[int],
         outputs: list[int],
     ) -> None:
-        """Computes one batch; the lists are the backend's to keep.
+        """Compute one batch. The caller must not change the lists afterwards.
 
         Raises ContextFull (nothing changed) or DecodeFailed.
         """
@@ -40,7 +40,7 @@ class Backend(Protocol):
     def sample(
         self, samplers: Sequence[Any], rows: Sequence[int]
     ) -> list[TokenSampled | Exception]:
-        """One token per sampler, from the given rows of the last decode's outputs."""
+        """Return one token per sampler, from the given rows of the last decode's outputs."""
         ...
 
     def new_sampler(
@@ -48,85 +48,82 @@ class Backend(Protocol):
     ) -> Sampler: ...
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Any thread may call this one."""
+        """Compile the grammar. Raises InvalidRequest. Any thread may call it."""
         ...
 
     def clear_slot(self, slot: int) -> None: ...
 
     def clear_all(self) -> None:
-        """Forgets every row of every slot, also those a failed decode left in disorder."""
+        """Drop every row of every slot, also rows that a failed decode left in disorder."""
         ...
 
     def can_trim(self, slot: int, n_keep: int) -> bool:
-        """Whether the slot can be cut back to its first `n_keep` positions."""
+        """Return whether the slot can be trimmed to its first `n_keep` positions."""
         ...
 
     def trim_slot(self, slot: int, n_keep: int) -> None:
-        """Only after `can_trim` said yes."""
+        """Drop all but the first `n_keep` positions. Only after `can_trim` returned True."""
         ...
 
     def copy_slot(self, source: int, target: int) -> None:
-        """Makes the empty `target` equal to `source`; rows are shared, not duplicated."""
+        """Make the empty `target` equal to `source`; rows are shared, not copied."""
         ...
 
     def expect_exports(self, n_rows: int) -> None:
-        """Most exports will be of so many rows: memory for them may be made ahead."""
+        """Announce the usual size of an export, so that memory can be allocated ahead."""
         ...
 
     def export_rows(self, slot: int, start: int, stop: int) -> Payload: ...
 
     def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
-        """Adds positions [start, stop) behind those the slot holds.
+        """Append positions [start, stop) to those that the slot holds.
 
-        `rows` was exported for a range that covers these. Raises EngineError, and then the slot
-        is empty.
+        `rows` was exported for a range that covers these. Raises EngineError and empties the slot.
         """
         ...
 
     def export_checkpoint(self, slot: int) -> Payload: ...
 
     def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
-        """The last step of a restore. Raises EngineError, and then the slot is empty."""
+        """Finish a restore. Raises EngineError and empties the slot."""
         ...
 
     @property
     def pays_for_holes(self) -> bool:
-        """Whether cells below the highest in use cost time even when nobody uses them."""
+        """Whether attention also reads unused cells below the highest cell in use."""
         ...
 
     @property
     def has_room_to_move(self) -> bool: ...
 
     def move_down(self, slot: int) -> None:
-        """Moves its rows to the lowest free cells; it shares none with another slot.
+        """Move the slot's rows to the lowest free cells. The slot must share no cells.
 
-        Only where there is room. Raises DecodeFailed, and then nobody's rows are sure.
+        Only if `has_room_to_move`. Raises DecodeFailed, after which no slot's rows are valid.
         """
         ...
 
-    def n_positions(self, slot: int) -> int: ...
-
     def warm_up(self) -> None:
-        """The first call on the engine thread: probes what can be stored, sets `traits`."""
+        """Probe which state can be stored and set `traits`. First call on the engine thread."""
         ...
 
     def close(self) -> None: ...
 
 
 class Embedder(Protocol):
-    """Computes one input at a time, in parts. For the engine thread, but for the two numbers."""
+    """Computes one input at a time, in parts. Other threads may read the two numbers."""
 
     n_ctx: int  # the longest input
     n_dimensions: int
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Forgets the input before it. Raises InvalidRequest if the model makes no embeddings."""
+        """Start a new input. Raises InvalidRequest if the model makes no embeddings."""
         ...
 
     def advance(self) -> bytes | None:
-        """Computes the next part; after the last one, the vector. Raises EngineError."""
+        """Compute the next part. Return the vector after the last one. Raises EngineError."""
         ...
 
     def rest(self) -> None:
-        """Gives its memory back until the next input."""
+        """Free the embedder's memory until the next input."""
         ...

@@ -1,6 +1,6 @@
 """Embedding requests on the engine thread: in order of arrival, one part of one input at a time.
 
-They take no slot, and share nothing with sequences but the time of a step.
+Embeddings take no slot. They share only the time of a step with sequences.
 """
 
 import logging
@@ -9,32 +9,30 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
-from rekindle.errors import EngineError, InvalidRequest, RekindleError
+from rekindle.engine.outbox import Outbox
+from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest
 from rekindle.generation.status import EmbedderStatus
 
 _log = logging.getLogger(__name__)
 
-REST_SECONDS = 300.0  # without a request, until the embedder's memory is given back; picked
-
-Outcome = tuple[str, Embedded | RekindleError]  # request id, how it ended
+REST_SECONDS = 300.0  # without a request, until the embedder frees its memory; picked
 
 
 @dataclass(slots=True)
 class _WaitingInput:
     request: EmbeddingRequest
     vectors: list[bytes] = field(default_factory=list)
-    has_begun: bool = False  # the embedder has the next input
+    has_begun: bool = False  # the embedder holds the next input
 
 
 class EmbeddingQueue:
-    """Without an embedder every request is refused."""
-
-    def __init__(self, embedder: Embedder | None) -> None:
+    def __init__(self, embedder: Embedder, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._embedder = embedder
         self._pending: deque[_WaitingInput] = deque()
-        self._rests_at: float | None = None  # None: it holds nothing
+        self._rests_at: float | None = None  # None: the embedder holds no memory
 
     @property
     def is_busy(self) -> bool:
@@ -48,28 +46,32 @@ class EmbeddingQueue:
             if pending.request.id == request_id:
                 self._pending.remove(pending)
 
-    def fail_all(self, error: RekindleError) -> list[Outcome]:
-        failed = [(pending.request.id, error) for pending in self._pending]
-        self._pending.clear()
-        return list(failed)
+    def fail_all(self, error: RekindleError) -> None:
+        while self._pending:
+            self._end(self._pending[0], error)
 
-    def advance(self) -> list[Outcome]:
-        """The next part of the oldest request; whatever goes wrong ends that request only."""
+    def advance(self) -> bool:
+        """Compute the next part of the oldest request. Return False if there is no request.
+
+        A failure ends that request only. An embedder that is idle for long frees its memory.
+        """
+        if not self._pending:
+            if self._rests_at is not None and time.monotonic() >= self._rests_at:
+                self.close()
+            return False
         pending = self._pending[0]
         try:
-            self._advance(pending)
+            self._compute_part(pending)
+            if len(pending.vectors) == len(pending.request.inputs):
+                self._end(pending, Embedded(tuple(pending.vectors)))
         except RekindleError as error:
-            return [self._end(pending, error)]
+            self._end(pending, error)
         except Exception as error:
-            _log.exception("request=%s cannot be embedded", pending.request.id)
-            return [self._end(pending, EngineError(f"The embedder failed: {error}"))]
-        if len(pending.vectors) < len(pending.request.inputs):
-            return []
-        return [self._end(pending, Embedded(tuple(pending.vectors)))]
+            _log.exception("engine: embedding failed request=%s", pending.request.id)
+            self._end(pending, EngineError(f"The embedder failed: {error}"))
+        return True
 
-    def _advance(self, pending: _WaitingInput) -> None:
-        if self._embedder is None:
-            raise InvalidRequest("This server makes no embeddings.")
+    def _compute_part(self, pending: _WaitingInput) -> None:
         self._rests_at = time.monotonic() + REST_SECONDS
         if not pending.has_begun:
             self._embedder.begin(pending.request.inputs[len(pending.vectors)])
@@ -78,26 +80,19 @@ class EmbeddingQueue:
             pending.vectors.append(vector)
             pending.has_begun = False
 
-    def _end(self, pending: _WaitingInput, outcome: Embedded | RekindleError) -> Outcome:
+    def _end(self, pending: _WaitingInput, outcome: Embedded | RekindleError) -> None:
         self._pending.remove(pending)
-        return pending.request.id, outcome
+        self._outbox.put(pending.request.id, outcome)
 
-    def seconds_to_rest(self, now: float) -> float | None:
-        return None if self._rests_at is None else max(0.0, self._rests_at - now)
-
-    def rest_when_idle(self, now: float) -> None:
-        if self._rests_at is not None and now >= self._rests_at and not self.is_busy:
-            self.close()
+    def seconds_to_rest(self) -> float | None:
+        return None if self._rests_at is None else max(0.0, self._rests_at - time.monotonic())
 
     def close(self) -> None:
         self._rests_at = None
-        if self._embedder is not None:
-            self._embedder.rest()
+        self._embedder.rest()
 
-    def status(self) -> EmbedderStatus | None:
-        """A glance from another thread."""
-        if self._embedder is None:
-            return None
+    def status(self) -> EmbedderStatus:
+        """Any thread may call it."""
         return EmbedderStatus(
             n_ctx=self._embedder.n_ctx,
             n_dimensions=self._embedder.n_dimensions,

@@ -1,7 +1,7 @@
-"""The hot loop: one thread owns the backend, every Sequence and the PrefixCache.
+"""The engine loop: one thread owns the backend, every Sequence and the PrefixCache.
 
-Nothing here knows text, JSON or asyncio. Requests arrive and token events leave
-through `handle.py`. The parts of a step have files of their own; this one puts them in order.
+The loop knows nothing of text, JSON or asyncio. Requests arrive and token events leave through
+`handle.py`. Each part of a step has a file of its own; this file puts them in order.
 """
 
 import logging
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -16,46 +17,39 @@ from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.inquiries import Inquiries, Question
-from rekindle.engine.orders import (
-    Answered,
-    Ask,
-    Cancel,
-    Delivery,
-    Embed,
-    FailAll,
-    OpenCache,
-    Order,
-    Stop,
-    Submit,
-    Wake,
-)
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Stop, Wake
 from rekindle.engine.outbox import Outbox
+from rekindle.engine.questions import EngineView
 from rekindle.engine.reports import Reports, slot_status
-from rekindle.engine.reuse.warm_start import WarmStart
+from rekindle.engine.reuse.placement import Placement
+from rekindle.engine.reuse.prefix_finder import PrefixFinder
+from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.admission import Admission
 from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
-from rekindle.engine.scheduler.roster import Roster
-from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.scheduler.compaction import Compaction
+from rekindle.engine.scheduler.run_queue import RunQueue
+from rekindle.engine.sequence import Phase, Sequence, new_sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
 from rekindle.generation.model_state import ModelClass
-from rekindle.generation.request import GenerationRequest
+from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 from rekindle.generation.status import EngineStatus
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# Looking up a member of an Enum takes longer than all else that is done with it per token.
+# Looking up a member of an Enum is slow.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
-STALL_CHECK_SECONDS = 1.0  # a restore that waits is looked after this often, besides every wake
-CLOSE_SECONDS = 10.0  # for writes to reach the disk at the end; picked
+STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
+CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
 
 
 class EngineLoop:
-    """`deliver` gets everything one step has to say, in one call, on the engine thread."""
+    """`deliver` gets the events of one step in one call, on the engine thread."""
 
     def __init__(
         self,
@@ -64,28 +58,28 @@ class EngineLoop:
         open_cache: OpenCache,
         *,
         queue_size: int,
-        embedder: Embedder | None = None,
+        embedder: Embedder,
     ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
         self._backend = backend
         self._open_cache = open_cache
         self._queue_size = queue_size
         self._slots = Slots(backend.n_slots, backend.n_cells)
-        self._embeddings = EmbeddingQueue(embedder)
-        self._persisting = PersistQueue()
-        self._outbox = Outbox(deliver)
-        self._roster = Roster(backend, self._slots, self._persisting, self._outbox)
-        self._is_stalled = False  # the last step could do nothing
-        self._has_news = False  # the cache has more to take in
+        self.outbox = Outbox(deliver)
+        self._embeddings = EmbeddingQueue(embedder, self.outbox)
+        self._persisting = PersistQueue(self.outbox)
+        self._run_queue = RunQueue(backend, self._slots, self._persisting, self.outbox)
+        self._is_stalled = False  # the last step made no progress
+        self._has_more_events = False  # of finished transfers, for the next poll
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
         self._guarded(self.start)
         while self.receive():
             self._guarded(self.step)
-            self.flush()  # what a step did last, or left when it failed
+            self.outbox.flush()  # events after the step's own flush, or of a failed step
         self._guarded(self.stop)
-        self.flush()
+        self.outbox.flush()
         self._embeddings.close()
         self._backend.close()
 
@@ -100,35 +94,43 @@ class EngineLoop:
     def _use_cache(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._saver = SlotSaver(self._backend, self._slots, cache)
-        self._warm_start = WarmStart(self._backend, self._slots, cache, self._saver)
-        self._inquiries = Inquiries(cache, self._slots, self._saver, self._warm_start)
-        self._reports = Reports(cache, self._outbox)
-        self._admission = Admission(self._backend, self._roster, self._warm_start, self._reports)
-        self._batches = BatchRunner(self._backend, self._slots, self._roster, cache, self._saver)
+        holders = (self._backend, self._slots, cache, self._saver)
+        self._finder = PrefixFinder(*holders)
+        self._view = EngineView(cache, self._slots, self._saver, self._finder)
+        self._reports = Reports(cache, self.outbox)
+        restorer = Restorer(*holders)
+        placement = Placement(*holders, restorer)
+        self._admission = Admission(
+            self._backend, self._run_queue, self._finder, placement, restorer, self._reports
+        )
+        compaction = Compaction(self._backend, self._slots)
+        self._batches = BatchRunner(*holders, self._run_queue, compaction)
 
     def stop(self) -> None:
-        self._fail_all(ShuttingDown("The engine has stopped."))
+        error = ShuttingDown("The engine has stopped.")
+        self._fail_without_slot(error)
+        self._run_queue.fail_all(error)
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             for slot in self._slots.all:
                 while not self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False):
                     if not self._cache.wait(_seconds_until(deadline)):
-                        break  # memory has no room, and the disk makes none
+                        break  # memory is full, and the disk does not keep up
         finally:
             self._cache.close(_seconds_until(deadline))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Whatever goes wrong ends requests, never the thread: nobody could restart it."""
+        """Fail every request on an error, but never end the thread: it cannot be restarted."""
         try:
             action()
         except Exception as error:
-            _log.exception("the engine failed; every request ends")
-            self._start_afresh(EngineError(f"The engine failed: {error}"))
+            _log.exception("engine: failed, every request ends")
+            self._reset(EngineError(f"The engine failed: {error}"))
 
-    def _start_afresh(self, error: EngineError) -> None:
-        """In the middle of anything: everyone is told, and nothing that was in hand is trusted."""
-        sequences = self._roster.abandon(error)
-        self._fail_beside(error)
+    def _reset(self, error: EngineError) -> None:
+        """Fail every request and drop every row. The engine may have failed at any point."""
+        sequences = self._run_queue.abandon(error)
+        self._fail_without_slot(error)
         try:
             for sequence in sequences:
                 if sequence.restore is not None:
@@ -137,35 +139,23 @@ class EngineLoop:
                     sequence.sampler.close()
             self._backend.clear_all()
         except Exception:
-            _log.exception("the engine could not be cleaned up")
-        for slot in self._slots.all:
-            self._slots.forget(slot)
+            _log.exception("engine: reset failed")
+        self._slots.forget_all()
 
     def step(self) -> None:
-        self._has_news = self._cache.poll()
-        n_decoding = sum(sequence.phase is _DECODING for sequence in self._roster.running)
-        did_something = self._admission.admit_waiting(n_decoding)
-        did_something |= self._admission.advance_restores(n_decoding)
-        if plan := self._batches.plan():
-            did_something = True
-            if self._batches.decode(plan):
-                self._settle(plan)
-        self.flush()  # nobody's token waits for an export
-        phases = {sequence.phase for sequence in self._roster.running}
-        did_something |= self._saver.save_some(
-            others_decode=_DECODING in phases,
-            others_compute=_DECODING in phases or _PREFILLING in phases,
-        )
-        self._outbox.put_all(self._persisting.advance(self._cache))
-        if self._embeddings.is_busy:  # one part in a step, however many streams run beside it
-            did_something = True
-            self._outbox.put_all(self._embeddings.advance())
-        self._embeddings.rest_when_idle(time.monotonic())
-        self._is_stalled = not did_something
+        self._has_more_events = self._cache.poll()
+        progressed = self._admission.admit_waiting()
+        progressed |= self._admission.advance_restores()
+        progressed |= self._batches.run(on_computed=self._sample)
+        self.outbox.flush()  # tokens never wait for an export
+        progressed |= self._saver.save_some(self._run_queue.running)
+        self._persisting.advance(self._cache)
+        progressed |= self._embeddings.advance()  # one part per step, beside any number of streams
+        self._is_stalled = not progressed
 
     def status(self) -> EngineStatus:
-        """A glance from another thread: the numbers may be one step apart."""
-        running, waiting = list(self._roster.running), list(self._roster.waiting)
+        """Return the status. Any thread may call it; the numbers may be one step apart."""
+        running, waiting = list(self._run_queue.running), list(self._run_queue.waiting)
         return EngineStatus(
             n_slots=self._backend.n_slots,
             n_running=len(running) - _n_background(running),
@@ -181,12 +171,8 @@ class EngineLoop:
         )
 
     def receive(self) -> bool:
-        """Takes all orders there are; blocks only when there is nothing to do."""
-        timeout = self._embeddings.seconds_to_rest(time.monotonic())
-        if self._has_news or self._embeddings.is_busy:
-            timeout = 0.0
-        elif not self._roster.is_empty or self._persisting.is_busy:
-            timeout = self._roster.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
+        """Carry out all orders; block only when there is nothing to do. Return False at the end."""
+        timeout = self._seconds_to_wait()
         while True:
             try:
                 order = self.inbox.get(block=timeout != 0.0, timeout=timeout)
@@ -197,66 +183,58 @@ class EngineLoop:
             self._guarded(partial(self._obey, order))
             timeout = 0.0
 
-    def _obey(self, order: Submit | Embed | Ask | Cancel | FailAll | Wake) -> None:
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long to wait for an order; None: until one comes."""
+        if self._has_more_events or self._embeddings.is_busy:
+            return 0.0
+        if self._run_queue.is_empty and not self._persisting.is_busy:
+            return self._embeddings.seconds_to_rest()
+        return self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
+
+    def _obey(self, order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake) -> None:
         match order:
-            case Submit(request):
-                self._accept(request)
-            case Embed(embedding):
-                self._roster.yield_background()
-                self._embeddings.accept(embedding)
-            case Ask(question_id, question):
-                self._answer(question_id, question)
+            case GenerationRequest():
+                self._accept(order)
+            case EmbeddingRequest():
+                self._run_queue.yield_background()
+                self._embeddings.accept(order)
+            case Ask():
+                self._answer(order)
             case Cancel(request_id):
                 self._cancel(request_id)
-            case FailAll(error):
-                self._fail_all(error)
             case Wake():
                 pass  # the next step polls
 
-    def _answer(self, question_id: str, question: Question) -> None:
+    def _answer(self, order: Ask[T]) -> None:
+        if not order.outcome.set_running_or_notify_cancel():
+            return
         try:
-            answer: Answered | EngineError = Answered(self._inquiries.answer(question))
-        except Exception as error:  # whoever asks waits for a word
-            _log.exception("a question could not be answered")
-            answer = EngineError(f"The engine has no answer: {error}")
-        self._outbox.put(question_id, answer)
+            order.outcome.set_result(order.question.answer(self._view))
+        except Exception as error:  # the client waits for an answer or an error
+            _log.exception("engine: question failed")
+            order.outcome.set_exception(EngineError(f"The engine has no answer: {error}"))
 
     def _accept(self, request: GenerationRequest) -> None:
         if not request.background:
-            self._roster.yield_background()
-        elif self._embeddings.is_busy or self._roster.has_foreground:
-            self._outbox.put(request.id, Finished(StopCause.YIELDED))
+            self._run_queue.yield_background()
+        elif self._embeddings.is_busy or self._run_queue.has_foreground:
+            self.outbox.put(request.id, Finished(StopCause.YIELDED))
             return
-        max_length = self._backend.n_ctx
-        if request.max_tokens is not None:
-            max_length = min(max_length, len(request.prompt) + request.max_tokens)
-        tokens = list(request.prompt)
-        sequence = Sequence(
-            request=request,
-            arrived_at=time.monotonic(),
-            max_length=max_length,
-            tokens=tokens,
-            keys=self._cache.keys(tokens, request.terms.namespace),
-        )
-        self._roster.enlist(sequence)
-        self._warm_start.ask_others(sequence)
+        sequence = new_sequence(request, self._cache, n_ctx=self._backend.n_ctx)
+        self._run_queue.add(sequence)
+        self._finder.look_up_stores(sequence)
 
     def _cancel(self, request_id: str) -> None:
         self._embeddings.cancel(request_id)
         self._persisting.cancel(request_id)
-        self._roster.cancel(request_id)
+        self._run_queue.cancel(request_id)
 
-    def _fail_beside(self, error: RekindleError) -> None:
-        """What neither runs nor waits for a slot."""
-        self._outbox.put_all(self._embeddings.fail_all(error))
-        self._outbox.put_all((request_id, error) for request_id in self._persisting.drain())
+    def _fail_without_slot(self, error: RekindleError) -> None:
+        self._embeddings.fail_all(error)
+        self._persisting.fail_all(error)
 
-    def _fail_all(self, error: RekindleError) -> None:
-        self._fail_beside(error)
-        self._roster.fail_all(error)
-
-    def _settle(self, plan: list[BatchItem]) -> None:
-        """What the batch computed becomes part of its sequences; complete ones get a token."""
+    def _sample(self, plan: list[BatchItem]) -> None:
+        """Advance sequences by what the batch computed; sample a token for the complete ones."""
         complete: list[Sequence] = []
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
@@ -272,7 +250,7 @@ class EngineLoop:
             if sequence.is_sampled:
                 complete.append(sequence)
             else:
-                self._roster.finish(sequence, StopCause.LENGTH)
+                self._run_queue.finish(sequence, StopCause.LENGTH)
         if not complete:
             return
         samplers = [sequence.sampler for sequence in complete]
@@ -281,23 +259,20 @@ class EngineLoop:
             if isinstance(result, TokenSampled):
                 self._append(sequence, result)
             elif isinstance(result, RekindleError):
-                self._roster.fail(sequence, result)
+                self._run_queue.fail(sequence, result)
             else:
-                self._roster.fail(sequence, EngineError(f"Sampling failed: {result}"))
+                self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
         sequence.phase = _DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
-            self._roster.finish(sequence, StopCause.END_OF_TURN, token)
+            self._run_queue.finish(sequence, StopCause.END_OF_TURN, token)
             return
         sequence.tokens.append(token)
-        self._outbox.put(sequence.request.id, sampled)
+        self.outbox.put(sequence.request.id, sampled)
         if len(sequence.tokens) >= sequence.max_length:
-            self._roster.finish(sequence, StopCause.LENGTH)
-
-    def flush(self) -> None:
-        self._outbox.flush()
+            self._run_queue.finish(sequence, StopCause.LENGTH)
 
 
 def _n_background(sequences: list[Sequence]) -> int:

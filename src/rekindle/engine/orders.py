@@ -1,35 +1,24 @@
-"""What the engine thread is told to do, and what it says back."""
+"""Orders to the engine thread, and the events that it delivers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.inquiries import Answer, Question
+from rekindle.engine.questions import Question
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Embedded, TokenEvent
 from rekindle.generation.model_state import StateTraits
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: GenerationRequest
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
-    request: EmbeddingRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    id: str
-    question: Question
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    answer: Answer
+class Ask(Generic[T]):
+    question: Question[T]
+    outcome: Future[T] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +26,14 @@ class Cancel:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailAll:
-    error: RekindleError
-
-
 class Wake:
-    """Something to poll: bytes have arrived, or room has."""
+    """Makes the engine poll the cache: a transfer has finished, or there is room again."""
 
 
 class Stop:
     pass
 
 
-Order = Submit | Embed | Ask | Cancel | FailAll | Wake | Stop
+Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
-# The id of a request or a question, and what became of it.
-Delivery = tuple[str, TokenEvent | Embedded | Answered | RekindleError]
+Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event

@@ -1,8 +1,8 @@
-"""What the engine thread has to say: collected in a step, delivered in one call."""
+"""Events of the engine thread: collected during a step, delivered in one call."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from rekindle.engine.orders import Answered, Delivery
+from rekindle.engine.orders import Delivery
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Embedded, TokenEvent
 
@@ -12,11 +12,8 @@ class Outbox:
         self._deliver = deliver
         self._deliveries: list[Delivery] = []
 
-    def put(self, to: str, news: TokenEvent | Embedded | Answered | RekindleError) -> None:
-        self._deliveries.append((to, news))
-
-    def put_all(self, deliveries: Iterable[Delivery]) -> None:
-        self._deliveries += deliveries
+    def put(self, request_id: str, event: TokenEvent | Embedded | RekindleError) -> None:
+        self._deliveries.append((request_id, event))
 
     def flush(self) -> None:
         if self._deliveries:

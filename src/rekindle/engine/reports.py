@@ -1,28 +1,23 @@
-"""What is told of a prompt while it is computed and when it is, and of a slot to whoever looks."""
+"""Progress of a prompt for its reader, and the status of a slot."""
 
 import time
+from dataclasses import dataclass
 
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.outbox import Outbox
-from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.sequence import Sequence
 from rekindle.engine.slots import Slot
 from rekindle.generation.events import PrefillProgress, PromptEvaluated
 from rekindle.generation.status import SlotPhase, SlotStatus
 
-_SHOWN = {
-    Phase.RESTORING: SlotPhase.RESTORING,
-    Phase.PREFILLING: SlotPhase.PREFILLING,
-    Phase.DECODING: SlotPhase.DECODING,
-}
 
-
+@dataclass(slots=True, eq=False)
 class Reports:
-    def __init__(self, cache: PrefixCache, outbox: Outbox) -> None:
-        self._cache = cache
-        self._outbox = outbox
+    _cache: PrefixCache
+    _outbox: Outbox
 
     def prefilled(self, sequence: Sequence) -> None:
-        """A chunk of its prompt, perhaps the last one."""
+        """Report that a chunk of the prompt was computed, perhaps the last one."""
         n_prompt = len(sequence.request.prompt)
         if sequence.n_computed == n_prompt:
             self.evaluated(sequence)
@@ -33,14 +28,14 @@ class Reports:
         self._outbox.put(sequence.request.id, progress)
 
     def evaluated(self, sequence: Sequence) -> None:
-        """All of its prompt: what it was made of is counted, and its name and pins hold."""
+        """Report that the whole prompt is computed; count its sources, apply its name and pins."""
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
-        for span in sequence.spans:
-            self._cache.count(f"{span.source}_tokens", span.stop - span.start)
+        for source, n_tokens in sequence.spans.by_source().items():
+            self._cache.count(f"{source}_tokens", n_tokens)
         evaluated = PromptEvaluated(
             n_prompt=len(sequence.request.prompt),
-            n_cached=sequence.n_cached,
+            n_cached=sequence.spans.n_tokens,
             queue_seconds=sequence.admitted_at - sequence.arrived_at,
             prefill_seconds=elapsed - sequence.restore_seconds,
             restore_seconds=sequence.restore_seconds,
@@ -65,7 +60,11 @@ def slot_status(slot: Slot) -> SlotStatus:
         n_prompt=slot.n_prompt,
         n_rows=slot.n_rows,
         n_generated=max(len(sequence.tokens) - slot.n_prompt, 0) if sequence else 0,
-        # It may have ended since it was looked at.
-        phase=_SHOWN.get(sequence.phase, SlotPhase.IDLE) if sequence else SlotPhase.IDLE,
-        n_cached=sequence.n_cached if sequence else 0,
+        phase=_slot_phase(sequence) if sequence else SlotPhase.IDLE,
+        n_cached=sequence.spans.n_tokens if sequence else 0,
     )
+
+
+def _slot_phase(sequence: Sequence) -> SlotPhase:
+    """Return IDLE for a sequence that has ended since another thread read it."""
+    return SlotPhase.__members__.get(sequence.phase.name, SlotPhase.IDLE)

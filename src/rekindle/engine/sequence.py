@@ -1,27 +1,29 @@
-"""A request while it runs. Only the engine thread changes one."""
+"""A request while it runs or waits for a slot. Only the engine thread changes it."""
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Optional
 
 from rekindle.cache.keys import PrefixKeys
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import Probe
 from rekindle.engine.backend import Sampler
-from rekindle.generation.events import CachedSpan
+from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import GenerationRequest
 
 
 class Phase(Enum):
-    WAITING = auto()  # no slot yet, or it had to give it back
-    RESTORING = auto()  # stored rows are on their way into its slot
+    WAITING = auto()  # no slot yet, or requeued
+    RESTORING = auto()  # stored rows are being imported into the slot
     PREFILLING = auto()
     DECODING = auto()  # one new token per step
     DONE = auto()
 
 
 # tokens   |------ prompt ------|-- generated --|
-# slot     |== n_computed ==|                         the rest is still to be decoded
+# slot     |== n_computed ==|                         the rest is not computed yet
 #
 # While decoding exactly one token, the last one sampled, is not computed yet.
 @dataclass(slots=True, eq=False)
@@ -35,21 +37,20 @@ class Sequence:
     slot: int = -1
     n_computed: int = 0
     sampler: Sampler | None = None
-    admitted_at: float | None = None  # kept when it has to wait again
-    is_resumed: bool = False  # it had to: what it finds now is its own work
+    admitted_at: float | None = None  # first admission: a requeue does not change it
+    is_resumed: bool = False  # requeued before: cached rows are its own work
     restore: Restore | None = None
     restore_began_at: float | None = None
-    restore_moved_at: float = 0.0  # when the last piece came
+    restore_moved_at: float = 0.0  # when the last piece was imported
     restore_seconds: float = 0.0
-    spans: tuple[CachedSpan, ...] = ()  # what its prompt did not have to compute
-    stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
-    probe: Probe | None = None  # of the shared store; it waits for the answer, for a moment
-    leader: Optional["Sequence"] = None  # computes what this one waits for
-    n_awaited: int = 0  # positions of the leader that this one waits for
-    n_refused: int = 0  # stored tokens that it computes, because that is faster
-    n_missing_checkpoint_tokens: int = (
-        0  # known tokens that it computes, because no state was kept at their end
-    )
+    spans: Spans = NO_SPANS  # parts of the prompt that were not computed
+    stops: list[int] = field(default_factory=list)  # positions where a chunk must end, descending
+    probe: Probe | None = None  # lookup in the shared store; the sequence waits for it
+    leader: Optional["Sequence"] = None  # sequence whose prefill this one waits for
+    n_awaited: int = 0  # rows of the leader that this one waits for
+    n_refused: int = 0  # stored tokens that are computed again, because that is faster
+    # Known tokens that are computed again, because there is no checkpoint at their end.
+    n_missing_checkpoint_tokens: int = 0
 
     def add_stop(self, position: int) -> None:
         if position > self.n_computed and position not in self.stops:
@@ -67,6 +68,24 @@ class Sequence:
     def has_replied(self) -> bool:
         return len(self.tokens) > len(self.request.prompt)
 
-    @property
-    def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+    def note_cached(self, source: CacheSource, stop: int) -> None:
+        """Note that the prompt up to `stop` was not computed.
+
+        A resumed sequence finds its own work again, which does not count.
+        """
+        if not self.is_resumed:
+            self.spans = self.spans.extended(source, stop)
+
+
+def new_sequence(request: GenerationRequest, cache: PrefixCache, *, n_ctx: int) -> Sequence:
+    max_length = n_ctx
+    if request.max_tokens is not None:
+        max_length = min(n_ctx, len(request.prompt) + request.max_tokens)
+    tokens = list(request.prompt)
+    return Sequence(
+        request=request,
+        arrived_at=time.monotonic(),
+        max_length=max_length,
+        tokens=tokens,
+        keys=cache.keys(tokens, request.terms.namespace),
+    )

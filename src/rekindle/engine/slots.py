@@ -1,7 +1,7 @@
-"""Slots, what each of them holds, and how many cells that takes.
+"""Slots, the rows that each slot holds, and the cells that these rows take.
 
-A slot outlives the sequence that filled it: idle slots keep their rows until someone needs the
-room. Slots that were forked from each other share cells, which count once.
+A slot outlives the sequence that filled it: an idle slot keeps its rows until it is evicted.
+Forked slots share cells, which count once.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.engine.sequence import Sequence
 from rekindle.generation.request import USUAL_TERMS, CacheTerms, Rank
 
-# Room that a newcomer must find beyond its prompt, for each sequence that will be running:
-# without it two long replies would chase each other out of the context. Picked.
+# Free cells that a new sequence must find beyond its prompt, for each running sequence. Without
+# them, two long replies would preempt each other again and again. Picked.
 GROWTH_CELLS = 64
 
 
@@ -24,24 +24,21 @@ GROWTH_CELLS = 64
 class Slot:
     id: int
     sequence: Sequence | None = None  # None: idle
-    keys: PrefixKeys | None = None  # of the tokens whose rows it holds; None: it is empty
-    n_kept_rows: int = 0  # while idle
-    n_saved: int = 0  # leading rows that need no export any more
-    n_previous_turn_rows: int = (
-        0  # leading rows of the turns before this one: owed although no block ends here
-    )
-    n_checkpoint: int = 0  # position of the last checkpoint that was taken of it
-    terms: CacheTerms = USUAL_TERMS  # of its last request
-    n_prompt: int = 0  # of its last request
-    rank: Rank = Rank.MAIN  # of the dearest conversation whose rows it holds
-    was_reused: bool = False  # what it holds began with rows that were there before
-    evicted_rows_rechecked: bool = (
-        False  # since its last turn: what was evicted is to be stored again
-    )
-    owes_since: float | None = None  # when exports of it first had to wait
+    keys: PrefixKeys | None = None  # of the tokens whose rows are held; None: empty
+    n_kept_rows: int = 0  # rows held while idle
+    n_saved: int = 0  # leading rows that are exported
+    # Leading rows of earlier turns: exported even though no block ends here.
+    n_previous_turn_rows: int = 0
+    n_checkpoint: int = 0  # position of the slot's last checkpoint
+    terms: CacheTerms = USUAL_TERMS  # of the last request
+    n_prompt: int = 0  # of the last request
+    rank: Rank = Rank.MAIN  # lowest rank of the requests whose rows are held
+    was_reused: bool = False  # the last request started from cached rows
+    evicted_rows_rechecked: bool = False  # since the last turn
+    export_waits_since: float | None = None  # when an export was first delayed
     last_used_at: float = 0.0
-    tax_seconds: float = 0.0  # what its rows cost the others since then
-    seconds_to_bring_back: float | None = None  # once its rows are stored
+    cost_seconds: float = 0.0  # slowdown of other sequences by the slot's idle rows
+    reload_seconds: float | None = None  # estimate for a restore of the slot's rows
 
     @property
     def n_rows(self) -> int:
@@ -60,7 +57,7 @@ class Slot:
 class Slots:
     n_slots: int
     n_cells: int
-    rows_take_cells: bool = True  # not those of a recurrent model: its state is all there is
+    rows_take_cells: bool = True  # False for a recurrent model, which has a state and no rows
     all: list[Slot] = field(init=False)
     _cells: "_SharedCells" = field(init=False)
 
@@ -79,7 +76,7 @@ class Slots:
         return self.n_cells - self.n_cells_used
 
     def cells_of(self, slots: Iterable[Slot]) -> int:
-        """How many cells these slots hold between them."""
+        """Return how many cells these slots hold together."""
         if not self.rows_take_cells:
             return 0
         slots = list(slots)
@@ -87,12 +84,12 @@ class Slots:
         return sum(slot.n_rows for slot in slots) - shared
 
     def own_cells(self, slot: Slot, *, beside: Iterable[Slot] | None = None) -> int:
-        """How many cells no other slot holds, or none of those `beside` it."""
+        """Return how many cells no other slot holds, or no slot of `beside`."""
         others = self.all if beside is None else beside
         return slot.n_rows - self._cells.shared_with_one(slot.id, [other.id for other in others])
 
     def idle(self) -> list[Slot]:
-        """Those of side requests before those of conversations, least recently used first."""
+        """Return idle slots in order of eviction: side requests first, then least recently used."""
         return sorted(
             (slot for slot in self.all if slot.is_idle),
             key=lambda slot: (-slot.rank, slot.last_used_at),
@@ -108,23 +105,27 @@ class Slots:
         self._cells.cut(slot.id, n_keep)
 
     def forget(self, slot: Slot) -> None:
-        """The slot is empty from now on."""
+        """Mark the slot as empty."""
         self._cells.cut(slot.id, 0)
         slot.sequence = None
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
-        slot.tax_seconds = 0.0
-        slot.owes_since = None
+        slot.cost_seconds = 0.0
+        slot.export_waits_since = None
         slot.evicted_rows_rechecked = False
         slot.was_reused = False
         slot.terms, slot.n_prompt, slot.rank = USUAL_TERMS, 0, Rank.MAIN
 
+    def forget_all(self) -> None:
+        for slot in self.all:
+            self.forget(slot)
+
 
 class _SharedCells:
-    """How many leading cells each two slots have in common.
+    """The number of leading cells that each pair of slots has in common.
 
-    Prefixes that were forked form a tree, so what a slot shares with all earlier ones together
-    is what it shares with one of them.
+    Forked prefixes form a tree, so the cells that a slot shares with a group of slots are those
+    that it shares with one slot of the group.
     """
 
     def __init__(self, n_slots: int) -> None:

@@ -1,1 +1,1 @@
-"""The seam between text and tokens: values that cross it, and protocols of both sides."""
+"""Values and protocols between `chat`, which knows text, and engines, which know tokens."""

@@ -9,47 +9,50 @@ from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, Sto
 
 
 class PrefixStore(Protocol):
-    """What is stored, for whoever looks at it."""
+    """Questions about stored prefixes, and changes to them."""
 
     async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        """What a request with this prompt would find. Nothing changes, and nothing is computed."""
+        """Return what a request with this prompt would find, without computing anything."""
         ...
 
     async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
-        """Names first, then conversations, the last used first."""
+        """List named prompts, then conversations, last used first."""
         ...
 
     async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
-        """What is stored, as a tree of shared prefixes; parents first, of many the last used."""
+        """Return stored prefixes as a tree: parents first; beyond `limit`, the last used ones."""
         ...
 
     async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
-        """All tokens up to the end of an entry; None: it is not there."""
+        """Return all tokens up to the end of an entry, or None if there is no such entry."""
         ...
 
     async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
-        """Keeps what is stored for a while; 0: no longer. Whether it is there."""
+        """Pin an entry for `seconds`, or unpin it with 0. Return whether the entry exists."""
         ...
 
     async def forget(self, key: str | None, *, namespace: str) -> int:
-        """Drops what only this one needs, from every tier; None: everything. How many went.
+        """Drop the entries that only this key needs, from every tier. Return how many were dropped.
 
-        A key is one of `StoredPrefix`, or a name.
+        A key is that of a `StoredPrefix`, or a name. None drops every entry of the namespace.
         """
         ...
 
 
 class Engine(PrefixStore, Protocol):
     def submit(self, request: GenerationRequest) -> TokenStream:
-        """Queues the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
+        """Queue the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
         ...
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
-        """Raises Overloaded or ShuttingDown at once. Whoever stops waiting cancels the request."""
+        """Compute embeddings. Raises Overloaded or ShuttingDown at once.
+
+        Cancelling the call cancels the request.
+        """
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compiles (and keeps) the grammar; blocking. Raises InvalidRequest if it is not valid."""
+        """Compile the grammar and keep it. Blocks. Raises InvalidRequest if it is not valid."""
         ...
 
     def status(self) -> EngineStatus: ...

@@ -1,4 +1,4 @@
-"""What an engine answers, token by token."""
+"""Events of a request: progress, tokens and the end."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,22 +13,54 @@ class TokenLogprobs:
 
 
 class CacheSource(StrEnum):
-    """Where reused rows came from, cheapest first."""
+    """The source of reused rows, cheapest first."""
 
-    LIVE = "live"  # they were in the context already
+    LIVE = "live"  # already in the context
     MEMORY = "memory"
     DISK = "disk"
-    SHARED = "shared"  # a store that several servers use
-    UPSTREAM = "upstream"  # the engine behind us had them, wherever
+    SHARED = "shared"  # a store used by several servers
+    UPSTREAM = "upstream"  # cached by the upstream engine
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
-    """Positions [start, stop) of a prompt that were not computed again."""
+    """Positions [start, stop) of a prompt that were reused from one source."""
 
     source: CacheSource
     start: int
     stop: int
+
+
+class Spans(tuple[CachedSpan, ...]):
+    """Adjoining spans from position 0: the part of a prompt that was not computed."""
+
+    __slots__ = ()
+
+    @property
+    def n_tokens(self) -> int:
+        return self[-1].stop if self else 0
+
+    def extended(self, source: CacheSource, stop: int) -> "Spans":
+        """Return these spans continued up to `stop`; the last span grows if the source is the same.
+
+        A `stop` that is already covered changes nothing.
+        """
+        start = self.n_tokens
+        if stop <= start:
+            return self
+        if self and self[-1].source is source:
+            return Spans((*self[:-1], CachedSpan(source, self[-1].start, stop)))
+        return Spans((*self, CachedSpan(source, start, stop)))
+
+    def by_source(self) -> dict[CacheSource, int]:
+        """Return the number of tokens per source, in order of first appearance."""
+        counts: dict[CacheSource, int] = {}
+        for span in self:
+            counts[span.source] = counts.get(span.source, 0) + span.stop - span.start
+        return counts
+
+
+NO_SPANS = Spans()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +68,29 @@ class PrefillProgress:
     n_done: int
     n_total: int
     elapsed_seconds: float
-    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0
+    spans: Spans = NO_SPANS
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEvaluated:
-    """The prompt is in the context. The first token follows at once; of an upstream that tells
-    late what it had cached, it came before.
+    """The prompt is in the context; the first token follows.
+
+    An upstream may report only at the end what it had cached. Then the tokens come before.
     """
 
     n_prompt: int
-    n_cached: int  # of these, taken from the cache
+    n_cached: int  # tokens of the prompt that were reused
     queue_seconds: float
     prefill_seconds: float
-    restore_seconds: float = 0.0  # spent on bringing rows back, before the prefill
-    spans: tuple[CachedSpan, ...] = ()  # adjoining, from 0 to n_cached
-    n_refused: int = 0  # stored tokens that were computed again, because that is faster
-    n_missing_checkpoint_tokens: int = (
-        0  # the same, because no state was kept where the prompt leaves another
-    )
+    restore_seconds: float = 0.0  # before the prefill
+    spans: Spans = NO_SPANS  # up to n_cached
+    n_refused: int = 0  # stored tokens computed again, because that is faster
+    # Known tokens computed again, because there is no checkpoint where the prompt diverges.
+    n_missing_checkpoint_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +102,13 @@ class TokenSampled:
 class StopCause(StrEnum):
     END_OF_TURN = "end_of_turn"  # the model sampled an end-of-generation token
     LENGTH = "length"  # max_tokens, or the end of the context
-    YIELDED = "yielded"  # it ran in the background, and something arrived
+    YIELDED = "yielded"  # a background request made room for another request
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     cause: StopCause
-    token: int | None = None  # the one that ended the turn; it is not part of the reply
+    token: int | None = None  # the end-of-turn token, which is not part of the reply
 
 
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished
@@ -93,5 +125,5 @@ class TokenStream(Protocol):
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     def cancel(self) -> None:
-        """Frees the slot within one step. Harmless after the end, and when repeated."""
+        """Free the slot within one step. Harmless after the end, and when repeated."""
         ...

@@ -1,4 +1,4 @@
-"""What `chat` asks of an engine: a prompt, how to sample, how long to keep its rows."""
+"""Requests to an engine: a prompt, how to sample, how long to keep its rows."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -12,20 +12,20 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that makes a grammar begin, at its own first character."""
+    """Text that starts a grammar, at the text's first character."""
 
     text: str
-    at_start: bool = False  # only where the reply begins (white space and quiet spans apart)
+    at_start: bool = False  # only at the start of the reply, after white space and quiet spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarStart:
-    """When a grammar begins to hold. Control tokens count as the text they are written as."""
+    """The point from which a grammar applies. Control tokens count as their text."""
 
-    triggers: tuple[Trigger, ...] = ()  # none: at once, or right behind the first quiet span
-    quiet: tuple[str, str] | None = None  # what opens and closes spans without triggers
-    quiet_anywhere: bool = True  # otherwise they open only where the reply begins
-    begins_quiet: bool = False  # the prompt has opened one
+    triggers: tuple[Trigger, ...] = ()  # none: at once, or right after the first quiet span
+    quiet: tuple[str, str] | None = None  # opening and closing text of spans without triggers
+    quiet_anywhere: bool = True  # False: quiet spans open only at the start of the reply
+    begins_quiet: bool = False  # the prompt has opened a quiet span
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Defaults are llama.cpp's, so that a request without settings behaves as its users expect."""
+    """Sampling settings. The defaults are llama.cpp's, as its users expect."""
 
     temperature: float = 0.8  # 0: greedy
     top_k: int = 40  # 0: off
@@ -57,16 +57,16 @@ class Sampling:
 
 
 class Rank(IntEnum):
-    """How dear a request's rows are: where room is short, those of the highest number go first."""
+    """The value of a request's rows: the highest number is evicted first."""
 
-    MAIN = 0  # a conversation that somebody comes back to
+    MAIN = 0  # a conversation that will continue
     BACKGROUND = 1  # a title, a summary
     EPHEMERAL = 2  # a sub-agent
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A promise to keep the beginning of a prompt for a while."""
+    """Protects the first `n_tokens` of a prompt from eviction for a while."""
 
     n_tokens: int
     seconds: float
@@ -77,14 +77,14 @@ DEFAULT_SESSION = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTerms:
-    """Who shares a request's rows, and how long they are kept."""
+    """Terms for keeping and sharing a request's rows."""
 
-    namespace: str = ""  # rows and turns are shared within one only
+    namespace: str = ""  # rows and turns are shared within a namespace only
     session: str = DEFAULT_SESSION
     rank: Rank = Rank.MAIN
     pins: tuple[Pin, ...] = ()
-    name: str | None = None  # under which the prompt is listed
-    persist: bool = False  # it ends only when its prompt is on disk, or says why it is not
+    name: str | None = None  # for the list of stored prompts
+    persist: bool = False  # the request ends once its prompt is on disk, or fails
 
 
 USUAL_TERMS = CacheTerms()
@@ -98,8 +98,8 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int | None  # None: until the context ends; 0: evaluate the prompt, sample nothing
     n_top_logprobs: int | None = None  # None: no log probabilities at all
-    cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
-    background: bool = False  # runs while nothing else does, and ends when anything arrives
+    cache_prompt: bool = True  # False: the cache is neither read nor written
+    background: bool = False  # runs while the engine is idle, and yields to any other request
     terms: CacheTerms = USUAL_TERMS
 
 

@@ -1,37 +1,37 @@
-"""What an engine holds and does at one moment: slots, tiers, counters."""
+"""Status of an engine: slots, tiers, counters, and stored prefixes."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CacheSource, Spans
 from rekindle.generation.request import Rank
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a prompt would find, if it were sent now."""
+    """The reuse and the times that a prompt could expect now."""
 
     n_prompt: int
-    spans: tuple[CachedSpan, ...]
-    restore_seconds: float | None  # None: nothing was measured yet
+    spans: Spans
+    restore_seconds: float | None  # None: not measured yet
     prefill_seconds: float | None
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPrefix:
-    """The end of something that is stored: a conversation's, or a prompt's that has a name."""
+    """The end of a stored conversation, or of a named prompt."""
 
     key: str
     name: str | None
     session: str
     rank: Rank
     n_tokens: int
-    n_bytes: int  # of all that leads to it, too
-    sources: tuple[CacheSource, ...]  # that hold all of it
+    n_bytes: int  # of all entries up to this end
+    sources: tuple[CacheSource, ...]  # that hold all of its entries
     hits: int
     used_at: float  # seconds since the epoch
     pinned_until: float | None
@@ -39,15 +39,15 @@ class StoredPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBranch:
-    """Stored tokens without a fork among them: one branch of the tree that prefixes form."""
+    """A run of stored tokens without a fork: one branch of the tree of prefixes."""
 
-    key: str  # of its end
-    parent: int | None  # where the branch that it follows stands in the list; always before it
+    key: str  # of the branch's end
+    parent: int | None  # index of the parent branch in the list, always a smaller one
     start: int  # positions
     stop: int
     n_bytes: int
-    names: tuple[str, ...]  # of prompts that end here
-    sources: tuple[CacheSource, ...]  # that hold all of it
+    names: tuple[str, ...]  # of prompts that end in this branch
+    sources: tuple[CacheSource, ...]  # that hold all of its entries
     session: str
     rank: Rank
     hits: int
@@ -121,7 +121,7 @@ class CacheStatus:
 class EmbedderStatus:
     n_ctx: int  # the longest input
     n_dimensions: int
-    n_requests: int  # that run or wait
+    n_requests: int  # running and waiting
 
 
 class SlotPhase(StrEnum):
@@ -134,14 +134,14 @@ class SlotPhase(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
     id: int
-    request_id: str | None  # None: it is idle
+    request_id: str | None  # None: the slot is idle
     session: str
     rank: Rank
-    n_prompt: int  # of its request, or the last one
-    n_rows: int  # tokens whose rows it holds
+    n_prompt: int  # of the running request, or the last one
+    n_rows: int  # positions that the slot holds
     n_generated: int
     phase: SlotPhase = SlotPhase.IDLE
-    n_cached: int = 0  # of its request's prompt, not computed
+    n_cached: int = 0  # prompt tokens that were not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,10 @@ class EngineStatus:
     n_running: int
     n_waiting: int
     max_waiting: int
-    n_ctx: int  # the longest a single sequence may grow
+    n_ctx: int  # the most tokens of one sequence
     n_cells: int  # positions shared by all sequences
     n_cells_used: int
     cache: CacheStatus | None = None  # None: the engine is still starting
-    n_background: int = 0  # neither in n_running nor in n_waiting
-    embedder: EmbedderStatus | None = None  # None: there is none
+    n_background: int = 0  # counted neither in n_running nor in n_waiting
+    embedder: EmbedderStatus | None = None  # None: the engine makes no embeddings
     slots: tuple[SlotStatus, ...] = ()

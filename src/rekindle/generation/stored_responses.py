@@ -1,4 +1,4 @@
-"""The seam between `api`, which keeps responses to go on from, and `cache`, which keeps bytes."""
+"""Protocol of a store for responses: `api` continues from them, `cache` keeps their bytes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,20 +12,20 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Any thread may call it. What was lost, evicted or has expired is not there."""
+    """Any thread may call it. A lost, evicted or expired response is a miss."""
 
     def get(self, id: str) -> StoredResponse | None:
-        """Blocks for a moment; TierFailed where the disk cannot say."""
+        """Return the response, or None. Blocks briefly. Raises TierFailed if the disk fails."""
         ...
 
     def put(self, response: StoredResponse) -> None:
-        """Returns at once and never fails; it is found from now on, and is on disk soon."""
+        """Store the response and return at once. Lookups find it now; the disk has it soon."""
         ...
 
     def delete(self, id: str) -> bool:
-        """Whether it was there. Blocks; TierFailed where it may still be on disk."""
+        """Return whether there was one. Blocks. Raises TierFailed if it may still be on disk."""
         ...
 
     def close(self) -> None:
-        """Writes what is still on its way."""
+        """Finish pending writes."""
         ...

@@ -1,4 +1,4 @@
-"""The seam between `chat`, which remembers turns, and `cache`, which keeps their bytes."""
+"""Protocol of a store for turns: `chat` remembers them, `cache` keeps their bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
     id: bytes  # 16 bytes, equal for equal turns
-    keys: tuple[bytes, ...]  # what it is found by, 16 bytes each; several turns may share one
+    keys: tuple[bytes, ...]  # lookup keys, 16 bytes each; several turns may share one
     data: bytes
 
 
 class TurnStore(Protocol):
-    """Any thread may call it. What it loses or cannot read is a miss."""
+    """Any thread may call it. A lost or unreadable turn is a miss."""
 
     def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
-        """Every turn that has one of the keys, most recently used first. Blocks for a moment."""
+        """Return every turn that has one of the keys, most recently used first. Blocks briefly."""
         ...
 
     def keep(self, turn: StoredTurn) -> None:
-        """Returns at once; the turn is found from now on, and is on disk soon."""
+        """Store the turn and return at once. Lookups find the turn now; the disk has it soon."""
         ...
 
     def touch(self, ids: Sequence[bytes]) -> None:
-        """They were used once more. Returns at once."""
+        """Mark turns as used. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Writes what is still on its way."""
+        """Finish pending writes."""
         ...

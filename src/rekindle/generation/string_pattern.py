@@ -1,4 +1,4 @@
-"""One regular expression for many strings, factored by their common beginnings."""
+"""One regular expression for many strings, factored by their common prefixes."""
 
 import re
 from itertools import groupby
@@ -7,7 +7,7 @@ from os.path import commonprefix
 
 
 def any_of(words: list[str]) -> str:
-    """Matches the longest of the sorted `words`; factored, since there may be thousands of them."""
+    """Return a pattern for the longest of the sorted `words`, of which there may be thousands."""
     prefix = commonprefix(words)  # noqa: RUF071 - strings, not paths
     rests = [word[len(prefix) :] for word in words if word != prefix]
     if not rests:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """The model's vocabulary. Safe to use from any thread."""
+    """The model's vocabulary. Any thread may use it."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -32,11 +32,11 @@ class Tokenizer(Protocol):
         ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """No token is added at either end. Without `parse_special`, control strings are text."""
+        """Return the text's tokens alone. Without `parse_special`, control strings are text."""
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token adds to visible text: nothing for control tokens."""
+        """Return the bytes that a token adds to visible text: none for control tokens."""
         ...
 
     def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes: ...

@@ -123,8 +123,7 @@ def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
         "rekindle.prefilled_twice_tokens": record.n_recomputed,
         "rekindle.remembered_turns": record.n_remembered_turns,
     }
-    for source in {span.source for span in record.spans}:
-        n_tokens = sum(span.stop - span.start for span in record.spans if span.source is source)
+    for source, n_tokens in record.spans.by_source().items():
         attributes[f"rekindle.cached_tokens.{source.value}"] = n_tokens
     if record.miss is not None:  # without its texts, which are the client's
         attributes["rekindle.miss.reason"] = record.miss.reason.value

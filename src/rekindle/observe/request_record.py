@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.generation.events import CachedSpan
+from rekindle.generation.events import Spans
 from rekindle.generation.request import Rank
 
 
@@ -42,7 +42,7 @@ class RequestRecord:
     started_at: float  # seconds since the epoch
     n_prompt: int
     is_evaluated: bool  # all of the prompt; otherwise it ended before
-    spans: tuple[CachedSpan, ...]  # what of the prompt was not computed, and where it was
+    spans: Spans  # what of the prompt was not computed, and where it was
     n_generated: int
     n_recomputed: int  # prompt tokens that were computed though they had been before
     n_remembered_turns: int
@@ -60,7 +60,7 @@ class RequestRecord:
 
     @property
     def n_cached(self) -> int:
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans.n_tokens
 
     @property
     def n_prefilled(self) -> int:

@@ -1,17 +1,17 @@
 """`generation.Engine` over vLLM servers: one task per request, all on the event loop.
 
-What is cached is the upstreams' own affair; here it is only known what was sent to whom.
+Upstreams manage their own caches; this engine knows only which prompts it sent to which upstream.
 
-vLLM tells how much of a prompt it had only behind the last token, unless it puts usage into
-every chunk. A reply therefore begins with progress that holds what is known of the upstream,
-and `PromptEvaluated` comes when the upstream has told: at its first chunk, or at the end.
+vLLM reports the number of cached prompt tokens after the last token, unless it puts usage into
+every chunk. A reply therefore begins with progress that holds an estimate. `PromptEvaluated`
+follows when the upstream has reported: at the first chunk, or at the end.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 
@@ -20,24 +20,24 @@ import httpx
 from rekindle.errors import (
     EngineError,
     InvalidRequest,
-    Overloaded,
     PromptTooLong,
     RekindleError,
-    ShuttingDown,
     UpstreamFailed,
     UpstreamTimedOut,
 )
 from rekindle.generation.events import (
-    CachedSpan,
+    NO_SPANS,
     CacheSource,
     Embedded,
     Finished,
     PrefillProgress,
     PromptEvaluated,
+    Spans,
     StopCause,
     TokenEvent,
 )
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar
+from rekindle.generation.request_queue import RequestQueue, RequestStream
 from rekindle.generation.status import (
     CacheCounters,
     CacheStatus,
@@ -49,7 +49,7 @@ from rekindle.generation.status import (
     StoredPrefix,
     TierStatus,
 )
-from rekindle.vllm.fleet import Claim, Fleet
+from rekindle.vllm.fleet import Fleet, Routing
 from rekindle.vllm.prefix_table import CHUNK_TOKENS, chunk_keys
 from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
@@ -57,44 +57,22 @@ from rekindle.vllm.wire import Chunk, UpstreamRequest
 
 _log = logging.getLogger("rekindle.upstream")
 
-MAX_RETRY_SECONDS = 60
-UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix from which silence is worth a word; picked
+UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix whose reuse should be reported; picked
 
 
 class _RunningRequest:
-    """One request: its TokenStream, and where it stands."""
+    """The state of one request, from its submission to its last event."""
 
-    def __init__(self, request: GenerationRequest, engine: "VllmEngine") -> None:
+    def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self.claim = Claim(chunk_keys(request.terms.namespace, request.prompt))
-        self.events: asyncio.Queue[TokenEvent | RekindleError] = asyncio.Queue()
+        self.routing = Routing(chunk_keys(request.terms.namespace, request.prompt))
         self.submitted_at = self.sent_at = time.monotonic()
         self.slot: int | None = None
         self.sampled: list[int] = []
         self.evaluated: PromptEvaluated | None = None
-        self.forecast: tuple[CachedSpan, ...] = ()
+        self.forecast = NO_SPANS
         self.first_chunk_at: float | None = None
         self.task: asyncio.Task[None] | None = None
-        self._engine = engine
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        try:
-            while True:
-                event = await self.events.get()
-                if isinstance(event, RekindleError):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
-                    return
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        self._engine.cancel(self)
-
-    @property
-    def n_known(self) -> int:
-        return self.forecast[-1].stop if self.forecast else 0
 
 
 class VllmEngine:
@@ -113,11 +91,11 @@ class VllmEngine:
         self._queue_size = queue_size
         self._first_byte_seconds = first_byte_seconds
         self._jobs: dict[str, _RunningRequest] = {}
+        self._replies: RequestQueue[TokenEvent] = RequestQueue(
+            max_waiting=queue_size, on_cancel=self._cancel
+        )
         self._counters = CacheCounters()
-        self._mean_seconds = 1.0  # of a request, for Retry-After
-        self._has_said: set[str] = set()
-        self._draining = False
-        self._drained = asyncio.Event()
+        self._warned: set[str] = set()
 
     def start(self) -> None:
         self._client = httpx.AsyncClient(
@@ -125,50 +103,43 @@ class VllmEngine:
         )
         self._fleet.start(self._client)
 
-    def submit(self, request: GenerationRequest) -> _RunningRequest:
-        if self._draining:
-            raise ShuttingDown("The server is shutting down.")
+    def submit(self, request: GenerationRequest) -> RequestStream[TokenEvent]:
         n_ctx = self._fleet.served.n_ctx
         if len(request.prompt) >= n_ctx:
             raise PromptTooLong(n_prompt=len(request.prompt), n_ctx=n_ctx)
-        job = _RunningRequest(request, self)
-        if request.background:  # vLLM has no such thing: it is as if somebody had arrived
-            job.events.put_nowait(Finished(StopCause.YIELDED))
-            return job
+        if request.background:  # vLLM has no background requests: each yields at once
+            stream = self._replies.open(request.id, n_slots=0, background=True)
+            self._replies.deliver(request.id, Finished(StopCause.YIELDED))
+            return stream
         if request.terms.persist:
             raise InvalidRequest(
-                "vLLM keeps prompts by itself: none is stored on this server's disk.", "persist"
+                "`persist` is not supported with vLLM, which caches prompts itself.", "persist"
             )
         self._fleet.check_usable()
-        n_slots = self._fleet.n_slots
-        n_ahead = len(self._jobs) - n_slots
-        if n_ahead >= self._queue_size:
-            raise Overloaded(
-                f"All {n_slots} slots are busy and {n_ahead} requests wait.",
-                retry_after_seconds=self._retry_after(n_ahead),
-            )
-        ask = self._ask_for(request)  # refuses what vLLM cannot do
-        assert request.id not in self._jobs
-        self._jobs[request.id] = job
+        ask = self._upstream_request(request)  # raises InvalidRequest for what vLLM cannot do
+        stream = self._replies.open(request.id, n_slots=self._fleet.n_slots, background=False)
+        job = self._jobs[request.id] = _RunningRequest(request)
         job.task = asyncio.create_task(self._run(job, ask))
-        return job
+        return stream
 
-    def cancel(self, job: _RunningRequest) -> None:
-        if self._jobs.pop(job.request.id, None) is not None:
-            assert job.task is not None
-            job.task.cancel()
-            if job.first_chunk_at is not None and job.evaluated is None:
-                self._evaluated(job, job.n_known)  # it will not say any more
-            self._notice_drained()
+    def _cancel(self, request_id: str) -> None:
+        job = self._jobs.pop(request_id)
+        assert job.task is not None
+        job.task.cancel()
+        if job.first_chunk_at is not None and job.evaluated is None:
+            self._evaluated(job, job.forecast.n_tokens)  # the upstream will not report it any more
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
-        raise InvalidRequest("This server makes no embeddings: they are not made with vLLM.")
+        raise InvalidRequest("Embeddings are not supported with vLLM.")
 
     def check_grammar(self, grammar: Grammar) -> None:
         check_grammar(grammar)
 
     async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        """What was sent before to whoever would get it; whether it is kept, vLLM does not tell."""
+        """Return the prefix that was sent before to the upstream that would get this prompt.
+
+        vLLM does not report whether it still caches that prefix.
+        """
         spans = self._spans(self._fleet.n_tokens_known(chunk_keys(namespace, tokens)), len(tokens))
         return Forecast(len(tokens), spans, None, None)
 
@@ -212,72 +183,70 @@ class VllmEngine:
         )
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Takes no more, lets streams end for a while, then cuts them."""
-        self._draining = True
-        if self._jobs:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), grace_seconds)
+        """Refuse new requests, let running ones end for a while, then cut them."""
+        self._replies.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._replies.drained()
         self.cut()
         await self._fleet.close()
         await self._client.aclose()
 
     def cut(self) -> None:
-        """Ends every request at once, with an error that says why."""
-        self._draining = True
-        for job in list(self._jobs.values()):
-            job.events.put_nowait(ShuttingDown("The server is shutting down."))
-            self.cancel(job)
+        """End every request at once with ShuttingDown."""
+        self._replies.cut()
 
     async def _run(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
         try:
-            await self._generate_somewhere(job, ask)
+            self._end(job, await self._generate_somewhere(job, ask))
         except RekindleError as error:
-            job.events.put_nowait(error)
+            self._end(job, error)
         except Exception as error:
-            _log.exception("request=%s failed", job.request.id)
-            job.events.put_nowait(EngineError(f"The request failed: {error!r}."))
-        finally:
-            job.slot = None
-            if self._jobs.pop(job.request.id, None) is not None:
-                seconds = time.monotonic() - job.submitted_at
-                self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-                self._notice_drained()
+            _log.exception("upstream: request failed request=%s", job.request.id)
+            self._end(job, EngineError(f"The request failed: {error!r}."))
 
-    async def _generate_somewhere(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
-        """Until the first token another upstream may do it as well."""
+    def _end(self, job: _RunningRequest, event: Finished | RekindleError) -> None:
+        self._jobs.pop(job.request.id, None)
+        self._deliver(job, event)
+
+    def _deliver(self, job: _RunningRequest, event: TokenEvent | RekindleError) -> None:
+        self._replies.deliver(job.request.id, event)
+
+    async def _generate_somewhere(self, job: _RunningRequest, ask: UpstreamRequest) -> Finished:
+        """Retry on another upstream after a failure, as long as no token was sampled."""
         failure: UpstreamFailed | None = None
         while True:
             try:
-                upstream = await self._fleet.take(job.claim)
-            except UpstreamFailed as nobody:
-                raise (failure or nobody) from None
+                upstream = await self._fleet.take(job.routing)
+            except UpstreamFailed as none_left:
+                raise (failure or none_left) from None
             try:
-                await self._generate(job, upstream, ask)
-                return
+                return await self._generate(job, upstream, ask)
             except UpstreamFailed as error:
-                self._fleet.rest(upstream, error)
+                self._fleet.note_failure(upstream, error)
                 if job.sampled or isinstance(error, UpstreamTimedOut):
                     raise
                 failure = error
-                job.claim.tried.add(upstream)
+                job.routing.tried.add(upstream)
             finally:
                 job.slot = None
                 self._fleet.give_back(upstream)
 
     async def _generate(
         self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
-    ) -> None:
+    ) -> Finished:
         assert upstream.served is not None
+        assert upstream.wire is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
-        n_known = upstream.prefixes.n_tokens_known(job.claim.keys)
-        job.forecast = ()
+        n_known = upstream.prefixes.n_tokens_known(job.routing.keys)
+        job.forecast = NO_SPANS
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
         ask = replace(ask, model=upstream.served.model)
         finished: Finished | None = None
         n_cached: int | None = None
-        chunks = upstream.stream(self._client, ask, seconds=self._first_byte_seconds)
+        chunks = upstream.stream(self._client, upstream.wire, ask, seconds=self._first_byte_seconds)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -291,14 +260,17 @@ class VllmEngine:
         if job.evaluated is None:
             self._evaluated(job, 0)
         if n_cached is None and n_known >= UNREPORTED_TOKENS and not upstream.reports_cached:
-            self._say_once(
-                f"upstream={upstream.name} does not tell how much of a prompt it had: start it"
-                " with --enable-prompt-tokens-details"
+            self._warn_once(
+                f"upstream={upstream.name} does not report cached prompt tokens: start it with"
+                " --enable-prompt-tokens-details"
             )
-        job.events.put_nowait(finished or Finished(StopCause.LENGTH))
+        return finished or Finished(StopCause.LENGTH)
 
     def _sampled(self, job: _RunningRequest, chunk: Chunk) -> Finished | None:
-        """The end, if this is it; it is told behind what usage says."""
+        """Deliver the chunk's tokens. Return the last event if the chunk ends the reply.
+
+        The caller delivers it after the usage report, which comes in a later chunk.
+        """
         if job.first_chunk_at is None:
             self._begin(job)
         tokens = list(chunk.tokens)
@@ -312,13 +284,13 @@ class VllmEngine:
             if chunk.finish not in ("length", "repetition"):
                 raise UpstreamFailed(f"The upstream ended the reply: {chunk.finish}.")
             finished = Finished(StopCause.LENGTH)
-        if job.request.max_tokens == 0:  # vLLM samples one at least
+        if job.request.max_tokens == 0:  # vLLM samples at least one token
             return Finished(StopCause.LENGTH) if finished else None
         for sampled in tokens:
             if not 0 <= sampled.token < self._n_vocab:
-                raise UpstreamFailed(f"The upstream sampled {sampled.token}, which is no token.")
+                raise UpstreamFailed(f"The upstream sampled an unknown token: {sampled.token}.")
             job.sampled.append(sampled.token)
-            job.events.put_nowait(sampled)
+            self._deliver(job, sampled)
         return finished
 
     def _begin(self, job: _RunningRequest) -> None:
@@ -326,13 +298,13 @@ class VllmEngine:
         if job.evaluated is None:
             n_prompt = len(job.request.prompt)
             elapsed = job.first_chunk_at - job.sent_at
-            job.events.put_nowait(PrefillProgress(n_prompt, n_prompt, elapsed, job.forecast))
+            self._deliver(job, PrefillProgress(n_prompt, n_prompt, elapsed, job.forecast))
 
     def _evaluated(self, job: _RunningRequest, n_cached: int) -> None:
         first_at = job.first_chunk_at or time.monotonic()
         n_prompt = len(job.request.prompt)
         spans = self._spans(n_cached, n_prompt)
-        n_cached = spans[-1].stop if spans else 0
+        n_cached = spans.n_tokens
         job.evaluated = PromptEvaluated(
             n_prompt=n_prompt,
             n_cached=n_cached,
@@ -345,22 +317,25 @@ class VllmEngine:
             upstream_tokens=self._counters.upstream_tokens + n_cached,
             prefilled_tokens=self._counters.prefilled_tokens + n_prompt - n_cached,
         )
-        job.events.put_nowait(job.evaluated)
+        self._deliver(job, job.evaluated)
 
     def _learn(self, job: _RunningRequest, upstream: Upstream) -> None:
-        """Also of a reply that was cut: the prompt is computed when the first token is there."""
+        """Note the prefix as known to the upstream, also after a cancelled reply.
+
+        The prompt is computed once the first token has come.
+        """
         if job.request.cache_prompt and job.first_chunk_at is not None:
             computed = (*job.request.prompt, *job.sampled[:-1])
             upstream.prefixes.learn(chunk_keys(job.request.terms.namespace, computed))
 
-    def _ask_for(self, request: GenerationRequest) -> UpstreamRequest:
+    def _upstream_request(self, request: GenerationRequest) -> UpstreamRequest:
         room = self._fleet.served.n_ctx - len(request.prompt)
         wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
         grammar = request.sampling.grammar
         if grammar is not None and not is_enforced(grammar):
-            self._say_once(
-                "vLLM applies a grammar from the first token: calls that the model may make or"
-                " not are not held to their schemas"
+            self._warn_once(
+                "upstream: vLLM applies a grammar from the first token, so optional tool calls are"
+                " not held to their schemas"
             )
         return UpstreamRequest(
             request_id=request.id,
@@ -371,32 +346,23 @@ class VllmEngine:
                 max_tokens=min(wanted, room),
                 end_tokens=self._end_tokens,
             ),
-            # Nobody else has this one: nothing is found under it, now or later.
+            # A fresh salt: no other request shares this prefix.
             salt=request.terms.namespace if request.cache_prompt else secrets.token_hex(32),
             n_top_logprobs=request.n_top_logprobs,
         )
 
-    def _spans(self, n_cached: int, n_prompt: int) -> tuple[CachedSpan, ...]:
-        """The last token of a prompt is always computed."""
-        stop = min(n_cached, n_prompt - 1)
-        return (CachedSpan(CacheSource.UPSTREAM, 0, stop),) if stop > 0 else ()
+    def _spans(self, n_cached: int, n_prompt: int) -> Spans:
+        """Return the cached span. The last token of a prompt is always computed."""
+        return NO_SPANS.extended(CacheSource.UPSTREAM, min(n_cached, n_prompt - 1))
 
     def _free_slot(self) -> int:
         taken = {job.slot for job in self._jobs.values()}
         return next(number for number in range(len(self._jobs) + 1) if number not in taken)
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._has_said:
-            self._has_said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s", text)
-
-    def _notice_drained(self) -> None:
-        if self._draining and not self._jobs:
-            self._drained.set()
-
-    def _retry_after(self, n_ahead: int) -> int:
-        rounds = 1 + n_ahead / max(self._fleet.n_slots, 1)
-        return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))
 
 
 def _slot_status(job: _RunningRequest) -> SlotStatus:
@@ -412,5 +378,5 @@ def _slot_status(job: _RunningRequest) -> SlotStatus:
         n_rows=(n_prompt if is_decoding else 0) + len(job.sampled),
         n_generated=len(job.sampled),
         phase=SlotPhase.DECODING if is_decoding else SlotPhase.PREFILLING,
-        n_cached=job.evaluated.n_cached if job.evaluated else job.n_known,
+        n_cached=job.evaluated.n_cached if job.evaluated else job.forecast.n_tokens,
     )

@@ -1,4 +1,4 @@
-"""The upstreams of one model: who takes a request, who waits, who rests after a failure."""
+"""The upstreams of one model: routing, waiting, and probing after a failure."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ _log = logging.getLogger("rekindle.upstream")
 FIRST_REST_SECONDS, MAX_REST_SECONDS = 1.0, 60.0  # between two probes; picked
 
 
-class Claim:
-    """A request that needs an upstream."""
+class Routing:
+    """State of a request that is looking for an upstream."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self.keys = keys  # of its prompt's chunks
+        self.keys = keys  # of the prompt's chunks
         self.tried: set[Upstream] = set()
 
 
 class Fleet:
-    """On the event loop. `n_each`: the most requests that run on one upstream."""
+    """Upstreams on the event loop. `n_each` is the most requests that run on one upstream."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Fleet:
         self._terms = terms
         self._n_each = n_each
         self._first_rest_seconds = first_rest_seconds
-        self._waiting: OrderedDict[Claim, asyncio.Future[Upstream]] = OrderedDict()
+        self._waiting: OrderedDict[Routing, asyncio.Future[Upstream]] = OrderedDict()
         self._probing: dict[Upstream, asyncio.Task[None]] = {}
 
     @property
@@ -52,7 +52,7 @@ class Fleet:
         return "; ".join(each.trouble for each in self.upstreams if each.trouble) or None
 
     def start(self, client: httpx.AsyncClient) -> None:
-        """Whoever did not answer at the start is tried again."""
+        """Probe the upstreams again that did not answer at the start."""
         self._client = client
         for upstream in self.upstreams:
             if upstream.trouble is not None:
@@ -65,17 +65,17 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def n_tokens_known(self, keys: Sequence[bytes]) -> int:
-        """Of a prompt, by the upstream that would get it."""
+        """Return how many leading tokens the best upstream for a prompt knows."""
         return max((each.prefixes.n_tokens_known(keys) for each in self._usable()), default=0)
 
     def check_usable(self) -> None:
         if not self._usable():
-            raise self._nobody()
+            raise self._none_usable()
 
-    async def take(self, claim: Claim) -> Upstream:
-        """Waits for room, in the order of arrival. Raises UpstreamFailed if nobody is left."""
+    async def take(self, routing: Routing) -> Upstream:
+        """Wait for a free upstream, in order of arrival. Raises UpstreamFailed if none is left."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting[claim] = turn
+        self._waiting[routing] = turn
         self._advance()
         try:
             upstream: Upstream = await turn
@@ -85,24 +85,24 @@ class Fleet:
                 self.give_back(turn.result())
             raise
         finally:
-            if self._waiting.pop(claim, None) is not None:
+            if self._waiting.pop(routing, None) is not None:
                 self._advance()
 
     def give_back(self, upstream: Upstream) -> None:
         upstream.n_running -= 1
         self._advance()
 
-    def rest(self, upstream: Upstream, error: UpstreamFailed) -> None:
-        """One that is gone is used again when it has generated two tokens.
+    def note_failure(self, upstream: Upstream, error: UpstreamFailed) -> None:
+        """Probe an upstream after a failure.
 
-        One that answers with an error, or not in time, is used meanwhile: the request may have been
-        the cause. The probe decides.
+        An upstream that is gone is not used until a probe succeeds. Any other failed upstream stays
+        in use meanwhile: the request may have been the cause.
         """
         if isinstance(error, UpstreamGone):
             upstream.trouble = error.message
-            upstream.prefixes.clear()  # it may have started anew
+            upstream.prefixes.clear()  # the upstream may have restarted
         if upstream not in self._probing:
-            _log.warning("upstream=%s is tried again: %s", upstream.name, error.message)
+            _log.warning("upstream=%s failed, probing: %s", upstream.name, error.message)
             self._watch(upstream)
         self._advance()
 
@@ -120,40 +120,45 @@ class Fleet:
             except RekindleError as error:
                 upstream.trouble = error.message
                 self._advance()
-                _log.debug("upstream=%s rests for %g s: %s", upstream.name, seconds, error.message)
+                _log.debug(
+                    "upstream=%s probe failed, retry_seconds=%g: %s",
+                    upstream.name,
+                    seconds,
+                    error.message,
+                )
             await asyncio.sleep(seconds)
             seconds = min(2 * seconds, MAX_REST_SECONDS)
-        _log.info("upstream=%s is used", upstream.name)
-        del self._probing[upstream]  # at once: whoever fails from now on starts a new one
+        _log.info("upstream=%s is usable", upstream.name)
+        del self._probing[upstream]  # before any await: the next failure starts a new probe
         self._advance()
 
     def _usable(self) -> list[Upstream]:
         return [each for each in self.upstreams if each.trouble is None]
 
     def _advance(self) -> None:
-        """Whoever waits and can run, or cannot any more, is told."""
-        for claim, turn in list(self._waiting.items()):
-            if turn.done():  # cancelled, and about to leave
+        """Give waiting requests their upstream, or an error if no upstream is left for them."""
+        for routing, turn in list(self._waiting.items()):
+            if turn.done():  # cancelled: `take` removes it
                 continue
-            usable = [each for each in self._usable() if each not in claim.tried]
+            usable = [each for each in self._usable() if each not in routing.tried]
             free = [each for each in usable if each.n_running < self._n_each]
             if not usable:
-                turn.set_exception(self._nobody())
+                turn.set_exception(self._none_usable())
             elif free:
-                upstream = _best(claim, free)
+                upstream = _best(routing, free)
                 upstream.n_running += 1
                 turn.set_result(upstream)
             else:
-                continue  # those behind it take only what it has tried
-            del self._waiting[claim]
+                continue  # later requests may take only upstreams that this one has tried
+            del self._waiting[routing]
 
-    def _nobody(self) -> UpstreamFailed:
+    def _none_usable(self) -> UpstreamFailed:
         return UpstreamFailed(f"No upstream can answer. {self.trouble or ''}".rstrip())
 
 
-def _best(claim: Claim, free: Sequence[Upstream]) -> Upstream:
-    """Who knows most of the prompt; of equals, who is least busy."""
-    return max(free, key=lambda each: (each.prefixes.n_tokens_known(claim.keys), -each.n_running))
+def _best(routing: Routing, free: Sequence[Upstream]) -> Upstream:
+    """Return the upstream that knows most of the prompt; among equals, the least busy one."""
+    return max(free, key=lambda each: (each.prefixes.n_tokens_known(routing.keys), -each.n_running))
 
 
 def check_same(upstream: Upstream, served: Served, expected: Served) -> None:

@@ -1,4 +1,4 @@
-"""A model's folder as Hugging Face lays it out: what its small files say about its text side."""
+"""Reads the small files of a model folder from Hugging Face: tokenizer, template, sampling."""
 
 import json
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ class HfFolder:
     tokenizer_json: str
     bos_text: str
     eos_text: str
-    end_ids: tuple[int, ...]  # as the configs list them; `eos_text` is another
-    n_vocab: int  # of the model, which may have more rows than the tokenizer has tokens
-    n_ctx_train: int  # 0: not told
+    end_ids: tuple[int, ...]  # from the configs; the id of `eos_text` may be another
+    n_vocab: int  # of the model; the tokenizer may have fewer tokens
+    n_ctx_train: int  # 0: unknown
     architecture: str
     chat_template: str | None
     default_sampling: Sampling
 
     def digest(self, model: str) -> str:
-        """Of what tokens mean here."""
+        """Return a digest of the model's name and tokenizer."""
         return sha256(f"vllm {model}\0{self.tokenizer_json}".encode()).hexdigest()
 
 
 def read_folder(path: Path) -> HfFolder:
-    """Raises StartupError."""
+    """Read a model folder. Raises StartupError."""
     if not path.is_dir():
         raise StartupError(
             f"{path} is not a folder: with --engine vllm, MODEL is the model's folder with its"
@@ -58,7 +58,7 @@ def read_folder(path: Path) -> HfFolder:
 
 
 def _template(path: Path, configured: Any) -> str | None:
-    """A file of its own, a text, or several by name."""
+    """Return the template: from its own file, or from the config (one text, or several by name)."""
     if (text := _text(path / "chat_template.jinja")) is not None:
         return text
     if isinstance(configured, list):
@@ -68,7 +68,7 @@ def _template(path: Path, configured: Any) -> str | None:
 
 
 def _sampling(generation: dict[str, Any]) -> Sampling:
-    """llama.cpp's defaults, and over them what the model's authors wrote down."""
+    """Return llama.cpp's defaults, overridden by those of the model's authors."""
     base = Sampling()
 
     def number(key: str, fallback: float) -> float:
@@ -85,7 +85,7 @@ def _sampling(generation: dict[str, Any]) -> Sampling:
 
 
 def _content(token: Any) -> str:
-    """A string, or an object with the flags of the token as well."""
+    """Return a token's text from a string, or from an object that also has the token's flags."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
@@ -109,7 +109,7 @@ def _text(path: Path) -> str | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An absent file is an empty one."""
+    """Return the file's object, empty if there is no file."""
     text = _text(path)
     try:
         content = json.loads(text) if text is not None else {}

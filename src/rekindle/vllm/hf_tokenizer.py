@@ -1,7 +1,7 @@
 """A `generation.Tokenizer` from a tokenizer.json, by the `tokenizers` package.
 
-Two copies of it: one reads control strings as tokens, the other as text. Neither changes, so
-any thread may ask.
+There are two copies: one reads control strings as tokens, the other as text. Neither changes, so
+any thread may use them.
 """
 
 import json
@@ -14,14 +14,14 @@ from rekindle.vllm.hf_folder import TOKENIZER_NAME, HfFolder
 
 _SPACE_MARK = "\u2581"  # sentencepiece's
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-# GPT-2's alphabet: bytes that print stand for themselves, the others follow from U+0100.
+# GPT-2's alphabet: printable bytes stand for themselves, the others start at U+0100.
 _PRINTED = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _BYTE_OF = dict(enumerate((byte for byte in range(256) if byte not in _PRINTED), start=0x100))
 
 
 class HfTokenizer:
     def __init__(self, folder: HfFolder) -> None:
-        """Raises StartupError."""
+        """Build the tokenizer. Raises StartupError."""
         self._parsing = _load(folder)
         self._plain = _load(folder)
         described = json.loads(folder.tokenizer_json)
@@ -56,13 +56,13 @@ class HfTokenizer:
         return len(self._pieces)
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not valid text
         if parse_special:
             return _encode(self._parsing, text)
         tokens = _encode(self._plain, text)
         if self._controls.keys().isdisjoint(tokens):
             return tokens
-        # A vocabulary that holds them as words, too.
+        # The vocabulary also holds control strings as ordinary words.
         return [each for token in tokens for each in self._as_text(token)]
 
     def piece(self, token: int) -> bytes:
@@ -82,7 +82,7 @@ class HfTokenizer:
             yield from (self._ids[part] for part in parts if part in self._ids)
 
     def _leading_token(self, bos_text: str) -> int | None:
-        """What the tokenizer itself puts in front of a text."""
+        """Return the BOS token if the tokenizer itself puts it in front of a text."""
         token: int | None = self._parsing.token_to_id(bos_text)
         first = self._parsing.encode("a", add_special_tokens=True).ids[:1]
         return token if first == [token] else None
@@ -93,7 +93,7 @@ def _load(folder: HfFolder) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise StartupError(
-            "vLLM as the engine needs a package more: pip install 'rekindle[vllm]'."
+            "--engine vllm requires another package: pip install 'rekindle[vllm]'."
         ) from error
     try:
         tokenizer = Tokenizer.from_str(folder.tokenizer_json)
@@ -111,14 +111,14 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _spelling(folder: HfFolder, described: dict[str, Any]) -> Callable[[str], bytes]:
-    """How the vocabulary writes bytes, which its decoder tells."""
+    """Return how the vocabulary writes bytes, according to its decoder."""
     kinds = set(_types(described.get("decoder")))
     if "ByteLevel" in kinds:
         return _byte_level
     if kinds & {"Metaspace", "ByteFallback", "Replace"}:
         return _sentencepiece
     raise StartupError(
-        f"The tokenizer in {folder.path} is of a kind that is not known here: its decoder is"
+        f"The tokenizer in {folder.path} is not supported: its decoder is"
         f" {', '.join(sorted(kinds)) or 'missing'}."
     )
 
@@ -133,7 +133,7 @@ def _types(decoder: Any) -> Iterator[str]:
 def _byte_level(text: str) -> bytes:
     try:
         return text.translate(_BYTE_OF).encode("latin-1")
-    except UnicodeEncodeError:  # a word that was added behind the vocabulary's back
+    except UnicodeEncodeError:  # an added word that is not in the byte alphabet
         return text.encode()
 
 
@@ -144,9 +144,9 @@ def _sentencepiece(text: str) -> bytes:
 
 
 def _unknown_tokens(described: dict[str, Any], vocabulary: dict[str, int]) -> list[int]:
-    """What stands for text that the vocabulary cannot write: it is nobody's text."""
+    """Return the tokens for text that the vocabulary cannot write; they have no text."""
     model = described.get("model") or {}
-    if isinstance(model.get("unk_id"), int):  # of a unigram model
+    if isinstance(model.get("unk_id"), int):  # a unigram model
         return [model["unk_id"]]
     token = vocabulary.get(model.get("unk_token") or "")
     return [] if token is None else [token]

@@ -1,21 +1,21 @@
-"""What an upstream has probably computed: chained hashes of what was sent to it, bounded.
+"""Prefixes that an upstream has probably cached: chained hashes of what was sent to it, bounded.
 
-It is our own book-keeping, for choosing among upstreams; what an upstream forgets in between is
-not known here.
+The table serves to choose among upstreams. Evictions by an upstream are unknown here.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from rekindle.bounded_cache import BoundedCache
+
 CHUNK_TOKENS = 64  # picked: short next to a turn, long next to vLLM's blocks of 16
-MAX_CHUNKS = 65_536  # of one upstream, 4 million tokens; picked
+MAX_CHUNKS = 65_536  # per upstream: 4 million tokens; picked
 _KEY_BYTES = 16
 
 
 def chunk_keys(namespace: str, tokens: Sequence[int]) -> list[bytes]:
-    """One for each whole chunk; each names all tokens up to its end."""
+    """Return one key for each whole chunk, over all tokens up to the chunk's end."""
     key = blake2b(namespace.encode("utf-8", "surrogateescape"), digest_size=_KEY_BYTES).digest()
     rows = memoryview(array("q", tokens)).cast("B")
     keys = []
@@ -27,9 +27,9 @@ def chunk_keys(namespace: str, tokens: Sequence[int]) -> list[bytes]:
 
 
 class PrefixTable:
-    def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
+    def __init__(self, max_chunks: int) -> None:
         self._max_chunks = max_chunks
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # the last used is last
+        self._known: BoundedCache[bytes, None] = BoundedCache(max_items=max_chunks)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -43,12 +43,9 @@ class PrefixTable:
         return n_chunks * CHUNK_TOKENS
 
     def learn(self, keys: Sequence[bytes]) -> None:
-        # From the end, so that of one prompt the beginning is forgotten last.
+        # From the end, so that the beginning of a prompt is evicted last.
         for key in reversed(keys[: self._max_chunks]):
-            self._known[key] = None
-            self._known.move_to_end(key)
-        while len(self._known) > self._max_chunks:
-            self._known.popitem(last=False)
+            self._known.put(key, None)
 
     def clear(self) -> None:
         self._known.clear()

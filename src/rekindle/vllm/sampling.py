@@ -1,4 +1,4 @@
-"""Our sampling settings in vLLM's words, and what it cannot do."""
+"""Sampling settings as vLLM names them. Settings that vLLM does not have are refused."""
 
 import json
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
-MAX_BIAS = 100.0  # what vLLM takes; JSON has no infinity
+MAX_BIAS = 100.0  # vLLM's limit; JSON has no infinity
 _GRAMMAR_FIELDS = {
     GrammarKind.JSON_SCHEMA: "json",
     GrammarKind.REGEX: "regex",
@@ -18,7 +18,7 @@ _GRAMMAR_FIELDS = {
 def sampling_fields(
     sampling: Sampling, *, max_tokens: int, end_tokens: Collection[int]
 ) -> dict[str, Any]:
-    """As `/v1/completions` and `sampling_params` both name them. Raises InvalidRequest."""
+    """Return fields for `/v1/completions` and `sampling_params` alike. Raises InvalidRequest."""
     _refuse_unknown(sampling)
     has_penalties = sampling.repeat_last_n != 0
     fields: dict[str, Any] = {
@@ -33,7 +33,7 @@ def sampling_fields(
         "ignore_eos": sampling.ignore_eos,
     }
     bias = {token: min(max(value, -MAX_BIAS), MAX_BIAS) for token, value in sampling.logit_bias}
-    if sampling.ignore_eos:  # vLLM would sample them and go on
+    if sampling.ignore_eos:  # otherwise vLLM would sample end tokens and continue
         bias |= dict.fromkeys(end_tokens, -MAX_BIAS)
     else:
         fields["stop_token_ids"] = sorted(end_tokens)
@@ -47,10 +47,10 @@ def sampling_fields(
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """As far as it can be told without asking vLLM. Raises InvalidRequest."""
+    """Check the grammar as far as possible without vLLM. Raises InvalidRequest."""
     if grammar.start.begins_quiet and is_enforced(grammar):
         raise InvalidRequest(
-            "vLLM would hold the reasoning to this format, which the prompt opens;"
+            "vLLM would apply this format to the reasoning that the prompt opens:"
             " switch the reasoning off.",
             "response_format",
         )
@@ -59,14 +59,14 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def is_enforced(grammar: Grammar) -> bool:
-    """vLLM applies a grammar from the first token; one that waits for a trigger is left out."""
+    """Return whether vLLM can apply the grammar: from the first token, without a trigger."""
     return not grammar.start.triggers
 
 
 def _refuse_unknown(sampling: Sampling) -> None:
     defaults = Sampling()
     if sampling.typical_p != defaults.typical_p:
-        raise InvalidRequest("vLLM has no `typical_p`.", "typical_p")
+        raise InvalidRequest("`typical_p` is not supported with vLLM.", "typical_p")
     penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     if sampling.repeat_last_n not in (defaults.repeat_last_n, -1, 0) and penalties != (1, 0, 0):
         raise InvalidRequest(
@@ -76,7 +76,7 @@ def _refuse_unknown(sampling: Sampling) -> None:
 
 
 def _top_k(sampling: Sampling) -> int:
-    if sampling.top_p <= 0:  # only the best one
+    if sampling.top_p <= 0:  # only the most likely token
         return 1
     return sampling.top_k if sampling.top_k > 0 else -1
 
@@ -90,6 +90,6 @@ def _structured_outputs(grammar: Grammar) -> dict[str, Any]:
             raise InvalidRequest(
                 f"This JSON schema cannot be read: {error}", "response_format"
             ) from error
-        if not isinstance(source, dict):  # `true` means anything, and vLLM wants an object
+        if not isinstance(source, dict):  # `true` allows anything, but vLLM requires an object
             source = {}
     return {_GRAMMAR_FIELDS[grammar.kind]: source}

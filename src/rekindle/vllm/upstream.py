@@ -1,7 +1,7 @@
-"""One vLLM server: what it serves, whether it really generates, and its streams.
+"""One vLLM server: its model, a probe that it really generates, and its streams.
 
-Errors are UpstreamFailed and UpstreamTimedOut with the upstream's name in front, or
-InvalidRequest where vLLM refuses what the client asked for.
+Errors are UpstreamFailed and UpstreamTimedOut with the upstream's name in front, or InvalidRequest
+if vLLM refuses the client's request.
 """
 
 import logging
@@ -14,34 +14,34 @@ import httpx
 
 from rekindle.errors import InvalidRequest, UpstreamFailed, UpstreamTimedOut
 from rekindle.generation.request import Sampling
-from rekindle.vllm.prefix_table import PrefixTable
+from rekindle.vllm.prefix_table import MAX_CHUNKS, PrefixTable
 from rekindle.vllm.sampling import sampling_fields
 from rekindle.vllm.wire import DONE, Chunk, UpstreamRequest, Wire, body_of, parse, quoted, refusal
 
 _log = logging.getLogger("rekindle.upstream")
 
 CONNECT_SECONDS = 5.0  # picked
-FIRST_BYTE_SECONDS = 120.0  # and between any two; picked
-PROBE_SECONDS = 60.0  # for two tokens, behind what others ask; picked
+FIRST_BYTE_SECONDS = 120.0  # and between any two bytes; picked
+PROBE_SECONDS = 60.0  # for two tokens, after the requests before it; picked
 PROBE_TOKENS = 2
 
 
 class UpstreamGone(UpstreamFailed):
-    """It cannot be reached, or went away: not this request's fault."""
+    """The upstream cannot be reached, or the connection broke: not this request's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What `/v1/models` says."""
+    """The model of an upstream, as `/v1/models` names it."""
 
     model: str
-    root: str | None  # where the upstream has the model from
+    root: str | None  # path or repository of the model
     n_ctx: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTerms:
-    """What every upstream of a model must be able to do."""
+    """The prompt of a probe, and the tokens that are valid answers."""
 
     prompt: Sequence[int]
     n_vocab: int
@@ -49,19 +49,19 @@ class ProbeTerms:
 
 
 class Upstream:
-    """`trouble`: why it is not used now; None: it is."""
+    """`trouble` says why the upstream is not used now; None: it is used."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None) -> None:
         address = httpx.URL(url)
         self.name = str(address.copy_with(userinfo=b"")).rstrip("/")
         self._url = str(address).rstrip("/")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.served: Served | None = None
         self.wire: Wire | None = None
-        self.trouble: str | None = "it was not tried yet"
+        self.trouble: str | None = "not probed yet"
         self.n_running = 0
-        self.reports_cached = False  # seen once
-        self.prefixes = PrefixTable()
+        self.reports_cached = False  # a response has reported cached tokens
+        self.prefixes = PrefixTable(MAX_CHUNKS)
 
     async def find_model(self, client: httpx.AsyncClient) -> Served:
         with self._named_errors():
@@ -75,11 +75,11 @@ class Upstream:
                 )
             except (ValueError, TypeError, LookupError) as error:
                 said = quoted(response.text)
-                raise UpstreamFailed(f"/v1/models is not vLLM's: {said}") from error
+                raise UpstreamFailed(f"/v1/models does not look like vLLM: {said}") from error
         return self.served
 
     async def probe(self, client: httpx.AsyncClient, terms: ProbeTerms) -> None:
-        """Generates two tokens for real, in the first way that works: /health may say anything."""
+        """Generate two tokens over the first wire that works. `/health` proves nothing."""
         failures = []
         for wire in Wire:
             try:
@@ -96,15 +96,6 @@ class Upstream:
                 return
         raise UpstreamFailed(f"The upstream {self.name} does not generate: {'; '.join(failures)}")
 
-    async def stream(
-        self, client: httpx.AsyncClient, ask: UpstreamRequest, *, seconds: float
-    ) -> AsyncGenerator[Chunk]:
-        """Ends only where the upstream says that it is done."""
-        assert self.wire is not None
-        async with aclosing(self._chunks(client, self.wire, ask, seconds=seconds)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def _try(self, client: httpx.AsyncClient, wire: Wire, terms: ProbeTerms) -> None:
         assert self.served is not None
         fields = sampling_fields(
@@ -117,17 +108,18 @@ class Upstream:
             sampling=fields,
         )
         tokens: list[int] = []
-        async with aclosing(self._chunks(client, wire, ask, seconds=PROBE_SECONDS)) as chunks:
+        async with aclosing(self.stream(client, wire, ask, seconds=PROBE_SECONDS)) as chunks:
             async for chunk in chunks:
                 tokens += [sampled.token for sampled in chunk.tokens]
         is_ended = bool(tokens) and tokens[-1] in terms.end_tokens
         has_length = len(tokens) == PROBE_TOKENS or (len(tokens) < PROBE_TOKENS and is_ended)
         if not has_length or not all(0 <= token < terms.n_vocab for token in tokens):
-            raise UpstreamFailed(f"asked for {PROBE_TOKENS} tokens, it gave {quoted(str(tokens))}")
+            raise UpstreamFailed(f"expected {PROBE_TOKENS} tokens, got {quoted(str(tokens))}")
 
-    async def _chunks(
+    async def stream(
         self, client: httpx.AsyncClient, wire: Wire, ask: UpstreamRequest, *, seconds: float
     ) -> AsyncGenerator[Chunk]:
+        """Yield chunks until the upstream is done. `seconds` is the longest pause between two."""
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         is_finished = False
         with self._named_errors():
@@ -152,11 +144,11 @@ class Upstream:
                     self.reports_cached = self.reports_cached or chunk.n_cached is not None
                     yield chunk
             if not is_finished:
-                raise UpstreamGone("its answer ends in the middle")
+                raise UpstreamGone("the response ended early")
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Every failure says which upstream it was."""
+        """Put the upstream's name into every error."""
         try:
             yield
         except httpx.ConnectTimeout as error:
@@ -172,7 +164,7 @@ class Upstream:
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """By line feeds alone: httpx also cuts at U+2028, which vLLM's JSON has unescaped."""
+    """Split at line feeds alone: httpx also splits at U+2028, which vLLM's JSON has unescaped."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

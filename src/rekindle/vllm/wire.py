@@ -1,7 +1,7 @@
-"""vLLM's token-in, token-out APIs: the body of a request, and what a line of its answer says.
+"""vLLM's token-in, token-out APIs: the body of a request, and the chunks of a response.
 
-Field names are vLLM's (0.32). There are three ways to the same thing, best first; which one an
-upstream has is found out by trying, see `Upstream.probe`.
+Field names are vLLM's (0.32). There are three equivalent APIs, best first; `Upstream.probe` finds
+out which of them an upstream has.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 from rekindle.errors import InvalidRequest, UpstreamFailed
 from rekindle.generation.events import TokenLogprobs, TokenSampled
 
-TOKEN_MARK = "token_id:"  # what vLLM writes in front of an id where OpenAI's API has text
+TOKEN_MARK = "token_id:"  # vLLM's prefix for ids where OpenAI's API has text
 DONE = "[DONE]"
-MAX_QUOTED = 300  # characters of an upstream's own words; picked
+MAX_QUOTED = 300  # characters quoted from an upstream's response; picked
 
 
 class Wire(Enum):
-    GENERATE = "/inference/v1/generate"  # ids only; needs a flag of vLLM's
+    GENERATE = "/inference/v1/generate"  # ids only; requires a flag of vLLM
     TOKEN_IDS = "/v1/completions with return_token_ids"
     LOGPROBS = "/v1/completions with logprobs"  # ids as the names of scored tokens
 
@@ -34,7 +34,7 @@ class UpstreamRequest:
     model: str
     tokens: Sequence[int]
     sampling: Mapping[str, Any]  # see `sampling_fields`
-    salt: str = ""  # prefixes are shared among equal ones
+    salt: str = ""  # prefixes are shared among requests with equal salts
     n_top_logprobs: int | None = None
 
 
@@ -44,8 +44,8 @@ class Chunk:
 
     tokens: tuple[TokenSampled, ...] = ()
     finish: str | None = None  # "stop", "length", "abort", ...
-    stop_token: int | None = None  # the one of `stop_token_ids` that ended it
-    n_cached: int | None = None  # None: not told here
+    stop_token: int | None = None  # the one of `stop_token_ids` that ended the reply
+    n_cached: int | None = None  # None: not reported in this chunk
 
 
 def body_of(wire: Wire, ask: UpstreamRequest) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def body_of(wire: Wire, ask: UpstreamRequest) -> dict[str, Any]:
 
 
 def parse(wire: Wire, data: str, *, n_top: int | None) -> Chunk:
-    """Raises UpstreamFailed where it is not what vLLM says, InvalidRequest where it refuses."""
+    """Read a chunk. Raises UpstreamFailed if it is malformed, InvalidRequest if vLLM refuses."""
     try:
         content = json.loads(data)
         if error := content.get("error"):
@@ -82,15 +82,15 @@ def parse(wire: Wire, data: str, *, n_top: int | None) -> Chunk:
         chunk = _choice(wire, choices[0], n_top=n_top) if choices else Chunk()
         return Chunk(chunk.tokens, chunk.finish, chunk.stop_token, _n_cached(content))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UpstreamFailed(f"it answered with {quoted(data)}") from error
+        raise UpstreamFailed(f"malformed response: {quoted(data)}") from error
 
 
 def refusal(status: int, text: str) -> InvalidRequest | UpstreamFailed:
-    """What an answer with this status means."""
+    """Return the error for a response with this status."""
     message = quoted(_message(text))
     if status in (400, 413, 422):
         return InvalidRequest(f"vLLM refused the request: {message}")
-    return UpstreamFailed(f"it answered {status}: {message}")
+    return UpstreamFailed(f"status {status}: {message}")
 
 
 def quoted(text: str) -> str:
@@ -131,7 +131,7 @@ def _choice(wire: Wire, choice: Mapping[str, Any], *, n_top: int | None) -> Chun
 
 
 def _generate_scores(scores: Mapping[str, Any], n_top: int) -> Iterator[TokenLogprobs]:
-    """Chat's shape with ids as text, or, of late, with ids as numbers."""
+    """Yield scores in the shape of chat, with ids as text or, in newer versions, as numbers."""
     for one in scores["content"]:
         top = [(_id_of(each), float(each["logprob"])) for each in one.get("top_logprobs") or []]
         yield TokenLogprobs(float(one["logprob"]), _best(top, n_top))

@@ -23,7 +23,7 @@ from rekindle.chat.accounts.sessions import Ledger, Sessions
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank
 from rekindle.generation.status import (
     CacheCounters,
@@ -56,7 +56,7 @@ CACHE = CacheStatus(
 )
 FORECAST = Forecast(
     n_prompt=10,
-    spans=(CachedSpan(LIVE, 0, 3), CachedSpan(DISK, 3, 5), CachedSpan(LIVE, 5, 6)),
+    spans=Spans([CachedSpan(LIVE, 0, 3), CachedSpan(DISK, 3, 5), CachedSpan(LIVE, 5, 6)]),
     restore_seconds=0.0015,
     prefill_seconds=0.25,
 )
@@ -208,7 +208,7 @@ def test_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None
 def test_what_was_never_measured_is_null(
     restore: float | None, prefill: float | None, expected: dict[str, float | None]
 ) -> None:
-    store = Store(forecast=Forecast(10, (), restore, prefill))
+    store = Store(forecast=Forecast(10, Spans(), restore, prefill))
     reply = ask("POST", "/v1/cache/lookup", store, body={"prompt": "x"}).json()
     assert (reply["cached"], reply["prefilled"]) == ([], 10)
     assert reply["expected_ms"] == expected

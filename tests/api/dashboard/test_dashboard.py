@@ -17,7 +17,7 @@ from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
 from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, HourHistory
 from rekindle.api.dashboard.routes import MEDIA_TYPES, FeedStream
 from rekindle.cache.responses.store import MemoryResponses
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank
 from rekindle.generation.status import (
     CacheCounters,
@@ -42,7 +42,7 @@ DONE = replace(
     namespace="",
     n_prompt=100,
     is_evaluated=True,
-    spans=(CachedSpan(LIVE, 0, 60), CachedSpan(DISK, 60, 70)),
+    spans=Spans([CachedSpan(LIVE, 0, 60), CachedSpan(DISK, 60, 70)]),
     n_recomputed=4,
     first_token_seconds=0.25,
     miss=None,
@@ -186,7 +186,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
     counters = CacheCounters(shared_tokens=4, upstream_tokens=5, shared_probes=6)
     status = replace(STATUS, cache=replace(STATUS.cache, tiers=(tier,), counters=counters))
     history = HourHistory()
-    spans = (CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64))
+    spans = Spans([CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64)])
     history.observe(replace(DONE, spans=spans))
     with joined(Feed(Models(status), history)) as reader:
         (_, hour), (_, snapshot) = await events(reader, 2)

@@ -1,4 +1,4 @@
-"""What a sequence does not have to compute: counted on a backend that computes nothing itself."""
+"""Reuse of live and stored rows, counted on a backend that computes nothing itself."""
 
 from itertools import count
 
@@ -14,7 +14,7 @@ from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 
 ALL_CLASSES = list(ModelClass)
-# Without rows that can be cut, a prompt goes on from a checkpoint at most this far before its end.
+# Models that cannot trim rows resume from a checkpoint at most this far before a prompt's end.
 MAX_STEP_BACK = 64
 
 _fresh = count(1_000_000, 100_000)
@@ -228,7 +228,7 @@ def test_identical_requests_compute_their_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_when_the_first_is_cancelled_the_next_goes_on_from_there(
+def test_when_the_first_is_cancelled_the_next_resumes_from_its_rows(
     model_class: ModelClass,
 ) -> None:
     bench = Bench(FakeBackend(n_slots=4, n_cells=30_000, model_class=model_class))
@@ -254,7 +254,7 @@ STATES = [each for each in ALL_CLASSES if each not in (ModelClass.DENSE, ModelCl
 
 @pytest.mark.parametrize("model_class", STATES)
 @pytest.mark.parametrize("n_between", [0, 6])
-def test_where_two_prompts_parted_the_third_goes_on(
+def test_a_third_prompt_resumes_where_two_prompts_diverged(
     model_class: ModelClass, n_between: int
 ) -> None:
     """System prompts that end with a date: nothing but the prompts tells where they part."""
@@ -274,8 +274,8 @@ def test_where_two_prompts_parted_the_third_goes_on(
 
 
 @pytest.mark.parametrize("model_class", STATES)
-def test_a_state_that_had_to_go_is_no_parting(model_class: ModelClass) -> None:
-    """The same conversation goes on: more room would have helped, and that is what it says."""
+def test_an_evicted_checkpoint_is_no_divergence(model_class: ModelClass) -> None:
+    """The same conversation continues; only more memory would have helped."""
     bench = Bench(FakeBackend(n_slots=1, n_cells=30_000, model_class=model_class))
     prompt = text(1300)
     bench.ask("first", prompt, 1)
@@ -339,7 +339,7 @@ def test_a_context_that_is_full_against_our_count_costs_an_idle_slot_not_a_reque
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_preempted_sequence_goes_on_from_what_is_stored(model_class: ModelClass) -> None:
+def test_a_preempted_sequence_resumes_from_stored_rows(model_class: ModelClass) -> None:
     backend = FakeBackend(n_slots=2, n_cells=2048, model_class=model_class)
     bench = Bench(backend)
     prompts = {"a": text(900), "b": text(900)}
@@ -361,7 +361,7 @@ def test_without_any_store_live_rows_are_still_reused() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_model_that_cannot_be_stored_still_goes_on_from_an_idle_slot(
+def test_a_model_that_cannot_be_stored_still_continues_an_idle_slot(
     model_class: ModelClass,
 ) -> None:
     backend = FakeBackend(model_class=model_class, off_because="The round trip failed.")

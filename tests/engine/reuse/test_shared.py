@@ -9,7 +9,7 @@ import pytest
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.shared import residency as shared_stock
 from rekindle.cache.stores.load_gate import LoadGate
-from rekindle.engine.inquiries import Forget
+from rekindle.engine.questions import Forget
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import CacheTerms, Rank
@@ -98,7 +98,7 @@ def test_a_conversation_that_hops_is_computed_once(
     assert n_computed <= n_new + 8 * step_back
 
 
-def test_nobody_is_asked_for_what_is_here(house: SharedHouse) -> None:
+def test_the_shared_store_is_not_asked_for_local_rows(house: SharedHouse) -> None:
     bench = server(house)
     prompt = text(800)
     bench.ask("cold", prompt)
@@ -108,7 +108,7 @@ def test_nobody_is_asked_for_what_is_here(house: SharedHouse) -> None:
     assert counted(bench).shared_probes == n_probes
 
 
-def test_an_answer_that_is_late_delays_nobody_and_is_used_later(
+def test_a_late_answer_delays_no_request_and_is_used_later(
     house: SharedHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = server(house), server(house)

@@ -1,4 +1,4 @@
-"""Holes between the rows in use: closed once they have cost what closing them costs."""
+"""Compaction: holes between rows are closed once they have cost as much as closing them."""
 
 import pytest
 
@@ -62,8 +62,8 @@ def test_rows_that_slots_share_stay_where_they_are(bench: Bench, backend: FakeBa
         assert bench.tokens(name) == expected_reply(prompt, 40)
 
 
-def test_rows_lost_on_the_way_are_brought_back(bench: Bench, backend: FakeBackend) -> None:
-    """What the failure may have harmed is not used again; the stream goes on as it was."""
+def test_rows_lost_in_a_failed_move_are_restored(bench: Bench, backend: FakeBackend) -> None:
+    """Rows that the failure may have damaged are not used again; the stream continues."""
     backend.move_failures.append(DecodeFailed("told to", rows_intact=False))
     bench.ask("idle", text(600))
     prompt = text(300)

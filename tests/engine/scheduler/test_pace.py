@@ -1,4 +1,4 @@
-"""Those who stream are held up by at most one export or one put in a step."""
+"""Streams are delayed by at most one export or one import per step."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_one_block_in_a_step_is_put_while_others_decode() -> None:
     assert bench.tokens("returns") == expected_reply(returning, 1)
 
 
-def test_with_nobody_decoding_a_restore_takes_one_step() -> None:
+def test_a_restore_takes_one_step_while_no_sequence_decodes() -> None:
     bench = Bench(FakeBackend(n_slots=1, n_cells=8192))
     returning = text(2000)
     bench.ask("first", returning, 1)
@@ -113,7 +113,7 @@ def test_idle_rows_that_share_a_beginning_make_way_together() -> None:
         assert CacheSource.MEMORY in sources
 
 
-def test_rows_that_whoever_comes_shares_do_not_make_way() -> None:
+def test_rows_shared_with_the_new_request_are_not_evicted() -> None:
     """They would free next to nothing."""
     bench = Bench(FakeBackend())
     shared = text(600)

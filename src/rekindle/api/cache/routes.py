@@ -35,7 +35,6 @@ from rekindle.api.openapi import ERRORS, REF, reply, request_body
 from rekindle.chat.accounts.sessions import Session
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.errors import InvalidRequest
-from rekindle.generation.events import CacheSource
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.observe.request_record import Miss
@@ -254,15 +253,15 @@ def _session(session: Session) -> SessionEntry:
 
 
 def _lookup(forecast: Forecast, miss: Miss | None) -> Lookup:
-    tokens: dict[CacheSource, int] = {}
-    for span in forecast.spans:
-        tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
     restore, prefill = _ms(forecast.restore_seconds), _ms(forecast.prefill_seconds)
     total = None if restore is None or prefill is None else round(restore + prefill, 3)
     return Lookup(
         object="cache.lookup",
         prompt_tokens=forecast.n_prompt,
-        cached=[CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
+        cached=[
+            CachedTokens(tier=source.value, tokens=n)
+            for source, n in forecast.spans.by_source().items()
+        ],
         prefilled=forecast.n_prompt - forecast.n_cached,
         expected_ms=ExpectedTimes(restore=restore, prefill=prefill, total=total),
         miss=miss_body(miss) if miss else None,

@@ -26,9 +26,8 @@ class _Bucket:
 
     def add(self, record: RequestRecord) -> None:
         self.requests += 1
-        for span in record.spans:
-            held = self.tokens.get(span.source, 0)
-            self.tokens[span.source] = held + span.stop - span.start
+        for source, n_tokens in record.spans.by_source().items():
+            self.tokens[source] = self.tokens.get(source, 0) + n_tokens
         self.prefilled += record.n_prefilled
         self.twice += record.n_recomputed
         if record.first_token_seconds is not None:

@@ -33,9 +33,7 @@ def snapshot_of(models: Models, history: HourHistory) -> Snapshot:
 
 def request_seen(record: RequestRecord) -> RequestSeen:
     """Nothing of the prompt's text but where it differs from what was expected."""
-    tokens: dict[CacheSource, int] = {}
-    for span in record.spans:
-        tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
+    tokens = record.spans.by_source()
     first = record.first_token_seconds
     speed = record.tokens_per_second
     # A literal, because `class` is no name that a call could use.

@@ -1,9 +1,7 @@
 """A reply's header that tells in one line what was found in the cache, and where."""
 
-from collections.abc import Sequence
-
 from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress, ReplyStats
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CacheSource, Spans
 
 CACHE_HEADER = "x-rekindle-cache"
 PENDING = "pending"  # the reply has to begin before it is known
@@ -25,6 +23,7 @@ def cache_header_value(event: ReplyEvent) -> str:
             return PENDING
 
 
-def _value(spans: Sequence[CachedSpan], *, n_cached: int, n_prompt: int) -> str:
-    tiers = [tier.value for tier in CacheSource if any(span.source is tier for span in spans)]
+def _value(spans: Spans, *, n_cached: int, n_prompt: int) -> str:
+    found = spans.by_source()
+    tiers = [tier.value for tier in CacheSource if tier in found]
     return f"hit={n_cached}/{n_prompt} from={','.join(tiers) or '-'}"

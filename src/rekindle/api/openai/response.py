@@ -34,7 +34,7 @@ from rekindle.api.openai.bodies import (
 )
 from rekindle.api.replies import Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.observe.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
@@ -211,10 +211,11 @@ def _story(stats: ReplyStats) -> CacheStory:
     return story
 
 
-def _by_tier(spans: Sequence[CachedSpan]) -> Iterator[TierTokens]:
+def _by_tier(spans: Spans) -> Iterator[TierTokens]:
+    counts = spans.by_source()
     for tier in CacheSource:
-        if n_tokens := sum(span.stop - span.start for span in spans if span.source is tier):
-            yield TierTokens(tier=tier.value, tokens=n_tokens)
+        if tier in counts:
+            yield TierTokens(tier=tier.value, tokens=counts[tier])
 
 
 def miss_body(miss: Miss) -> MissBody:

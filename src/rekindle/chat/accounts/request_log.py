@@ -1,10 +1,8 @@
 """One line per reply, when it ends."""
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
 
-from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.events import CacheSource, Spans
 from rekindle.observe.request_record import RequestRecord
 
 _log = logging.getLogger("rekindle.request")
@@ -33,10 +31,8 @@ def log_request(record: RequestRecord) -> None:
     )
 
 
-def by_source(spans: Sequence[CachedSpan]) -> str:
+def by_source(spans: Spans) -> str:
     """`live:512,disk:1024`; a source may have several spans."""
-    counts: Counter[CacheSource] = Counter()
-    for span in spans:
-        counts[span.source] += span.stop - span.start
+    counts = spans.by_source()
     parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
     return ",".join(parts) or "-"

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.prompt.volatile import Neutralised
-from rekindle.generation.events import CachedSpan
+from rekindle.generation.events import NO_SPANS, Spans
 from rekindle.generation.request import DEFAULT_SESSION, CacheTerms, Rank, Sampling
 from rekindle.observe.request_record import Miss
 
@@ -88,7 +88,7 @@ class ReplyProgress:
     n_total: int
     n_cached: int
     elapsed_seconds: float
-    spans: tuple[CachedSpan, ...] = ()  # where the cached tokens came from
+    spans: Spans = NO_SPANS  # where the cached tokens came from
     diagnosis: Diagnosis | None = None  # None: the prompt is not evaluated yet
 
 
@@ -103,7 +103,7 @@ class ReplyStats:
     n_prompt: int
     n_cached: int
     n_generated: int
-    spans: tuple[CachedSpan, ...]  # where the cached tokens came from
+    spans: Spans  # where the cached tokens came from
     remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
     n_dropped_messages: int = 0  # left out of the prompt because they do not fit
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant

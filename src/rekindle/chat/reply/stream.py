@@ -28,7 +28,7 @@ from rekindle.chat.reply.events import (
 from rekindle.chat.reply.parser import Part, ReplyParser, Said, SaidReasoning, SaidText, parse
 from rekindle.errors import RekindleError
 from rekindle.generation.events import (
-    CachedSpan,
+    NO_SPANS,
     Finished,
     PrefillProgress,
     PromptEvaluated,
@@ -100,7 +100,7 @@ class ReplyStream:
         self._first_token_at = self._last_token_at = 0.0
         self._n_evaluated = 0  # of the prompt's tokens
         self._n_cached = 0  # of these, found in a cache
-        self._spans: tuple[CachedSpan, ...] = ()
+        self._spans = NO_SPANS
         self._sampled: list[int] = []
         self._is_last_computed = False  # of those: it is fed only when another one follows
         self._reasoning: list[str] = []

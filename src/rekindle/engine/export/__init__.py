@@ -1,1 +1,1 @@
-"""Rows of slots on their way to the cache."""
+"""Exports: rows of slots on their way to the cache."""

@@ -1,29 +1,29 @@
-"""Requests that are computed and end only when their prompt is on disk."""
+"""Requests with `persist`: computed, and waiting for their prompt to be on disk."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.engine.outbox import Outbox
 from rekindle.engine.sequence import Sequence
-from rekindle.errors import EngineError, TierFailed
+from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished
+from rekindle.generation.request import GenerationRequest
 
-PATIENCE_SECONDS = 60.0  # picked: far beyond what a prompt takes to be written
+PATIENCE_SECONDS = 60.0  # far more than the write of a prompt takes; picked
 
 
-@dataclass(frozen=True, slots=True)
-class _UnsavedPrompt:
-    request_id: str
+class _UnsavedPrompt(NamedTuple):
+    request: GenerationRequest
     keys: PrefixKeys
-    n_prompt: int
     finished: Finished
     began_at: float
 
 
 class PersistQueue:
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._pending: list[_UnsavedPrompt] = []
 
     @property
@@ -31,35 +31,30 @@ class PersistQueue:
         return bool(self._pending)
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
-        request = sequence.request
-        began_at = time.monotonic()
         self._pending.append(
-            _UnsavedPrompt(request.id, sequence.keys, len(request.prompt), finished, began_at)
+            _UnsavedPrompt(sequence.request, sequence.keys, finished, time.monotonic())
         )
 
     def cancel(self, request_id: str) -> None:
-        self._pending = [each for each in self._pending if each.request_id != request_id]
+        self._pending = [each for each in self._pending if each.request.id != request_id]
 
-    def drain(self) -> list[str]:
-        """The ids of all that wait; none does afterwards."""
-        pending, self._pending = self._pending, []
-        return [each.request_id for each in pending]
-
-    def advance(self, cache: PrefixCache) -> Iterator[tuple[str, Finished | EngineError]]:
-        """Those that have ended: their prompt is on disk, or will not be."""
-        waiting = []
+    def fail_all(self, error: RekindleError) -> None:
         for each in self._pending:
+            self._outbox.put(each.request.id, error)
+        self._pending = []
+
+    def advance(self, cache: PrefixCache) -> None:
+        """End the requests whose prompt is on disk, or will not be."""
+        for each in list(self._pending):
             outcome = _outcome(each, cache)
-            if outcome is None:
-                waiting.append(each)
-            else:
-                yield each.request_id, outcome
-        self._pending = waiting
+            if outcome is not None:
+                self._pending.remove(each)
+                self._outbox.put(each.request.id, outcome)
 
 
 def _outcome(pending: _UnsavedPrompt, cache: PrefixCache) -> Finished | EngineError | None:
     try:
-        if cache.persist(pending.keys, pending.n_prompt, since=pending.began_at):
+        if cache.persist(pending.keys, len(pending.request.prompt), since=pending.began_at):
             return pending.finished
         if time.monotonic() < pending.began_at + PATIENCE_SECONDS:
             return None

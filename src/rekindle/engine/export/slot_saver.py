@@ -1,7 +1,7 @@
-"""What a slot leaves behind: its rows go to the cache in blocks before anyone takes it over.
+"""Exports the rows of slots to the cache, block by block, and evicts idle slots.
 
-Exports run on the engine thread and hold up whoever computes, so they keep to a share of the
-time, and to one in a step that others decode in. Only a slot that must go is saved all at once.
+Exports run on the engine thread and delay running sequences. They therefore keep to a share of the
+time, and to one export per step while others decode. Only an evicted slot is exported at once.
 """
 
 import logging
@@ -21,13 +21,13 @@ from rekindle.generation.request import Rank
 
 _log = logging.getLogger(__name__)
 
-# What a token costs to compute before anything was measured; picked.
-UNKNOWN_SECONDS_PER_TOKEN = 1e-3
+_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING  # looking up an Enum member is slow
 
-SHORT_REPLY_TOKENS = 32  # until then nothing of a stream is exported: it may end soon; picked
-WAY_SHARE = 0.1  # of a prefill: it may go into storing and bringing back who makes way; picked
-MIN_PREFILL_SECONDS = 0.05  # picked: nobody notices less
-MIN_FREED_CELLS = 64  # picked: fewer slow nobody down
+UNKNOWN_SECONDS_PER_TOKEN = 1e-3  # of a prefill, before the first measurement; picked
+SHORT_REPLY_TOKENS = 32  # a shorter reply is not exported yet: it may end soon; picked
+EVICTION_SHARE = 0.1  # of a prefill's time, to export and later restore evicted slots; picked
+MIN_PREFILL_SECONDS = 0.05  # a shorter prefill evicts nothing; picked
+MIN_FREED_CELLS = 64  # fewer freed cells do not speed a prefill up; picked
 
 
 class SlotSaver:
@@ -41,23 +41,26 @@ class SlotSaver:
         self._fastest_export = 0.0  # bytes per second
         self.prefill_seconds_per_token: float | None = None
 
-    def save_some(self, *, others_decode: bool, others_compute: bool) -> bool:
-        """Whole blocks of running sequences, everything of idle slots. True: something was done.
+    def save_some(self, running: list[Sequence]) -> bool:
+        """Export whole blocks of running sequences and all rows of idle slots.
 
-        Where others compute, exports keep to their share of the time; where they decode, there
-        is one in a step.
+        Return whether a block was stored. While sequences prefill, exports keep to their share of
+        the time; while sequences decode, there is one export per step.
         """
+        phases = {sequence.phase for sequence in running}
+        others_decode = _DECODING in phases
+        others_compute = others_decode or _PREFILLING in phases
         n_saved = 0
         now = time.monotonic()
-        # Idle slots first: what has ended must not wait for what is still being computed.
+        # Idle slots first: a finished turn must not wait for running ones.
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             if _has_begun_to_reply(slot):
                 continue
             while not others_compute or self._pace.may_export:
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
-                    slot.owes_since = None
-                    self._keep_promises(slot)
+                    slot.export_waits_since = None
+                    self._apply_pins(slot)
                     break
                 if saved is Saved.LATER:
                     break
@@ -66,37 +69,44 @@ class SlotSaver:
                     return True
             else:
                 if self._next_rows(slot, is_last=slot.sequence is None) is not None:
-                    slot.owes_since = slot.owes_since or now
+                    slot.export_waits_since = slot.export_waits_since or now
         return n_saved > 0
 
     def earn(self, computed_seconds: float) -> None:
-        oldest = min((slot.owes_since for slot in self._slots.all if slot.owes_since), default=None)
+        """Add the exports' share of a batch's time to the time that exports may take."""
+        oldest = min(
+            (slot.export_waits_since for slot in self._slots.all if slot.export_waits_since),
+            default=None,
+        )
         is_overdue = oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
         self._pace.earn(computed_seconds, is_overdue=is_overdue)
 
     def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
-        """Whether everything worth it is stored; with others decoding that may take some steps."""
-        self._look_after_evicted(slot)
+        """Export the slot's remaining rows. Return True when nothing is left.
+
+        While others decode, one block per call: retry.
+        """
+        self._recheck_evicted(slot)
         while True:
             saved = self._save_next(slot, is_last=True, reason=reason)
             if saved is None:
-                self._keep_promises(slot)
+                self._apply_pins(slot)
                 return True
             if saved is Saved.LATER:
                 return False
             if saved is Saved.STORED and others_decode:
                 return self._is_saved(slot)
 
-    def _keep_promises(self, slot: Slot) -> None:
-        """Once, when all of an idle slot is stored that will be."""
+    def _apply_pins(self, slot: Slot) -> None:
+        """Pin the entries of an idle slot, once, after its last export."""
         if slot.is_idle and slot.keys is not None and slot.terms.pins:
             self._cache.pin(slot.keys, slot.terms)
             slot.terms = replace(slot.terms, pins=())
 
-    def _look_after_evicted(self, slot: Slot) -> None:
-        """What was stored once may have left memory since; this is the last chance to keep it.
+    def _recheck_evicted(self, slot: Slot) -> None:
+        """Mark rows for export again whose entries were evicted from memory since.
 
-        With rows and checkpoints, rows may be gone that would have to be exported again.
+        Models with both rows and checkpoints are excluded: the slot may lack the evicted rows.
         """
         traits = self._backend.traits
         if (
@@ -118,9 +128,9 @@ class SlotSaver:
             self._slots.forget(slot)
 
     def reclaim_one(self, *, keep: Slot | None = None, must: bool) -> bool:
-        """Empties an idle slot, least recently used first, once all of it is stored.
+        """Evict the least recently used idle slot whose rows are stored. Return False if none is.
 
-        It `must` when streams would stop without its cells: then it goes in any case.
+        With `must`, a slot is evicted even if its rows cannot be stored: streams need its cells.
         """
         for slot in self._slots.idle():
             if slot is keep:
@@ -131,16 +141,16 @@ class SlotSaver:
         return False
 
     def take_checkpoint(self, sequence: Sequence) -> None:
-        """The state at the position that was computed last; a moment later it is gone."""
+        """Export the state at the last computed position; the next batch overwrites it."""
         if self._backend.traits.has_checkpoints:
             began = time.perf_counter()
             self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
             self._pace.spend(time.perf_counter() - began)
 
     def observe_step(self, n_sequences: int, n_cells: int, seconds: float) -> float:
-        """Idle rows slow down every token of the others: they leave when that costs too much.
+        """Evict idle slots whose rows have slowed decoding down by more than a restore costs.
 
-        `n_cells` is how many were attended to. What one more would have cost.
+        `n_cells` is the number of cells attended to. Return the seconds that one more cell costs.
         """
         self._tax.observe(n_sequences, n_cells, seconds)
         seconds_per_cell = self._tax.seconds_per_cell(n_sequences)
@@ -149,94 +159,90 @@ class SlotSaver:
         for slot in self._slots.all:
             if not slot.is_idle:
                 continue
-            slot.tax_seconds += seconds_per_cell * self._slots.own_cells(slot)
-            if self._is_saved(slot) and should_park(
-                slot.tax_seconds, self._seconds_to_bring_back(slot)
-            ):
+            slot.cost_seconds += seconds_per_cell * self._slots.own_cells(slot)
+            if self._is_saved(slot) and should_park(slot.cost_seconds, self._reload_seconds(slot)):
                 self._cache.count("parked", 1)
                 self.clear(slot)
         return seconds_per_cell
 
     def evict_for_prefill(self, n_new: int, rank: Rank, *, others_decode: bool) -> None:
-        """`n_new` tokens are about to be computed, and idle rows slow that down as well.
+        """Evict idle slots that would slow down a prefill of `n_new` tokens.
 
-        Those leave that take hardly any time to bring back, beside what the newcomer takes. No
-        conversation does for a side request.
+        Evicted slots are cheap to restore compared with the prefill, and not of a lower `rank`: a
+        side request evicts no conversation.
         """
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
             return
-        left = WAY_SHARE * seconds
-        may_go = [slot for slot in self._slots.idle() if slot.rank >= rank]
-        staying = [slot for slot in self._slots.all if slot not in may_go]
-        for slot in may_go:
-            # Those that share a beginning free it only together, and not while one stays.
-            price = None
-            if self._slots.own_cells(slot, beside=staying) >= MIN_FREED_CELLS:
-                price = self._price_of_leaving(slot, left, others_decode=others_decode)
-            if price is None:
-                staying.append(slot)
+        budget = EVICTION_SHARE * seconds
+        evictable = [slot for slot in self._slots.idle() if slot.rank >= rank]
+        kept = [slot for slot in self._slots.all if slot not in evictable]
+        for slot in evictable:
+            # Cells shared with a kept slot are not freed.
+            cost = None
+            if self._slots.own_cells(slot, beside=kept) >= MIN_FREED_CELLS:
+                cost = self._eviction_seconds(slot, budget, others_decode=others_decode)
+            if cost is None:
+                kept.append(slot)
                 continue
-            left -= price
+            budget -= cost
             self._cache.count("parked", 1)
             self.clear(slot)
 
-    def _price_of_leaving(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
-        """Seconds to bring it back, once it is stored; None: more than `limit`."""
+    def _eviction_seconds(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
+        """Store the slot. Return the seconds that a restore would take, or None above `limit`."""
         if not self._is_saved(slot):
             about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
             if about is None or about >= limit or others_decode:
                 return None
         if not self.save_all(slot, Reason.RECLAIM, others_decode=False):
             return None
-        slot.seconds_to_bring_back = None  # what it was based on may be gone
-        price = self._seconds_to_bring_back(slot)
-        return price if price < limit else None
+        slot.reload_seconds = None  # entries may have been evicted since it was estimated
+        seconds = self._reload_seconds(slot)
+        return seconds if seconds < limit else None
 
     def _is_saved(self, slot: Slot) -> bool:
-        return self._next_rows(slot, is_last=True) is None and not self._owes_checkpoint(slot)
+        return self._next_rows(slot, is_last=True) is None and not self._needs_checkpoint(slot)
 
-    def _seconds_to_bring_back(self, slot: Slot) -> float:
-        if slot.seconds_to_bring_back is None:
+    def _reload_seconds(self, slot: Slot) -> float:
+        if slot.reload_seconds is None:
             assert slot.keys is not None
             match = self._cache.match(slot.keys, slot.n_rows)
             n_lost = slot.n_rows - match.n_tokens
             per_token = self.prefill_seconds_per_token or UNKNOWN_SECONDS_PER_TOKEN
             load_seconds = self._cache.gate.load_seconds(match)
-            if load_seconds is None:  # about as long as taking, but for memory that is new
+            if load_seconds is None:  # not measured yet: about as fast as the fastest export
                 n_bytes = sum(node.payload_bytes for node in match.blocks)
                 load_seconds = n_bytes / self._fastest_export if self._fastest_export else 0.0
-            slot.seconds_to_bring_back = load_seconds + n_lost * per_token
-        return slot.seconds_to_bring_back
+            slot.reload_seconds = load_seconds + n_lost * per_token
+        return slot.reload_seconds
 
     def _save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
-        """One export; None: there is nothing left to do for this slot."""
+        """Do one export. Return None if the slot has nothing left to export."""
+        if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
+            return None
         began = time.perf_counter()
-        saved = self._try_save_next(slot, is_last=is_last, reason=reason)
+        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
+            saved = self._save_rows(slot, stop, reason or _reason(slot, stop))
+        elif is_last and self._needs_checkpoint(slot):
+            saved = self._save_checkpoint(slot, reason or Reason.TURN_END)
+        else:
+            return None
         if saved is Saved.STORED:
             self._pace.spend(time.perf_counter() - began)
         return saved
 
-    def _try_save_next(self, slot: Slot, *, is_last: bool, reason: Reason | None) -> Saved | None:
-        if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
-            return None
-        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
-            return self._save_rows(slot, stop, reason or _reason(slot, stop))
-        if is_last and self._owes_checkpoint(slot):
-            return self._save_checkpoint(slot, reason or Reason.TURN_END)
-        return None
-
     def _next_rows(self, slot: Slot, *, is_last: bool) -> int | None:
-        """Where the next export of rows ends: at a block's end, or at a turn's."""
+        """Return where the next export of rows ends: at a block's end, or at a turn's."""
         block_end = (slot.n_saved // BLOCK_TOKENS + 1) * BLOCK_TOKENS
         if block_end <= slot.n_rows:
             return block_end
         if not self._backend.traits.has_rows:
-            return None  # a part of a block without rows leads nowhere
+            return None  # without rows, a partial block leads to no checkpoint
         turn_end = slot.n_rows if is_last else slot.n_previous_turn_rows
         return turn_end if turn_end > slot.n_saved else None
 
-    def _owes_checkpoint(self, slot: Slot) -> bool:
+    def _needs_checkpoint(self, slot: Slot) -> bool:
         return self._backend.traits.has_checkpoints and slot.n_checkpoint != slot.n_rows
 
     def _save_rows(self, slot: Slot, stop: int, reason: Reason) -> Saved:
@@ -260,7 +266,10 @@ class SlotSaver:
         return saved
 
     def _export_rows(self, slot: Slot, start: int, stop: int) -> Payload:
-        """Without rows a block holds nothing, but it leads to the checkpoints behind it."""
+        """Return the rows, or an empty payload for a model without rows.
+
+        An empty block is still stored: it leads to the checkpoints behind it in the index.
+        """
         if not self._backend.traits.has_rows:
             return b""
         began = time.perf_counter()
@@ -293,8 +302,8 @@ class SlotSaver:
 
 
 def _not_exported(error: EngineError) -> Saved:
-    """Not stored, and that is all: the rows in the slot are as good as before."""
-    _log.warning("a slot could not be exported: %s", error.message)
+    """A failed export is no failure of the request: the rows in the slot are intact."""
+    _log.warning("engine: slot export failed: %s", error.message)
     return Saved.REFUSED
 
 
@@ -308,9 +317,9 @@ def _reason(slot: Slot, stop: int) -> Reason:
 
 
 def _has_begun_to_reply(slot: Slot) -> bool:
-    """An export would hold up the first tokens; when the reply has ended, it costs nobody.
+    """Return whether the slot's reply is so short that its export should wait.
 
-    What is owed of the turns before does not wait.
+    An export would delay the first tokens. Rows of previous turns do not wait.
     """
     sequence = slot.sequence
     if (

@@ -1,1 +1,1 @@
-"""Where a sequence starts: the longest live or stored prefix."""
+"""Reuse of live and stored prefixes: finding them, placing sequences, restoring rows."""

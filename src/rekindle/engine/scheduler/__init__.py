@@ -1,1 +1,1 @@
-"""Which sequences run next, and which tokens form the next batch."""
+"""The choice of sequences that run next, and of tokens for the next batch."""

@@ -1,76 +1,92 @@
-"""Who gets a slot: those that wait, in order of arrival, and what is restored for them.
-
-`warm_start` knows where a sequence starts, `roster` who runs and who waits.
-"""
+"""Admits waiting sequences to slots, in order of arrival, and advances their restores."""
 
 import logging
 import time
+from dataclasses import dataclass
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.reports import Reports
-from rekindle.engine.reuse.warm_start import WarmStart
-from rekindle.engine.scheduler.roster import Roster
+from rekindle.engine.reuse.placement import Placement
+from rekindle.engine.reuse.prefix_finder import PrefixFinder
+from rekindle.engine.reuse.restorer import Restorer
+from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import StopCause
 
 _log = logging.getLogger(__name__)
 
+_RESTORING = Phase.RESTORING  # looking up a member of an Enum is slow
 
+
+@dataclass(slots=True, eq=False)
 class Admission:
-    def __init__(
-        self, backend: Backend, roster: Roster, warm_start: WarmStart, reports: Reports
-    ) -> None:
-        self._backend = backend
-        self._roster = roster
-        self._warm_start = warm_start
-        self._reports = reports
+    _backend: Backend
+    _run_queue: RunQueue
+    _finder: PrefixFinder
+    _placement: Placement
+    _restorer: Restorer
+    _reports: Reports
 
-    def admit_waiting(self, n_decoding: int) -> bool:
-        """In order of arrival, but nobody behind waits for one that follows another's prefill."""
-        roster = self._roster
+    def admit_waiting(self) -> bool:
+        """Admit sequences in order of arrival. Return whether one was admitted.
+
+        A sequence that waits for a lookup, or for another's prefill, is skipped.
+        """
+        queue = self._run_queue
+        if not queue.waiting:
+            return False
+        others_decode = queue.is_decoding
         n_admitted = 0
-        for sequence in list(roster.waiting):
-            if len(roster.running) == self._backend.n_slots or roster.is_crowded:
+        for sequence in list(queue.waiting):
+            if len(queue.running) == self._backend.n_slots or queue.is_context_full:
                 break
-            if self._warm_start.is_asking(sequence) or self._warm_start.is_following(sequence):
+            if self._finder.awaits_lookup(sequence) or self._finder.awaits_leader(sequence):
                 continue
-            if sequence.request.background and roster.running:
-                break  # one after another
-            start = self._warm_start.find(sequence)
-            if self._warm_start.serve_without_slot(sequence, start):
+            if sequence.request.background and queue.running:
+                break  # background requests run one at a time
+            start = self._finder.find(sequence)
+            if self._placement.serve_without_slot(sequence, start):
                 n_admitted += 1
                 sequence.admitted_at = sequence.admitted_at or time.monotonic()
                 self._reports.evaluated(sequence)
-                roster.finish(sequence, StopCause.LENGTH)
+                queue.finish(sequence, StopCause.LENGTH)
                 continue
-            self._warm_start.find_leader(sequence, start, roster.running)
+            self._finder.find_leader(sequence, start, queue.running)
             if sequence.leader is not None:
                 continue
-            if not self._warm_start.place(
-                sequence, start, roster.running, others_decode=n_decoding > 0
+            if not self._placement.place(
+                sequence, start, queue.running, others_decode=others_decode
             ):
                 if sequence.request.background:
-                    roster.finish(sequence, StopCause.YIELDED)  # not for what others left
+                    queue.finish(sequence, StopCause.YIELDED)  # it never evicts other rows
                     continue
                 break
-            roster.admit(sequence)
+            queue.admit(sequence)
             sequence.admitted_at = sequence.admitted_at or time.monotonic()
             n_admitted += 1
-            self._prepare(sequence)
+            self._make_sampler(sequence)
         return n_admitted > 0
 
-    def advance_restores(self, n_decoding: int) -> bool:
-        """While others decode, one piece in a step: each holds them up."""
-        did_put = False
-        for sequence in self._roster.running:
-            if sequence.phase is Phase.RESTORING and not (did_put and n_decoding):
-                did_put |= self._warm_start.advance_restore(
-                    sequence, others_decode=n_decoding > 0 or sequence.request.background
-                )
-        return did_put
+    def advance_restores(self) -> bool:
+        """Import restored pieces. Return whether there was one.
 
-    def _prepare(self, sequence: Sequence) -> None:
+        While others decode, one piece per step: each import delays their next token.
+        """
+        restoring = [each for each in self._run_queue.running if each.phase is _RESTORING]
+        if not restoring:
+            return False
+        others_decode = self._run_queue.is_decoding
+        did_import = False
+        for sequence in restoring:
+            did_import |= self._restorer.advance(
+                sequence, others_decode=others_decode or sequence.request.background
+            )
+            if did_import and others_decode:
+                break
+        return did_import
+
+    def _make_sampler(self, sequence: Sequence) -> None:
         if sequence.sampler is not None or not sequence.is_sampled:
             return
         request = sequence.request
@@ -79,7 +95,7 @@ class Admission:
                 request.sampling, request.prompt, request.n_top_logprobs
             )
         except RekindleError as error:
-            self._roster.fail(sequence, error)
-        except Exception as error:  # one request's sampler must not end the others
-            _log.exception("request=%s cannot be sampled", request.id)
-            self._roster.fail(sequence, EngineError(f"The request cannot be sampled: {error}"))
+            self._run_queue.fail(sequence, error)
+        except Exception as error:  # one request's sampler must not fail the others
+            _log.exception("engine: sampler failed request=%s", request.id)
+            self._run_queue.fail(sequence, EngineError(f"The request cannot be sampled: {error}"))

@@ -1,4 +1,4 @@
-"""Which tokens go into the next batch. Pure: no clock, no backend, table tests."""
+"""Plans the tokens of the next batch. Pure: no clock, no backend, table tests."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from rekindle.engine.sequence import Phase, Sequence
 # Looking up a member of an Enum is slow.
 _DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
-# Chunks of whole grains give bit-equal rows on a CPU, and attention works in tiles of as many:
-# what is left over costs a tile of its own. Smaller chunks do not, nor do the last few rows of one
-# whose length is no multiple of 4.
+# Chunks of whole grains give bit-equal rows on a CPU. Smaller chunks do not, nor do the last few
+# rows of a chunk whose length is no multiple of 4. Attention works in tiles of as many rows, and a
+# remainder costs a tile of its own.
 PREFILL_GRAIN = 64
 
-# How long a prefill chunk may hold up the streams it shares a batch with; picked.
+# How long a prefill chunk may delay the streams in the same batch; picked.
 STALL_SECONDS = 0.25
 
 
 class BatchLimits(NamedTuple):
     max_tokens: int  # in one batch, of all kinds
-    max_prefill: int  # of these, prefill while anyone decodes
+    max_prefill: int  # of these, prefill tokens while any sequence decodes
     n_free_cells: int
 
 
@@ -29,11 +29,11 @@ class BatchItem(NamedTuple):
 
 
 def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[BatchItem]:
-    """Decodes are served first: each costs one token and someone is watching it stream.
+    """Plan decodes first: each costs one token, and a reader watches it stream.
 
-    What room is left goes to prefills, oldest first. `sequences` come oldest first. In the
-    batch itself the prefills stand first: attention works in tiles of 64 rows, and a decode in
-    front of a chunk would push it over one more tile (a fifth slower at depth 3,000).
+    Prefills get the remaining room, oldest first. `sequences` come oldest first. In the batch
+    itself, prefills stand first: attention works in tiles of 64 rows, and a decode in front of a
+    chunk would push the chunk over one more tile (a fifth slower at depth 3,000).
     """
     decoding, prefilling = [], []
     for sequence in sequences:
@@ -59,7 +59,7 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
 
 
 def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
-    """How many prefill tokens fit into the time a stream may be held up."""
+    """Return how many prefill tokens fit into the time that a stream may be delayed."""
     if seconds_per_token <= 0:
         return n_ubatch
     affordable = int(STALL_SECONDS / seconds_per_token) // PREFILL_GRAIN * PREFILL_GRAIN
@@ -67,9 +67,9 @@ def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
 
 
 def _chunk(sequence: Sequence, room: int) -> int:
-    """All that is pending up to the next stop, else whole grains.
+    """Return the length of the next chunk: up to the next stop, or as many whole grains as fit.
 
-    A batch smaller than a grain takes what fits.
+    A batch smaller than a grain takes as many tokens as fit.
     """
     stop = sequence.stops[-1] if sequence.stops else len(sequence.tokens)
     n_pending = stop - sequence.n_computed

@@ -1,10 +1,12 @@
-"""The next batch: planned, given room, computed. Owns the speed that prefills turn out to have.
+"""Plans the next batch, makes room for it and computes it. Measures the speed of prefills.
 
-Where streams have no cell left, idle slots are emptied, then the youngest waits again.
+When running streams have no cell left, idle slots are evicted, then the youngest is requeued.
 """
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -18,7 +20,7 @@ from rekindle.engine.scheduler.batch_planner import (
     prefill_allowance,
 )
 from rekindle.engine.scheduler.compaction import Compaction
-from rekindle.engine.scheduler.roster import Roster
+from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import Phase
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, DecodeFailed, EngineError
@@ -27,35 +29,36 @@ _log = logging.getLogger(__name__)
 
 _DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 
-SPEED_MEMORY = 0.8  # weight of the past in the running mean of prefill speed; picked
+SPEED_MEMORY = 0.8  # weight of the past in the mean prefill speed; picked
 
 
+@dataclass(slots=True, eq=False)
 class BatchRunner:
-    def __init__(
-        self,
-        backend: Backend,
-        slots: Slots,
-        roster: Roster,
-        cache: PrefixCache,
-        saver: SlotSaver,
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._roster = roster
-        self._cache = cache
-        self._saver = saver
-        self._compaction = Compaction(backend, slots)
-        self._prefill_seconds_per_token = 0.0
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
+    _run_queue: RunQueue
+    _compaction: Compaction
 
-    def plan(self) -> list[BatchItem]:
-        """The next batch; makes room when not even the streams that run have a cell left."""
-        while self._roster.running:
+    def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
+        """Plan and compute one batch. Return False if there is nothing to compute."""
+        plan = self._plan()
+        if not plan:
+            return False
+        if self._decode(plan):
+            on_computed(plan)
+        return True
+
+    def _plan(self) -> list[BatchItem]:
+        """Return the next batch. Make room first if the running streams have no cell left."""
+        while self._run_queue.running:
             n_free_cells = self._slots.n_cells_free
-            n_decoding = sum(sequence.phase is _DECODING for sequence in self._roster.running)
+            n_decoding = sum(sequence.phase is _DECODING for sequence in self._run_queue.running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
-                return plan_batch(self._roster.running, self._limits(n_decoding, n_free_cells))
-            if self._roster.is_in_background:
-                self._roster.yield_background()
+                return plan_batch(self._run_queue.running, self._limits(n_decoding, n_free_cells))
+            if self._run_queue.is_in_background:
+                self._run_queue.yield_background()
             elif not self._saver.reclaim_one(must=True):
                 self._preempt_youngest()
         return []
@@ -63,16 +66,16 @@ class BatchRunner:
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
         max_tokens = max(n_ubatch, n_decoding)
-        max_prefill = prefill_allowance(self._prefill_seconds_per_token, n_ubatch)
-        if self._roster.is_in_background:
-            # Whoever arrives waits for the step to end. An unknown speed may be a slow one.
-            is_known = self._prefill_seconds_per_token > 0
-            max_tokens = min(n_ubatch, max_prefill if is_known else PREFILL_GRAIN)
+        speed = self._saver.prefill_seconds_per_token
+        max_prefill = prefill_allowance(speed or 0.0, n_ubatch)
+        if self._run_queue.is_in_background:
+            # A new request waits for the step to end, and an unknown speed may be slow.
+            max_tokens = min(n_ubatch, max_prefill if speed else PREFILL_GRAIN)
         return BatchLimits(max_tokens, max_prefill, n_free_cells)
 
-    def decode(self, plan: list[BatchItem]) -> bool:
-        """False: it could not be computed, and who could not go on was told or waits again."""
-        if self._compaction.is_due and not self._close_holes():
+    def _decode(self, plan: list[BatchItem]) -> bool:
+        """Return False if the batch failed; its sequences have been failed or requeued."""
+        if self._compaction.is_due and not self._compact():
             return False
         tokens: list[int] = []
         positions: list[int] = []
@@ -94,20 +97,20 @@ class BatchRunner:
                 outputs.append(len(tokens) - 1)
         started = time.perf_counter()
         try:
-            self._decode_making_room(tokens, positions, slots, outputs)
+            self._decode_with_room(tokens, positions, slots, outputs)
         except ContextFull:
-            # Our count of cells said yes: llama.cpp's word is final.
-            if self._roster.is_in_background:
-                self._roster.yield_background()
-            elif len(self._roster.running) > 1:
+            # By our count there were enough cells; llama.cpp decides.
+            if self._run_queue.is_in_background:
+                self._run_queue.yield_background()
+            elif len(self._run_queue.running) > 1:
                 self._preempt_youngest()
-                self._roster.is_crowded = True
+                self._run_queue.is_context_full = True
             else:
-                self._roster.fail(plan[0].sequence, EngineError("The context has no room left."))
+                self._run_queue.fail(plan[0].sequence, EngineError("The context has no room left."))
             return False
         except DecodeFailed as error:
             for sequence, _ in plan:
-                self._roster.fail(sequence, error)
+                self._run_queue.fail(sequence, error)
             if not error.rows_intact:
                 self._forget_rows()
             return False
@@ -123,16 +126,16 @@ class BatchRunner:
             self._compaction.observe_step(seconds_per_cell)
         return True
 
-    def _close_holes(self) -> bool:
+    def _compact(self) -> bool:
         try:
             self._compaction.move()
         except DecodeFailed as error:
-            _log.error("%s", error)
+            _log.error("engine: compaction failed, every row is dropped: %s", error)
             self._forget_rows()
             return False
         return True
 
-    def _decode_making_room(
+    def _decode_with_room(
         self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
     ) -> None:
         while True:
@@ -140,34 +143,28 @@ class BatchRunner:
                 self._backend.decode(tokens, positions, slots, outputs)
                 return
             except ContextFull:
-                if self._roster.is_in_background or not self._saver.reclaim_one(must=True):
+                if self._run_queue.is_in_background or not self._saver.reclaim_one(must=True):
                     raise
 
     def _preempt_youngest(self) -> None:
-        """Its tokens are kept, and what is stored of its rows: it goes on when there is room.
-
-        Side requests first.
-        """
-        rank = max(sequence.request.terms.rank for sequence in self._roster.running)
-        sequence = [each for each in self._roster.running if each.request.terms.rank == rank][-1]
-        _log.info("request=%s waits again: the context is full", sequence.request.id)
+        """Requeue the youngest sequence, side requests first. The sequence resumes later."""
+        rank = max(sequence.request.terms.rank for sequence in self._run_queue.running)
+        sequence = [each for each in self._run_queue.running if each.request.terms.rank == rank][-1]
+        _log.info("engine: context full, requeued request=%s", sequence.request.id)
         slot = self._slots.all[sequence.slot]
-        self._roster.wait_again(sequence)
+        self._run_queue.requeue(sequence)
         self._saver.save_all(slot, Reason.RECLAIM, others_decode=False)
         self._saver.clear(slot)
 
     def _forget_rows(self) -> None:
-        """After a failure nobody's rows can be trusted: what runs goes on from what is stored."""
-        while self._roster.running:
-            self._roster.wait_again(self._roster.running[-1])
+        """Drop every row after a failure. Running sequences are requeued."""
+        while self._run_queue.running:
+            self._run_queue.requeue(self._run_queue.running[-1])
         self._backend.clear_all()
-        for slot in self._slots.all:
-            self._slots.forget(slot)
-        self._compaction.forget()
+        self._slots.forget_all()
+        self._compaction.reset()
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:
-        past = self._prefill_seconds_per_token or seconds_per_token
-        self._prefill_seconds_per_token = (
-            SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
-        )
-        self._saver.prefill_seconds_per_token = self._prefill_seconds_per_token
+        past = self._saver.prefill_seconds_per_token or seconds_per_token
+        mean = SPEED_MEMORY * past + (1 - SPEED_MEMORY) * seconds_per_token
+        self._saver.prefill_seconds_per_token = mean

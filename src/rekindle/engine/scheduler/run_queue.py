@@ -1,10 +1,11 @@
-"""Who runs and who waits, and how a request ends or gives its slot back.
+"""The sequences that run and those that wait, and how a sequence ends or is requeued.
 
-Owned by the engine thread; other threads may glance at the two lists.
+Owned by the engine thread; other threads may read the two lists.
 """
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.persist_queue import PersistQueue
@@ -14,22 +15,21 @@ from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Finished, StopCause
 
+_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 MIN_WAIT_SECONDS = 0.001  # picked
 
 
-class Roster:
-    """What runs and waits is all in the background, or none of it is."""
+@dataclass(slots=True, eq=False)
+class RunQueue:
+    """Either all sequences are background requests, or none is."""
 
-    def __init__(
-        self, backend: Backend, slots: Slots, persisting: PersistQueue, outbox: Outbox
-    ) -> None:
-        self._backend = backend
-        self._slots = slots
-        self._persisting = persisting
-        self._outbox = outbox
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
-        self.is_crowded = False  # llama.cpp said full, and nobody has left since
+    _backend: Backend
+    _slots: Slots
+    _persisting: PersistQueue
+    _outbox: Outbox
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)  # in order of arrival
+    is_context_full: bool = False  # by llama.cpp's count, until a sequence ends
 
     @property
     def is_empty(self) -> bool:
@@ -41,25 +41,32 @@ class Roster:
 
     @property
     def has_foreground(self) -> bool:
-        return any(not sequence.request.background for sequence in self._everyone())
+        return any(not sequence.request.background for sequence in self._all())
+
+    @property
+    def is_decoding(self) -> bool:
+        return any(sequence.phase is _DECODING for sequence in self.running)
 
     def seconds_to_wait(self, most: float) -> float:
-        """Until somebody gives up on an answer. Not 0: whoever has no slot can do no more."""
+        """Return the seconds until a lookup in the shared store times out, at most `most`.
+
+        Never 0: a sequence without a slot has nothing else to do.
+        """
         now = time.monotonic()
         probes = [each.probe for each in self.waiting if each.probe is not None]
         patience = [probe.deadline - now for probe in probes if not probe.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
-    def enlist(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def admit(self, sequence: Sequence) -> None:
-        """It has a slot."""
+        """Move a sequence that has a slot to the running ones."""
         self.waiting.remove(sequence)
         self.running.append(sequence)
 
-    def wait_again(self, sequence: Sequence) -> None:
-        """Without a slot, and before all others."""
+    def requeue(self, sequence: Sequence) -> None:
+        """Take the sequence's slot away and let it wait in front of all others."""
         self._leave_slot(sequence)
         sequence.is_resumed = True
         sequence.phase = Phase.WAITING
@@ -78,37 +85,37 @@ class Roster:
         self._release(sequence)
 
     def cancel(self, request_id: str) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             if sequence.request.id == request_id:
                 self._release(sequence)
 
     def yield_background(self) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             if sequence.request.background:
                 self.finish(sequence, StopCause.YIELDED)
 
     def fail_all(self, error: RekindleError) -> None:
-        for sequence in self._everyone():
+        for sequence in self._all():
             self.fail(sequence, error)
 
     def abandon(self, error: RekindleError) -> list[Sequence]:
-        """Everyone is told and struck off; their slots, restores and samplers are left as they are.
+        """Fail and remove every sequence; its slot, restore and sampler stay as they are.
 
-        For an engine that failed in the middle of anything, perhaps of a move between the lists.
+        For an engine that failed at any point, perhaps in a move between the two lists.
         """
-        sequences = list(dict.fromkeys(self._everyone()))
+        sequences = list(dict.fromkeys(self._all()))
         self.running, self.waiting = [], deque()
-        self.is_crowded = False
+        self.is_context_full = False
         for sequence in sequences:
             self._outbox.put(sequence.request.id, error)
             sequence.phase = Phase.DONE
         return sequences
 
-    def _everyone(self) -> list[Sequence]:
+    def _all(self) -> list[Sequence]:
         return [*self.running, *self.waiting]
 
     def _release(self, sequence: Sequence) -> None:
-        self.is_crowded = False
+        self.is_context_full = False
         if sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -118,7 +125,7 @@ class Roster:
         sequence.phase = Phase.DONE
 
     def _leave_slot(self, sequence: Sequence) -> None:
-        """The slot is idle from now on, and keeps the rows whose computation is complete."""
+        """Make the slot idle. Computed rows stay in it."""
         self.running.remove(sequence)
         slot = self._slots.all[sequence.slot]
         is_half_restored = (
@@ -129,7 +136,7 @@ class Roster:
             sequence.restore = None
         slot.sequence, slot.n_kept_rows = None, sequence.n_computed
         slot.last_used_at = time.monotonic()
-        slot.tax_seconds, slot.seconds_to_bring_back = 0.0, None
+        slot.cost_seconds, slot.reload_seconds = 0.0, None
         slot.evicted_rows_rechecked = False
         sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
         if is_half_restored or not sequence.request.cache_prompt:

@@ -1,0 +1,149 @@
+"""Finds the longest prefix of a prompt that need not be computed: live rows, then stored blocks.
+
+A prefix may also come soon: from the shared store of several servers, or from another sequence
+that is about to compute it.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rekindle.cache.entry import BLOCK_TOKENS
+from rekindle.cache.index import Match
+from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.engine.backend import Backend
+from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS
+from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.slots import Slot, Slots
+
+
+class Start(NamedTuple):
+    """|-- n_live, in `source` --|-- up to n_stored, of `match` --|-- to be computed --|"""
+
+    source: Slot | None
+    n_live: int
+    match: Match | None
+    n_stored: int
+
+    @property
+    def n_tokens(self) -> int:
+        return max(self.n_live, self.n_stored)
+
+    @property
+    def n_findable(self) -> int:
+        """Like `n_tokens`, with stored tokens that are slower to load than to compute."""
+        return max(self.n_tokens, self.match.n_tokens if self.match else 0)
+
+
+COLD = Start(None, 0, None, 0)
+
+
+@dataclass(slots=True, eq=False)
+class PrefixFinder:
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
+
+    def find(self, sequence: Sequence) -> Start:
+        if not sequence.request.cache_prompt:
+            return COLD
+        n_limit = len(sequence.tokens) - 1  # one token must be computed for its logits
+        n_live_limit = n_limit if sequence.is_sampled else n_limit + 1
+        source, n_live = None, 0
+        for slot in self._slots.all:
+            n_usable = self._n_usable(slot, sequence, n_live_limit)
+            if n_usable > n_live or (n_usable == n_live > 0 and slot.is_idle):
+                source, n_live = slot, n_usable
+        match = self._cache.match(sequence.keys, n_limit)
+        if match.n_tokens > n_live:
+            # Stored rows follow whole live blocks only: a cut block would misalign its cells
+            # with the tiles of attention. A checkpoint needs all of its own rows.
+            n_whole = n_live // BLOCK_TOKENS * BLOCK_TOKENS if self._backend.traits.is_dense else 0
+            n_stored = self._cache.gate.n_worth_loading(
+                match,
+                n_live=n_whole,
+                n_gained=match.n_tokens - n_live,
+                prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
+            )
+            if n_stored > n_live:
+                return Start(source if n_whole else None, n_whole, match, n_stored)
+        return Start(source, n_live, match, 0)
+
+    def _n_usable(self, slot: Slot, sequence: Sequence, n_limit: int) -> int:
+        """Return how many leading rows of the slot the sequence can start from."""
+        if slot.keys is None or (slot.sequence and not _shares_rows(slot.sequence)):
+            return 0
+        if slot.keys.root != sequence.keys.root:
+            return 0
+        n_rows = slot.n_rows
+        n_common = sequence.keys.n_common(slot.keys, min(n_limit, n_rows))
+        if not self._backend.traits.can_fork:
+            return n_common if slot.is_idle and n_common == n_rows else 0
+        if n_common == n_rows or self._backend.traits.is_dense:
+            return n_common
+        # A fork copies the state at the end of its source. To start earlier, the slot itself
+        # must be trimmed, which a lower-ranked request may not do.
+        may_trim = slot.is_idle and sequence.request.terms.rank <= slot.rank
+        return n_common if may_trim and self._backend.can_trim(slot.id, n_common) else 0
+
+    def look_up_stores(self, sequence: Sequence) -> None:
+        """Look the prompt up on disk, and start a lookup in the shared store.
+
+        Called when the request arrives. The disk answers at once, so it comes first: soon after
+        a start, the index does not know every entry on disk.
+        """
+        if not sequence.request.cache_prompt:
+            return
+        n_limit = len(sequence.tokens) - 1
+        self._cache.look_up(sequence.keys, n_limit)
+        if self._cache.has_others:
+            sequence.probe = self._cache.ask_others(
+                sequence.keys,
+                n_limit,
+                n_have=self.find(sequence).n_tokens,
+                prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
+            )
+
+    def awaits_lookup(self, sequence: Sequence) -> bool:
+        probe = sequence.probe
+        if probe is not None and self._cache.is_asking(probe, time.monotonic()):
+            return True
+        sequence.probe = None
+        return False
+
+    def find_leader(self, sequence: Sequence, start: Start, running: list[Sequence]) -> None:
+        """Set `sequence.leader` to a running sequence that is about to compute a shared prefix."""
+        if not sequence.request.cache_prompt or not (
+            self._backend.traits.can_fork or self._cache.is_on
+        ):
+            return
+        n_have = start.n_tokens
+        n_limit = len(sequence.tokens) - 1
+        for other in running:
+            if not _is_before_decoding(other) or not other.request.cache_prompt:
+                continue
+            if other.keys.root != sequence.keys.root:
+                continue
+            n_common = sequence.keys.n_common(other.keys, n_limit)
+            if n_common > other.n_computed and n_common >= n_have + MIN_SHARED_TOKENS:
+                sequence.leader, sequence.n_awaited, n_have = other, n_common, n_common
+        if sequence.leader is not None and not self._backend.traits.is_dense:
+            sequence.leader.add_stop(sequence.n_awaited)
+
+    def awaits_leader(self, sequence: Sequence) -> bool:
+        leader = sequence.leader
+        if leader and _is_before_decoding(leader) and leader.n_computed < sequence.n_awaited:
+            return True
+        sequence.leader = None
+        return False
+
+
+def _is_before_decoding(sequence: Sequence) -> bool:
+    return sequence.phase in (Phase.RESTORING, Phase.PREFILLING)
+
+
+def _shares_rows(sequence: Sequence) -> bool:
+    """Return whether other sequences may fork this one: its rows are complete and not private."""
+    return sequence.phase is not Phase.RESTORING and sequence.request.cache_prompt

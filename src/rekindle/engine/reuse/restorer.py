@@ -1,0 +1,174 @@
+"""Restores stored blocks into the slot of a sequence, piece by piece, until its prefill begins.
+
+A restore that fails, stalls or finds no cells is given up; the rest of the prompt is computed.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from rekindle.cache.index import Match
+from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
+from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.cache.restore import Restore, RestorePiece
+from rekindle.engine.backend import Backend
+from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS
+from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.slots import Slots
+from rekindle.errors import ContextFull, EngineError
+from rekindle.generation.events import NO_SPANS, CacheSource
+from rekindle.generation.model_state import ModelClass
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0  # for the disk to deliver an entry; picked
+MIN_PATIENCE_SECONDS = 1.0  # for the shared store, however fast the prefill would be; picked
+
+
+@dataclass(slots=True, eq=False)
+class Restorer:
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _saver: SlotSaver
+
+    def stores_rows_of(self, sequence: Sequence) -> bool:
+        return sequence.request.cache_prompt and self._cache.is_on
+
+    def begin(self, sequence: Sequence, match: Match, n_tokens: int) -> None:
+        sequence.phase = Phase.RESTORING
+        sequence.restore_moved_at = time.monotonic()
+        sequence.restore_began_at = sequence.restore_began_at or sequence.restore_moved_at
+        sequence.restore = self._cache.restore(match, n_live=sequence.n_computed, n_tokens=n_tokens)
+
+    def advance(self, sequence: Sequence, *, others_decode: bool) -> bool:
+        """Import the pieces that have arrived, one per call while others decode.
+
+        Return whether a piece was imported.
+        """
+        did_import = False
+        while sequence.restore is not None and not sequence.restore.is_complete:
+            if sequence.restore.has_failed:
+                self._retry(sequence)
+                continue
+            piece = sequence.restore.next_piece()
+            if piece is None and self._is_too_slow(sequence, sequence.restore):
+                source = sequence.restore.awaited_source
+                _log.warning(
+                    "engine: restore too slow, computing the rest request=%s source=%s",
+                    sequence.request.id,
+                    source,
+                )
+                if source is CacheSource.SHARED:
+                    self._cache.note_slow_store()
+                self._give_up(sequence)
+                break
+            if piece is None or (did_import and others_decode):
+                break
+            self._import(sequence, piece)
+            sequence.restore_moved_at = time.monotonic()
+            did_import = True
+        self.begin_prefill_if_restored(sequence)
+        return did_import
+
+    def begin_prefill_if_restored(self, sequence: Sequence) -> None:
+        """Begin the prefill, unless a restore is still on its way."""
+        if sequence.restore is not None:
+            if not sequence.restore.is_complete:
+                return
+            slot = self._slots.all[sequence.slot]
+            slot.n_saved = max(slot.n_saved, sequence.n_computed)
+            if not self._backend.traits.is_dense:
+                slot.n_checkpoint = sequence.n_computed
+            slot.was_reused = sequence.n_computed >= MIN_SHARED_TOKENS
+            sequence.restore = None
+        if sequence.restore_began_at is not None:
+            sequence.restore_seconds += time.monotonic() - sequence.restore_began_at
+            sequence.restore_began_at = None
+        sequence.phase = Phase.PREFILLING
+        # Followers may have added stops at positions that have been restored since.
+        sequence.stops = [stop for stop in sequence.stops if stop > sequence.n_computed]
+        if self._backend.traits.is_dense:
+            # The last token is computed alone, as after a restore of all rows before it: the
+            # same prompt then has the same logits, however much of it was stored.
+            sequence.add_stop(len(sequence.tokens) - 1)
+        elif self.stores_rows_of(sequence):
+            n_start, n_prompt = sequence.n_computed, len(sequence.tokens)
+            if 0 < n_prompt - TAIL_GRAIN <= n_start:
+                # No later stop will take a checkpoint, and a fork may start anywhere.
+                self._saver.take_checkpoint(sequence)
+            for position in checkpoint_positions(n_start, n_prompt, sequence.request.boundaries):
+                sequence.add_stop(position)
+
+    def _is_too_slow(self, sequence: Sequence, restore: Restore) -> bool:
+        now = time.monotonic()
+        if now > sequence.restore_moved_at + PATIENCE_SECONDS:
+            return True
+        per_token, began_at = self._saver.prefill_seconds_per_token, sequence.restore_began_at
+        if restore.awaited_source is not CacheSource.SHARED or per_token is None or not began_at:
+            return False
+        # The speed of a network is unknown before the first read from it.
+        return now - began_at > max(MIN_PATIENCE_SECONDS, 2 * per_token * restore.n_tokens)
+
+    def _import(self, sequence: Sequence, piece: RestorePiece) -> None:
+        if not self._make_room(piece):
+            _log.info(
+                "engine: no cells to restore to, computing the rest request=%s", sequence.request.id
+            )
+            self._give_up(sequence)
+            return
+        began = time.perf_counter()
+        try:
+            if piece.is_checkpoint:
+                self._backend.import_checkpoint(sequence.slot, piece.payload)
+            else:
+                self._backend.import_rows(sequence.slot, piece.start, piece.stop, piece.payload)
+        except ContextFull:
+            self._give_up(sequence)
+            self._start_over(sequence)
+            return
+        except EngineError as error:
+            _log.warning("engine: stored entry refused request=%s: %s", sequence.request.id, error)
+            self._cache.distrust(piece.node)
+            self._start_over(sequence)
+            self._retry(sequence)
+            return
+        self._cache.note_put(len(piece.payload), time.perf_counter() - began)
+        sequence.n_computed = piece.stop
+        sequence.note_cached(piece.source, piece.stop)
+        assert sequence.restore is not None
+        sequence.restore.piece_done()
+
+    def _make_room(self, piece: RestorePiece) -> bool:
+        # An import writes the whole block, even where only a part of it stays.
+        n_cells = piece.node.n_tokens
+        if piece.is_checkpoint:
+            n_cells = piece.stop if self._backend.traits.model_class is ModelClass.OPAQUE else 0
+        while self._slots.n_cells_free < n_cells:
+            if not self._saver.reclaim_one(must=True):
+                return False
+        return True
+
+    def _retry(self, sequence: Sequence) -> None:
+        """Restore from the entries that are left, after a bad one was dropped from the index."""
+        self._give_up(sequence)
+        sequence.restore = None
+        match = self._cache.match(sequence.keys, len(sequence.tokens) - 1)
+        if match.n_tokens > sequence.n_computed:
+            self.begin(sequence, match, match.n_tokens)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        assert sequence.restore is not None
+        sequence.restore.give_up()
+        if not self._backend.traits.is_dense:
+            self._start_over(sequence)
+
+    def _start_over(self, sequence: Sequence) -> None:
+        slot = self._slots.all[sequence.slot]
+        self._backend.clear_slot(slot.id)
+        self._slots.cut(slot, 0)
+        slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
+        sequence.n_computed = 0
+        if not sequence.is_resumed:
+            sequence.spans = NO_SPANS
