@@ -20,7 +20,7 @@ from bench.report import Row, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
-from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
@@ -39,7 +39,7 @@ from rekindle.engine.reuse.warm_start import WarmStart
 from rekindle.engine.sequence import Sequence as Running
 from rekindle.engine.slots import Slots
 from rekindle.errors import EntryMissing
-from rekindle.generation.events import CacheSource, PromptEvaluated
+from rekindle.generation.events import PromptEvaluated
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import USUAL_TERMS, GenerationRequest, Sampling
 
@@ -98,7 +98,7 @@ def _measure_engine(
     tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
-    cache = PrefixCache(MODEL, TRAITS, policy, Transfers(tier, lambda: None))
+    cache = PrefixCache(MODEL, TRAITS, policy, DiskTransfers(tier, disk_pool(lambda: None)), None)
     cache.start()
     while cache.status().tiers[-1].n_entries < n_entries + len(stored):
         cache.poll()
@@ -185,9 +185,9 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
 class _IndexOnlyTier:
     """A disk tier that lists its entries, and has none of their rows."""
 
-    name = CacheSource.DISK
     directory = Path("nowhere")
     n_opens = 1
+    n_bytes = 0
 
     def __init__(self, listed: Sequence[Header]) -> None:
         self._listed = listed
@@ -197,9 +197,6 @@ class _IndexOnlyTier:
 
     def reconcile(self, *, on_progress: Callable[[int, int], None] | None = None) -> Differences:
         return Differences([], 0)
-
-    def headers(self) -> Iterator[list[Header]]:
-        yield list(self._listed)
 
     def rows(self) -> Iterator[list[CatalogRow]]:
         for first in range(0, len(self._listed), 1000):
@@ -236,9 +233,6 @@ class _IndexOnlyTier:
 
     def quarantine(self, key: Key, why: str) -> None:
         pass
-
-    def usage_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         pass

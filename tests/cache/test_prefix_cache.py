@@ -73,7 +73,7 @@ def settle(cache: PrefixCache, condition: Callable[[], bool]) -> None:
 
 
 def wait_for_writes(cache: PrefixCache, count: int) -> None:
-    settle(cache, lambda: cache.status().counters.writes == count)
+    settle(cache, lambda: cache.status().counters.disk.writes == count)
 
 
 def take_all(cache: PrefixCache, restore: Restore) -> list[CacheSource]:
@@ -166,11 +166,11 @@ def test_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
     cache = opened(tmp_path, write_bytes_per_hour=20 * ROW_BYTES)
     for number in range(20):
         save(cache, text(number * 10_000, BLOCK_TOKENS))
-    settle(cache, lambda: cache.status().counters.writes >= 10)
-    assert cache.status().counters.writes <= 11
-    assert cache.status().counters.writes_refused >= 9
+    settle(cache, lambda: cache.status().counters.disk.writes >= 10)
+    assert cache.status().counters.disk.writes <= 11
+    assert cache.status().counters.disk.writes_refused >= 9
     save(cache, text(900_000, BLOCK_TOKENS), was_reused=True)
-    settle(cache, lambda: cache.status().counters.writes >= 11)
+    settle(cache, lambda: cache.status().counters.disk.writes >= 11)
 
 
 def test_with_the_policy_reused_only_the_second_use_is_written(
@@ -179,7 +179,7 @@ def test_with_the_policy_reused_only_the_second_use_is_written(
     cache = opened(tmp_path, write_policy=WritePolicy.REUSED)
     tokens = text(0, 512)
     save(cache, tokens)
-    assert cache.status().counters.writes_refused == 2
+    assert cache.status().counters.disk.writes_refused == 2
     cache.use(cache.match(keys_of(cache, tokens), 512))
     wait_for_writes(cache, 2)
 
@@ -187,7 +187,7 @@ def test_with_the_policy_reused_only_the_second_use_is_written(
 def test_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: Path) -> None:
     cache = opened(tmp_path, min_tokens=300)
     save(cache, text(0, 280))
-    assert cache.status().counters.writes_refused == 2
+    assert cache.status().counters.disk.writes_refused == 2
     save(cache, text(0, 600))
     wait_for_writes(cache, 3)  # a longer prefix takes its beginning along
 
@@ -235,7 +235,7 @@ def test_a_file_that_is_gone_is_a_miss_and_the_next_lookup_knows(
     restore = second.restore(match, n_live=0, n_tokens=700)
     settle(second, lambda: restore.has_failed)
     restore.give_up()
-    assert second.status().counters.vanished == 1
+    assert second.status().counters.disk.vanished == 1
     assert second.match(keys_of(second, tokens), 700).n_tokens == 256
 
 
@@ -249,7 +249,7 @@ def test_what_the_backend_refuses_is_set_aside_and_never_tried_again(
     match = cache.match(keys_of(cache, tokens), 300)
     cache.distrust(match.blocks[0])
     assert cache.match(keys_of(cache, tokens), 300).n_tokens == 0
-    assert cache.status().counters.quarantined == 1
+    assert cache.status().counters.disk.quarantined == 1
     settle(cache, lambda: len(list((tmp_path / "quarantine").iterdir())) == 1)
 
 

@@ -5,11 +5,10 @@ Owned by the engine thread, as part of the PrefixCache. `holdings` makes the roo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
-from rekindle.cache.disk.residency import DiskStore
 from rekindle.cache.entry import (
     BLOCK_TOKENS,
     Entry,
@@ -24,9 +23,10 @@ from rekindle.cache.index import HERE, Node
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.policy import surplus_checkpoints
 from rekindle.cache.residency import Holdings
-from rekindle.cache.shared.residency import SharedStock
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import USUAL_TERMS, CacheTerms
+from rekindle.generation.status import CacheCounters
 
 MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
 
@@ -39,23 +39,19 @@ class Saved(Enum):
 
 
 class EntryWriter:
-    """`counters` are the cache's own, by the names of CacheCounters."""
-
     def __init__(
         self,
         root: Key,
         holdings: Holdings,
-        disk: DiskStore | None,
-        shared: SharedStock | None,
-        counters: dict[str, int],
+        back_stores: Sequence[BackStore],
+        counters: CacheCounters,
         *,
         is_on: bool,
     ) -> None:
         self._root = root
         self._holdings = holdings
         self._index = holdings.index
-        self._disk = disk
-        self._shared = shared
+        self._back_stores = back_stores
         self._counters = counters
         self._is_on = is_on
         self._payload_sizes: dict[tuple[Kind, int], int] = {}  # that entries of a shape had
@@ -156,28 +152,24 @@ class EntryWriter:
                 self._holdings.release(parent)
         node = self._holdings.hold(Entry(header, payload, Retention(terms.rank, terms.session)))
         for each in (node, *(node.checkpoints or ())):
-            if self._disk is not None:
-                self._disk.offer(each, was_reused=was_reused)
-            if self._shared is not None:
-                self._shared.offer(each, was_reused=was_reused)
+            for store in self._back_stores:
+                store.offer(each, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
 
     def _exported(self, export: Callable[[], Payload]) -> Payload:
         began = time.perf_counter()
         payload = export()
-        self._counters["saved_bytes"] += len(payload)
-        self._counters["save_microseconds"] += int((time.perf_counter() - began) * 1e6)
+        self._counters.memory.note_write(len(payload), time.perf_counter() - began)
         return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
         """Later, if some is on its way to a store, or held by a restore."""
         n_restoring = self._holdings.n_leases - (parent is not None)
-        for store in (self._disk, self._shared):
-            if store is not None:
-                if store.is_writing:
-                    return Saved.LATER
-                n_restoring -= store.n_writing
+        for store in self._back_stores:
+            if store.transit.is_writing:
+                return Saved.LATER
+            n_restoring -= len(store.transit.writing)
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:
@@ -197,5 +189,5 @@ class EntryWriter:
         for position in surplus_checkpoints(sorted(by_position), n_keep):
             node = by_position[position]
             if node.leases == 0 and node.retention.pinned_until <= now:
-                self._counters["thinned"] += 1
-                self._holdings.drop(node)
+                self._counters.thinned += 1
+                self._holdings.discard(node)

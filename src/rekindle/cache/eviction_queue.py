@@ -4,7 +4,6 @@ Holds the clock that `policy.priority` counts from. Knows keys only; whether one
 (a leaf, not leased, not pinned) is for the caller to say.
 """
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -40,28 +39,15 @@ class EvictionQueue:
         if self._tickets.pop(key, None) is not None:
             self._compact()
 
-    def pop_lowest(self, is_evictable: Callable[[Key], bool]) -> Key | None:
-        """The first in order that may go now; those that may not keep their places.
-
-        Each of these costs a pop and a push: inner nodes are better pushed once they are leaves.
-        """
-        set_aside = []
-        popped = None
+    def pop_lowest(self) -> Key | None:
+        """Remove and return the key with the lowest priority; None if there is none."""
         while self._heap:
             item = heappop(self._heap)
-            if not self._counts(item):
-                continue
-            if is_evictable(item.key):
-                popped = item
-                break
-            set_aside.append(item)
-        for item in set_aside:
-            heappush(self._heap, item)
-        if popped is None:
-            return None
-        del self._tickets[popped.key]
-        self.clock = max(self.clock, popped.priority)
-        return popped.key
+            if self._counts(item):
+                del self._tickets[item.key]
+                self.clock = max(self.clock, item.priority)
+                return item.key
+        return None
 
     def _counts(self, item: _Item) -> bool:
         return self._tickets.get(item.key) == item.ticket

@@ -20,18 +20,37 @@ from rekindle.cache.entry import (
     Kind,
     n_shared,
 )
+from rekindle.generation.events import CacheSource
 
 _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
 
 
 class Where(IntFlag):
+    """The tiers that hold an entry, as a set."""
+
     MEMORY = 1
     DISK = 2
     SHARED = 4
 
+    @property
+    def sources(self) -> tuple[CacheSource, ...]:
+        """The tiers by name, cheapest first."""
+        return tuple(source for source, place in _CHEAPEST_FIRST if place in self)
+
+    @property
+    def cheapest(self) -> CacheSource:
+        """The tier to restore from. For an entry that was just evicted, memory."""
+        return next(iter(self.sources), CacheSource.MEMORY)
+
 
 NOWHERE = Where(0)
 HERE = Where.MEMORY | Where.DISK
+# Disk before shared even when both hold it: a local read cannot stall on the network.
+_CHEAPEST_FIRST = (
+    (CacheSource.MEMORY, Where.MEMORY),
+    (CacheSource.DISK, Where.DISK),
+    (CacheSource.SHARED, Where.SHARED),
+)
 
 
 class Node:
@@ -96,6 +115,15 @@ class Match(NamedTuple):
     blocks: tuple[Node, ...]  # in order; of the last one maybe only a part is needed
     checkpoint: Node | None
 
+    @property
+    def nodes(self) -> list[Node]:
+        """All entries of the match, the checkpoint last."""
+        return [*self.blocks, *([self.checkpoint] if self.checkpoint else [])]
+
+    def blocks_after(self, n_live: int) -> list[Node]:
+        """The blocks with rows beyond `n_live`. A recurrent model's blocks have no rows."""
+        return [node for node in self.blocks if node.stop > n_live and node.payload_bytes]
+
 
 class PrefixIndex:
     """A node without its parent is an orphan: kept, never matched, back when the parent is."""
@@ -120,12 +148,6 @@ class PrefixIndex:
 
     def nodes(self) -> Iterator[Node]:
         return iter(self._nodes.values())
-
-    def orphans(self) -> Iterator[Node]:
-        """Children before their parents; each may be removed as it comes."""
-        for placeholder in list(self._placeholders.values()):
-            if not _is_root(placeholder):
-                yield from reversed(_below(placeholder))
 
     def get(self, key: Key) -> Node | None:
         return self._nodes.get(key)
@@ -316,12 +338,6 @@ class PrefixIndex:
             parent.checkpoints = _without(parent.checkpoints, node)
         if parent.is_leaf and not parent.where:
             del self._placeholders[parent.key]
-
-
-def _is_root(placeholder: Node) -> bool:
-    """Only what starts at 0 follows a root."""
-    behind = placeholder.children or placeholder.checkpoints or ()
-    return any(node.start == 0 for node in behind)
 
 
 class _Near(NamedTuple):

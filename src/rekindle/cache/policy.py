@@ -58,14 +58,14 @@ class Speed:
         self._seconds *= self._SOFTEN
 
 
-class Span(NamedTuple):
+class LoadableSpan(NamedTuple):
     """A stretch of a stored prefix that one tier holds."""
 
     n_tokens: int
     load_seconds: float | None  # None: not measured yet, which counts as free
 
 
-def best_cut(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> int:
+def best_cut(spans: Sequence[LoadableSpan], prefill_seconds_per_token: float | None) -> int:
     """How many leading spans to load so that loading them and computing the rest is fastest."""
     if prefill_seconds_per_token is None:
         return len(spans)

@@ -1,12 +1,13 @@
-"""What is held and where: the index, the memory tier, and who has to leave it.
+"""Which entries are stored where: the index, the memory tier, and the order of eviction.
 
 Every payload in this process is in the memory tier, also while it is written or read, so one
-budget covers all of them. An entry that is leased stays, and so does one that is pinned and
-nowhere else. Entries of sub-agents and side requests leave before those of conversations.
+budget covers all of them. A leased entry is never evicted, nor is a pinned one that only memory
+holds. Entries of sub-agents and side requests are evicted before those of conversations.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from rekindle.cache.entry import ORDINARY, Entry, Header, Key, Kind, Retention
 from rekindle.cache.eviction_queue import EvictionQueue
@@ -16,38 +17,49 @@ from rekindle.cache.pins import Pins
 from rekindle.cache.policy import priority
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import CacheTerms, Rank
+from rekindle.generation.status import CacheCounters
 
 STAGED_ENTRIES = 4  # on their way to or from the disk, whatever the memory budget is; picked
 ELSEWHERE = Where.DISK | Where.SHARED  # than in memory
 EVERYWHERE = Where.MEMORY | ELSEWHERE
 
 
+class HoldingsListener(Protocol):
+    """A store behind memory, told when its entries change. `place` is its flag on nodes."""
+
+    place: Where
+
+    def mark(self, node: Node) -> None:
+        """Record the node's changed retention."""
+        ...
+
+    def discard(self, keys: Sequence[Key]) -> None:
+        """Delete entries that other entries replace."""
+        ...
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Delete entries on request."""
+        ...
+
+
 class Holdings:
-    """The disk is told by `drop_from_disk` what must go there, by `mark_on_disk` whose standing
-    has changed; the shared store by `drop_from_shared` what somebody deleted, for the rest it
-    looks after itself. `reload_seconds` says what a reload costs.
-    """
+    """`reload_seconds` estimates what it takes to bring a node back into memory."""
 
     def __init__(
         self,
         index: PrefixIndex,
         memory: MemoryTier,
         pins: Pins,
+        counters: CacheCounters,
         *,
-        drop_from_disk: Callable[[Sequence[Key]], None],
-        drop_from_shared: Callable[[Sequence[Key]], None],
-        mark_on_disk: Callable[[Node], None],
         reload_seconds: Callable[[Node], float | None],
     ) -> None:
         self.index = index
         self.memory = memory
+        self.listeners: Sequence[HoldingsListener] = ()  # the back stores, once they exist
         self.n_on_disk = 0
-        self.n_evicted = 0
-        self.n_covered = 0
         self.n_leases = 0
-        self._drop_from_disk = drop_from_disk
-        self._drop_from_shared = drop_from_shared
-        self._mark_on_disk = mark_on_disk
+        self._counters = counters
         self._reload_seconds = reload_seconds
         self._pins = pins
         self._last_checkpoint: Header | None = None
@@ -94,17 +106,18 @@ class Holdings:
         if parent is not None:
             self._requeue(parent)
 
-    def drop(self, node: Node, where: Where = EVERYWHERE) -> None:
-        if Where.DISK in where & node.where:
-            self._drop_from_disk([node.key])
+    def discard(self, node: Node, where: Where = EVERYWHERE) -> None:
+        """Drop an entry that other entries replace."""
+        for store in self.listeners:
+            if store.place in where & node.where:
+                store.discard([node.key])
         self.remove(node, where)
 
-    def drop_all(self, nodes: Sequence[Node]) -> None:
-        """Children before their parents; from each store all at once."""
-        if on_disk := [node.key for node in nodes if Where.DISK in node.where]:
-            self._drop_from_disk(on_disk)
-        if shared := [node.key for node in nodes if Where.SHARED in node.where]:
-            self._drop_from_shared(shared)
+    def drop(self, nodes: Sequence[Node]) -> None:
+        """Drop entries on request, children before their parents; one call per store."""
+        for store in self.listeners:
+            if keys := [node.key for node in nodes if store.place in node.where]:
+                store.drop(keys)
         for node in nodes:
             self.remove(node, EVERYWHERE)
 
@@ -115,8 +128,8 @@ class Holdings:
                 until = max(node.retention.pinned_until, short.retention.pinned_until)
                 rank = min(node.retention.rank, short.retention.rank)
                 self._set_standing(node, node.retention._replace(rank=rank, pinned_until=until))
-                self.n_covered += 1
-                self.drop(short, node.where)
+                self._counters.covered += 1
+                self.discard(short, node.where)
                 self._pins.adopt(node, time.time())
 
     def lease(self, node: Node) -> None:
@@ -145,7 +158,7 @@ class Holdings:
         pinned = list(self._pins.grant(session, nodes, until))
         for node in pinned:
             self._requeue(node)
-            self._mark_on_disk(node)
+            self._mark(node)
         return pinned
 
     def set_pin(self, nodes: Iterable[Node], until: float) -> None:
@@ -159,8 +172,12 @@ class Holdings:
         if retention != node.retention:
             self._queues[node.retention.rank].discard(node.key)
             node.retention = retention
-            self._mark_on_disk(node)
+            self._mark(node)
         self._requeue(node)
+
+    def _mark(self, node: Node) -> None:
+        for store in self.listeners:
+            store.mark(node)
 
     def payload(self, node: Node) -> Payload | None:
         return self.memory.get(node.key).payload if Where.MEMORY in node.where else None
@@ -182,12 +199,12 @@ class Holdings:
                 return False
             node = self.index.get(key)
             assert node is not None
-            self.n_evicted += 1
+            self._counters.memory.evictions += 1
             self.remove(node, Where.MEMORY)
         return True
 
     def _lowest(self) -> Key | None:
-        keys = (queue.pop_lowest(lambda _: True) for queue in self._queues.values())
+        keys = (queue.pop_lowest() for queue in self._queues.values())
         return next((key for key in keys if key is not None), None)
 
     def _unpin(self, now: float) -> None:

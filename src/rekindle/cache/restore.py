@@ -6,7 +6,6 @@ from typing import Protocol
 
 from rekindle.cache.entry import Kind
 from rekindle.cache.index import Node
-from rekindle.cache.stores.sources import nearest
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
 
@@ -60,7 +59,7 @@ class Restore:
         self._n_done = 0
         self._n_live = n_live
         self.n_tokens = n_tokens
-        self._sources = [nearest(node.where) for node in self._nodes]
+        self._sources = [node.where.cheapest for node in self._nodes]
         for node in self._nodes:
             shelf.lease(node)
         self._read_ahead()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from rekindle.cache.index import Match
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.stores.sources import nearest
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.warm_start import Start, WarmStart
 from rekindle.engine.sequence import Sequence
@@ -140,4 +139,4 @@ def _spans(start: Start) -> tuple[CachedSpan, ...]:
 def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:
     """Where each of the entries is, and up to which position it would be used."""
     entries = [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-    return [(nearest(node.where), min(node.stop, n_stored)) for node in entries]
+    return [(node.where.cheapest, min(node.stop, n_stored)) for node in entries]

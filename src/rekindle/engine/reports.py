@@ -37,7 +37,7 @@ class Reports:
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
         for span in sequence.spans:
-            self._cache.count(f"{span.source}_tokens", span.stop - span.start)
+            self._cache.counters.of(span.source).tokens += span.stop - span.start
         evaluated = PromptEvaluated(
             n_prompt=len(sequence.request.prompt),
             n_cached=sequence.n_cached,

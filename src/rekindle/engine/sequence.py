@@ -6,7 +6,7 @@ from typing import Optional
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared.residency import Probe
+from rekindle.cache.shared.residency import SharedLookup
 from rekindle.engine.backend import Sampler
 from rekindle.generation.events import CachedSpan
 from rekindle.generation.request import GenerationRequest
@@ -43,7 +43,7 @@ class Sequence:
     restore_seconds: float = 0.0
     spans: tuple[CachedSpan, ...] = ()  # what its prompt did not have to compute
     stops: list[int] = field(default_factory=list)  # where a chunk has to end, next one last
-    probe: Probe | None = None  # of the shared store; it waits for the answer, for a moment
+    probe: SharedLookup | None = None  # of the shared store; it waits for the answer, for a moment
     leader: Optional["Sequence"] = None  # computes what this one waits for
     n_awaited: int = 0  # positions of the leader that this one waits for
     n_refused: int = 0  # stored tokens that it computes, because that is faster

@@ -6,7 +6,6 @@ has a bounded set of values.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,7 +19,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    EngineStatus,
+    TierCounters,
+    TierStatus,
+)
 from rekindle.observe.request_record import MissReason, RequestRecord
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
@@ -198,11 +203,6 @@ def total(
     )
 
 
-def sum_of(counters: Sequence[CacheCounters]) -> CacheCounters:
-    names = [each.name for each in fields(CacheCounters)]
-    return CacheCounters(**{name: sum(getattr(one, name) for one in counters) for name in names})
-
-
 def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheStatus:
     tiers: dict[CacheSource, list[TierStatus]] = {}
     for cache in caches:
@@ -212,7 +212,7 @@ def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheSta
         model_class="",
         off_because=None,
         tiers=tuple(_total_tier(name, parts) for name, parts in tiers.items()),
-        counters=sum_of([past, *(cache.counters for cache in caches)]),
+        counters=sum((cache.counters for cache in caches), past),
     )
 
 
@@ -246,7 +246,7 @@ class _EngineCollector(Collector):
         if status.cache is not None:
             yield from _tier_metrics(status.cache.tiers)
             yield from _cache_counters(status.cache.counters)
-            yield from _shared_counters(status.cache.counters)
+            yield from _shared_counters(status.cache.counters.shared)
 
 
 class _TraceCollector(Collector):
@@ -283,16 +283,13 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
         "Prompt tokens taken from the cache, by where they were.",
         labels=["source"],
     )
-    reused.add_metric([CacheSource.LIVE], counted.live_tokens)
-    reused.add_metric([CacheSource.MEMORY], counted.memory_tokens)
-    reused.add_metric([CacheSource.DISK], counted.disk_tokens)
-    reused.add_metric([CacheSource.SHARED], counted.shared_tokens)
-    reused.add_metric([CacheSource.UPSTREAM], counted.upstream_tokens)
+    for source in CacheSource:
+        reused.add_metric([source], counted.of(source).tokens)
     evictions = CounterMetricFamily(
         "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
     )
-    evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
-    evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
+    evictions.add_metric([CacheSource.MEMORY], counted.memory.evictions)
+    evictions.add_metric([CacheSource.DISK], counted.disk.evictions)
     drops = CounterMetricFamily(
         "rekindle_cache_drops", "Entries dropped for another reason than room.", labels=["reason"]
     )
@@ -303,13 +300,17 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     yield from _moved_bytes(counted)
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
-        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
-        ("rekindle_cache_vanished", "Entries missed on disk.", counted.vanished),
-        ("rekindle_cache_writes", "Entries written to disk.", counted.writes),
-        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.written_bytes),
-        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.read_bytes),
-        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", counted.writes_refused),
-        ("rekindle_cache_writes_failed", "Writes that failed.", counted.writes_failed),
+        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.disk.quarantined),
+        ("rekindle_cache_vanished", "Entries missed on disk.", counted.disk.vanished),
+        ("rekindle_cache_writes", "Entries written to disk.", counted.disk.writes),
+        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.disk.written_bytes),
+        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.disk.read_bytes),
+        (
+            "rekindle_cache_writes_refused",
+            "Writes ruled out by settings.",
+            counted.disk.writes_refused,
+        ),
+        ("rekindle_cache_writes_failed", "Writes that failed.", counted.disk.writes_failed),
         ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
         ("rekindle_steps", "Batches computed.", counted.steps),
         ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
@@ -318,51 +319,42 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
 
 
 def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
-    for name, about, memory, disk, shared in (
-        (
-            "rekindle_cache_restored_bytes",
-            "Bytes brought back: from disk or the shared store into memory, from memory to a slot.",
-            counted.put_bytes,
-            counted.read_bytes,
-            counted.shared_read_bytes,
-        ),
-        (
-            "rekindle_cache_restore_seconds",
-            "Seconds that took.",
-            counted.put_microseconds / 1e6,
-            counted.read_microseconds / 1e6,
-            counted.shared_read_microseconds / 1e6,
-        ),
-        (
-            "rekindle_cache_saved_bytes",
-            "Bytes stored: from a slot into memory, from memory to disk or the shared store.",
-            counted.saved_bytes,
-            counted.written_bytes,
-            counted.shared_written_bytes,
-        ),
-        (
-            "rekindle_cache_save_seconds",
-            "Seconds that took.",
-            counted.save_microseconds / 1e6,
-            counted.write_microseconds / 1e6,
-            counted.shared_write_microseconds / 1e6,
-        ),
-    ):
-        family = CounterMetricFamily(name, about, labels=["tier"])
-        family.add_metric([CacheSource.MEMORY], memory)
-        family.add_metric([CacheSource.DISK], disk)
-        family.add_metric([CacheSource.SHARED], shared)
-        yield family
+    families = [
+        CounterMetricFamily(f"rekindle_cache_{name}", about, labels=["tier"])
+        for name, about in (
+            (
+                "restored_bytes",
+                "Bytes restored: from disk or the shared store to memory, from memory to a slot.",
+            ),
+            ("restore_seconds", "Seconds that took."),
+            (
+                "saved_bytes",
+                "Bytes stored: from a slot to memory, from memory to disk or the shared store.",
+            ),
+            ("save_seconds", "Seconds that took."),
+        )
+    ]
+    for source in (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED):
+        tier = counted.of(source)
+        values = (
+            tier.read_bytes,
+            tier.read_microseconds / 1e6,
+            tier.written_bytes,
+            tier.write_microseconds / 1e6,
+        )
+        for family, value in zip(families, values, strict=True):
+            family.add_metric([source], value)
+    yield from families
 
 
-def _shared_counters(counted: CacheCounters) -> Iterator[Metric]:
+def _shared_counters(counted: TierCounters) -> Iterator[Metric]:
     for name, about, value in (
-        ("probes", "Prompts looked up there.", counted.shared_probes),
-        ("probes_failed", "Look-ups without an answer in time.", counted.shared_probes_failed),
-        ("writes", "Entries written there.", counted.shared_writes),
-        ("writes_refused", "Writes ruled out, or too many.", counted.shared_writes_refused),
-        ("writes_failed", "Writes that failed.", counted.shared_writes_failed),
-        ("vanished", "Entries missed there.", counted.shared_vanished),
-        ("quarantined", "Entries that failed a check.", counted.shared_quarantined),
+        ("probes", "Prompts looked up there.", counted.lookups),
+        ("probes_failed", "Lookups without an answer in time.", counted.lookups_failed),
+        ("writes", "Entries written there.", counted.writes),
+        ("writes_refused", "Writes ruled out, or too many.", counted.writes_refused),
+        ("writes_failed", "Writes that failed.", counted.writes_failed),
+        ("vanished", "Entries missed there.", counted.vanished),
+        ("quarantined", "Entries that failed a check.", counted.quarantined),
     ):
         yield CounterMetricFamily(f"rekindle_shared_{name}", about, value)

@@ -57,7 +57,7 @@ def test_what_vanished_from_disk_is_written_again_when_it_is_used(
     shutil.rmtree(tmp_path / "cache")
     cache.use(cache.match(keys_of(cache, conversation), 700))
     wait_for_writes(cache, 6)
-    assert cache.status().counters.vanished == 3
+    assert cache.status().counters.disk.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700
 
 
@@ -72,5 +72,5 @@ def test_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_wr
     shutil.rmtree(tmp_path / "cache")
     save(cache, text(5000, 100))
     wait_for_writes(cache, 7)
-    assert cache.status().counters.vanished == 3
+    assert cache.status().counters.disk.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700

@@ -12,10 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.cache.disk.catalogue import Catalog, CatalogRow, Totals
+from rekindle.cache.disk.catalogue import Catalog, CatalogRow
 from rekindle.cache.disk.database import alone_in
 from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import (
@@ -27,7 +26,6 @@ from rekindle.cache.disk.reconcile import (
 from rekindle.cache.entry import Entry, Header, Key, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
-from rekindle.generation.events import CacheSource
 
 _log = logging.getLogger(__name__)
 
@@ -41,18 +39,7 @@ _MAX_GROWTH_BYTES = 4 * DISK_BLOCK_BYTES
 _NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUsage:
-    n_entries: int = 0
-    n_bytes: int = 0  # everything that counts against the budget
-    own_entries: int = 0  # of this model
-    own_tokens: int = 0
-    own_bytes: int = 0
-
-
 class DiskTier:
-    name = CacheSource.DISK
-
     def __init__(
         self,
         directory: Path,
@@ -72,7 +59,7 @@ class DiskTier:
         self._catalog = Catalog(directory, wal_bytes=int(budget_bytes * _WAL_SHARE))
         self._evicted: list[Key] = []  # and not yet told
         self._stuck_bytes = 0  # of files without a row that could not be deleted
-        self._usage = DiskUsage()
+        self.n_bytes = 0  # all that counts against the budget; any thread may read it
 
     def open(self, *, on_progress: OnProgress | None = None) -> None:
         """Raises TierFailed."""
@@ -95,16 +82,6 @@ class DiskTier:
 
     def close(self) -> None:
         self._catalog.close()
-
-    def usage(self) -> DiskUsage:
-        return self._usage
-
-    def usage_bytes(self) -> int:
-        return self._usage.n_bytes
-
-    def headers(self) -> Iterator[list[Header]]:
-        for batch in self.rows():
-            yield [row.header for row in batch]
 
     def rows(self) -> Iterator[list[CatalogRow]]:
         yield from self._catalog.batches(fingerprint=self._fingerprint)
@@ -245,12 +222,5 @@ class DiskTier:
             raise TierFailed(f"{self.directory}: {error.strerror}") from error
 
     def _count(self) -> None:
-        totals = self._catalog.totals()
-        own = totals.get(self._fingerprint, Totals())
-        self._usage = DiskUsage(
-            n_entries=sum(each.n_entries for each in totals.values()),
-            n_bytes=sum(each.n_bytes for each in totals.values()) + self._overhead_bytes(),
-            own_entries=own.n_entries,
-            own_tokens=own.n_tokens,
-            own_bytes=own.n_bytes,
-        )
+        totals = self._catalog.totals().values()
+        self.n_bytes = sum(each.n_bytes for each in totals) + self._overhead_bytes()

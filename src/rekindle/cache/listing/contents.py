@@ -12,7 +12,6 @@ from rekindle.cache.index import Node
 from rekindle.cache.listing.forest import branches, path_to, pinned_until, sources_of
 from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.residency import Holdings
-from rekindle.cache.stores.load_gate import nodes_of
 from rekindle.generation.status import StoredBranch, StoredPrefix
 
 
@@ -39,7 +38,7 @@ class Contents:
     def forest(self, root: Key, limit: int) -> list[StoredBranch]:
         names = defaultdict(list)
         for named in self._names.of(root):
-            if nodes := nodes_of(self._index.match(root, named.tokens)):
+            if nodes := self._index.match(root, named.tokens).nodes:
                 names[nodes[-1].key].append(named.name)
         return branches(self._index.below(root), names, limit)
 
@@ -78,7 +77,7 @@ class Contents:
 
     def _named(self, named: Named) -> StoredPrefix:
         match = self._index.match(named.root, named.tokens)
-        return _described(nodes_of(match), named, n_tokens=match.n_tokens)
+        return _described(match.nodes, named, n_tokens=match.n_tokens)
 
     def _tokens_of(self, root: Key, key: str) -> bytes | None:
         try:
@@ -93,7 +92,7 @@ class Contents:
 
     def _drop(self, nodes: Iterable[Node]) -> int:
         there = [node for node in reversed(list(nodes)) if node.where]
-        self._holdings.drop_all(there)
+        self._holdings.drop(there)
         return len(there)
 
     def _names_gone(self, names: Sequence[Named]) -> None:

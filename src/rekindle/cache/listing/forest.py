@@ -3,11 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from heapq import nlargest
+from operator import and_
 
 from rekindle.cache.entry import Key, Kind
-from rekindle.cache.index import Node
-from rekindle.cache.stores.sources import CHEAPEST_FIRST
+from rekindle.cache.index import NOWHERE, Node
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import StoredBranch
 
@@ -20,12 +21,9 @@ def path_to(node: Node) -> list[Node]:
 
 
 def sources_of(nodes: Sequence[Node]) -> tuple[CacheSource, ...]:
-    """Those that hold all of them."""
-    return tuple(
-        source
-        for source, where in CHEAPEST_FIRST
-        if nodes and all(where in node.where for node in nodes)
-    )
+    """Return the tiers that hold all of the nodes."""
+    everywhere = reduce(and_, (node.where for node in nodes)) if nodes else NOWHERE
+    return everywhere.sources
 
 
 def pinned_until(node: Node) -> float | None:

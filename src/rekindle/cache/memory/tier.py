@@ -4,12 +4,11 @@ Whoever puts something in has made room before; which entry goes is not decided 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Entry, Header, Key
 from rekindle.errors import EntryMissing
-from rekindle.generation.events import CacheSource
 
 # What CPython needs for an entry beside its payload and its token ids: header, node, places in
 # tables. Measured 1,220 to 1,300, see tests/cache/memory/test_accounts.py.
@@ -28,8 +27,6 @@ def machine_memory_bytes() -> int:
 
 
 class MemoryTier:
-    name = CacheSource.MEMORY
-
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.n_bytes = 0  # held and reserved
@@ -47,19 +44,15 @@ class MemoryTier:
         except KeyError:
             raise EntryMissing(f"{key.hex()} is not in memory") from None
 
-    def put(self, entry: Entry) -> list[Key]:
+    def put(self, entry: Entry) -> None:
         assert entry.header.key not in self._entries
         self._entries[entry.header.key] = entry
         self.n_bytes += _size_of(entry.header)
-        return []
 
     def drop(self, keys: Sequence[Key]) -> None:
         for key in keys:
             if entry := self._entries.pop(key, None):
                 self.n_bytes -= _size_of(entry.header)
-
-    def headers(self) -> Iterator[list[Header]]:
-        yield [entry.header for entry in self._entries.values()]
 
     def reserve(self, payload_bytes: int) -> None:
         """Counts bytes that are on their way in; every reservation is given back."""

@@ -11,7 +11,7 @@ Nothing is listed, and there is no state here: any thread may call.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -31,13 +31,12 @@ from rekindle.cache.entry import (
 )
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed
-from rekindle.generation.events import CacheSource
 
 _log = logging.getLogger(__name__)
 
 MAX_MEMBERS = len(Kind) * BLOCK_TOKENS * 16  # kinds, lengths and hints that there are
-MAX_CHECKPOINTS = 8  # of one probe, the deepest; picked
-MAX_CANDIDATES = 256  # heads that a probe asks for behind whole blocks; picked
+MAX_CHECKPOINTS = 8  # of one lookup, the deepest; picked
+MAX_CANDIDATES = 256  # heads that a lookup asks for behind whole blocks; picked
 # Where each name is a round trip, as many as a store answers side by side; picked.
 DEAR_NAMES = 16
 MAX_DEAR_CANDIDATES = 2 * DEAR_NAMES
@@ -46,8 +45,6 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 class SharedTier:
-    name = CacheSource.SHARED
-
     def __init__(self, store: SharedStore, *, fingerprint: Key) -> None:
         self._objects = store.objects
         self._seal = store.seal
@@ -89,10 +86,6 @@ class SharedTier:
         """Raises TierFailed."""
         self._objects.remove([self._name(key) for key in keys])
 
-    def headers(self) -> Iterator[list[Header]]:
-        """None: what others stored is found by `probe`."""
-        yield from ()
-
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         """They were used once more; those that are not there any more. Raises TierFailed."""
         are_there = self._objects.touch([self._name(key) for key in keys])
@@ -103,7 +96,7 @@ class SharedTier:
         _log.warning("cache entry %s is removed from the shared store: %s", key.hex(), why)
         self._remove([self._name(key)])
 
-    def probe(
+    def look_up(
         self,
         parent: Key,
         start: int,
@@ -115,19 +108,19 @@ class SharedTier:
         """What is stored of the prompt that goes on with `tokens` behind `parent`, in order.
 
         `parent` is a root or a whole block that ends at `start`. Whole blocks up to the first
-        that is not there, then the longest short one and the deepest checkpoints on the way.
+        that is not there, then the longest short one and the deepest checkpoints on the path.
         Raises TierFailed.
         """
         assert start % BLOCK_TOKENS == 0
-        way = _Way(parent, start, tokens)
-        blocks = self._probe_blocks(way)
-        short, checkpoints = self._probe_behind(
-            way, len(blocks), has_rows=has_rows, has_checkpoints=has_checkpoints
+        path = _PromptPath(parent, start, tokens)
+        blocks = self._find_blocks(path)
+        short, checkpoints = self._find_behind(
+            path, len(blocks), has_rows=has_rows, has_checkpoints=has_checkpoints
         )
         return [*blocks, *short, *reversed(checkpoints)]
 
-    def _probe_blocks(self, way: "_Way") -> list[Header]:
-        wanted = way.blocks()
+    def _find_blocks(self, path: "_PromptPath") -> list[Header]:
+        wanted = path.blocks()
         found: dict[int, Header | None] = {}
         if self._objects.reads_are_dear and len(wanted) > DEAR_NAMES:
             # Most prompts end early in the store: a few heads tell how many others to read.
@@ -144,25 +137,29 @@ class SharedTier:
             blocks.append(header)
         return blocks
 
-    def _probe_behind(
-        self, way: "_Way", n_blocks: int, *, has_rows: bool, has_checkpoints: bool
+    def _find_behind(
+        self, path: "_PromptPath", n_blocks: int, *, has_rows: bool, has_checkpoints: bool
     ) -> tuple[list[Header], list[Header]]:
         """The longest short block behind the last one, and the checkpoints that rows lead to,
         deepest first.
         """
-        places = [_Place(n_blocks, (Kind.BLOCK,) * has_rows + (Kind.CHECKPOINT,) * has_checkpoints)]
+        places = [
+            _GroupQuery(n_blocks, (Kind.BLOCK,) * has_rows + (Kind.CHECKPOINT,) * has_checkpoints)
+        ]
         if has_checkpoints:
-            places += [_Place(depth, (Kind.CHECKPOINT,)) for depth in reversed(range(n_blocks))]
+            places += [
+                _GroupQuery(depth, (Kind.CHECKPOINT,)) for depth in reversed(range(n_blocks))
+            ]
         is_dear = self._objects.reads_are_dear
         n_at_once = DEAR_NAMES if is_dear else len(places)
         n_candidates = MAX_DEAR_CANDIDATES if is_dear else MAX_CANDIDATES
         short: list[Header] = []
         checkpoints: list[Header] = []
         for first in range(0, len(places), n_at_once):
-            candidates = self._candidates(way, places[first : first + n_at_once])
+            candidates = self._candidates(path, places[first : first + n_at_once])
             heads = [head for head in self._read_heads(candidates[:n_candidates]) if head]
             short += [head for head in heads if head.kind is Kind.BLOCK][:1]
-            n_rows = short[0].stop if short else way.start_of(n_blocks)
+            n_rows = short[0].stop if short else path.start_of(n_blocks)
             checkpoints += [
                 head
                 for head in heads
@@ -172,15 +169,15 @@ class SharedTier:
                 break
         return short, checkpoints[:MAX_CHECKPOINTS]
 
-    def _candidates(self, way: "_Way", places: Sequence["_Place"]) -> list["_Wanted"]:
+    def _candidates(self, path: "_PromptPath", places: Sequence["_GroupQuery"]) -> list["_Wanted"]:
         """What fits the prompt and may be there, deepest first."""
-        groups = [self._group(way.parents[place.depth]) for place in places]
+        groups = [self._group(path.parents[place.depth]) for place in places]
         answers = self._objects.members(groups, limit=MAX_MEMBERS)
         found = []
         for place, members in zip(places, answers, strict=True):
             told = set(members)
             for kind, n_tokens in {length for each in told if (length := _length_in(each))}:
-                wanted = way.behind(place.depth, kind, n_tokens) if kind in place.kinds else None
+                wanted = path.behind(place.depth, kind, n_tokens) if kind in place.kinds else None
                 if wanted and _member(kind, n_tokens, self._name(wanted.key)) in told:
                     found.append(wanted)
         return sorted(found, key=lambda each: each.stop, reverse=True)
@@ -244,7 +241,7 @@ class SharedTier:
         return self._seal.name("c", parent)
 
 
-class _Place(NamedTuple):
+class _GroupQuery(NamedTuple):
     """Behind so many blocks, and what is looked for there."""
 
     depth: int
@@ -264,7 +261,7 @@ class _Wanted(NamedTuple):
         return self.start + len(self.tokens) // TOKEN_BYTES
 
 
-class _Way:
+class _PromptPath:
     """The blocks that a prompt goes on with: `parents[n]` is the key behind n of them."""
 
     def __init__(self, parent: Key, start: int, tokens: bytes) -> None:

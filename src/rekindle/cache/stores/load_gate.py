@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rekindle.cache.index import Match, Node, Where
-from rekindle.cache.policy import Span, Speed, best_cut
+from rekindle.cache.policy import LoadableSpan, Speed, best_cut
 
 
 class LoadGate:
@@ -26,16 +26,18 @@ class LoadGate:
         `n_gained` tokens are not in the context in any case.
         """
         speed = prefill_seconds_per_token if self._may_recompute else None
-        blocks = blocks_behind(match, n_live)
+        blocks = match.blocks_after(n_live)
         if match.checkpoint is not None:
             # Rows without the state at their end are worth nothing: all of it or none.
             load_seconds = self._total_load_seconds([*blocks, match.checkpoint])
-            n_tokens = match.n_tokens if best_cut([Span(n_gained, load_seconds)], speed) else 0
+            n_tokens = (
+                match.n_tokens if best_cut([LoadableSpan(n_gained, load_seconds)], speed) else 0
+            )
         else:
             stops = [min(node.stop, match.n_tokens) for node in blocks]
             starts = [max(node.start, match.n_tokens - n_gained) for node in blocks]
             spans = [
-                Span(max(stop - start, 0), self._load_seconds(node))
+                LoadableSpan(max(stop - start, 0), self._load_seconds(node))
                 for node, start, stop in zip(blocks, starts, stops, strict=True)
             ]
             n_spans = best_cut(spans, speed)
@@ -53,7 +55,7 @@ class LoadGate:
     def load_seconds(self, match: Match, *, n_live: int = 0) -> float | None:
         """How long bringing back what follows `n_live` would take; None: nobody knows yet."""
         checkpoint = [match.checkpoint] if match.checkpoint else []
-        return self._total_load_seconds([*blocks_behind(match, n_live), *checkpoint])
+        return self._total_load_seconds([*match.blocks_after(n_live), *checkpoint])
 
     def reload_seconds(self, node: Node) -> float | None:
         """From where it is besides memory, back into it."""
@@ -70,12 +72,3 @@ class LoadGate:
             return put
         read = self.reload_seconds(node)
         return None if read is None else put + read
-
-
-def nodes_of(match: Match) -> list[Node]:
-    return [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-
-
-def blocks_behind(match: Match, n_live: int) -> list[Node]:
-    """Those with rows that are not in place yet; a recurrent model's have none at all."""
-    return [node for node in match.blocks if node.stop > n_live and node.payload_bytes]

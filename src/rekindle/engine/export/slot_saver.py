@@ -153,7 +153,7 @@ class SlotSaver:
             if self._is_saved(slot) and should_park(
                 slot.tax_seconds, self._seconds_to_bring_back(slot)
             ):
-                self._cache.count("parked", 1)
+                self._cache.counters.parked += 1
                 self.clear(slot)
         return seconds_per_cell
 
@@ -178,7 +178,7 @@ class SlotSaver:
                 staying.append(slot)
                 continue
             left -= price
-            self._cache.count("parked", 1)
+            self._cache.counters.parked += 1
             self.clear(slot)
 
     def _price_of_leaving(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
