@@ -20,6 +20,7 @@ from bench.report import Row, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
+from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
@@ -98,7 +99,9 @@ def _measure_engine(
     tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
-    cache = PrefixCache(MODEL, TRAITS, policy, DiskTransfers(tier, disk_pool(lambda: None)), None)
+    cache = PrefixCache(
+        MODEL, TRAITS, policy, DiskTransfers(cast(DiskTier, tier), disk_pool(lambda: None)), None
+    )
     cache.start()
     while cache.status().tiers[-1].n_entries < n_entries + len(stored):
         cache.poll()
@@ -146,7 +149,7 @@ class _Engine:
         self._match = start.match
 
     def use(self) -> None:
-        self._cache.use(self._match)
+        self._cache.use(self._match, USUAL_TERMS)
 
 
 class _NoBackend:
@@ -219,7 +222,7 @@ class _IndexOnlyTier:
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         return []
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
+    def mark(self, key: Key, retention: Retention) -> None:
         pass
 
     def names(self) -> list[Named]:

@@ -15,6 +15,7 @@ from rekindle.cache.restore import Restore
 from rekindle.config import WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import ModelClass, StateTraits
+from rekindle.generation.request import USUAL_TERMS
 from tests.support.caches import cache_opener
 
 DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)
@@ -55,6 +56,7 @@ def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> 
             was_reused=was_reused,
             compute_seconds=1.0,
             export=lambda: bytes(ROW_BYTES),
+            terms=USUAL_TERMS,
         )
         for start in range(0, len(tokens), BLOCK_TOKENS)
     ]
@@ -118,7 +120,7 @@ def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
     save(cache, used)
     save(cache, unused)
     for _ in range(5):
-        cache.use(cache.match(keys_of(cache, used), 1024))
+        cache.use(cache.match(keys_of(cache, used), 1024), USUAL_TERMS)
     save(cache, text(20_000, 1024))
     assert cache.match(keys_of(cache, used), 1024).n_tokens == 1024
     assert cache.match(keys_of(cache, unused), 1024).n_tokens < 1024
@@ -151,6 +153,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
             was_reused=False,
             compute_seconds=1.0,
             export=lambda: bytes(ROW_BYTES),
+            terms=USUAL_TERMS,
         )
         assert saved is Saved.STORED
     wait_for_writes(cache, 3)
@@ -180,7 +183,7 @@ def test_with_the_policy_reused_only_the_second_use_is_written(
     tokens = text(0, 512)
     save(cache, tokens)
     assert cache.status().counters.disk.writes_refused == 2
-    cache.use(cache.match(keys_of(cache, tokens), 512))
+    cache.use(cache.match(keys_of(cache, tokens), 512), USUAL_TERMS)
     wait_for_writes(cache, 2)
 
 
@@ -267,6 +270,7 @@ def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
             was_reused=False,
             compute_seconds=0.1,
             export=lambda: bytes(10 * ROW_BYTES),
+            terms=USUAL_TERMS,
         )
     kept = [position for position in positions if cache.match(keys, position).n_tokens == position]
     assert len(kept) <= 17

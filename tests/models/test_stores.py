@@ -30,6 +30,9 @@ def open_cache(stores: ModelStores, weights: str, traits: StateTraits = DENSE) -
             type_k="f16",
             type_v="f16",
             flash_attn="auto",
+            swa_full=False,
+            rope_n_ctx=None,
+            attn_rot_disable=None,
             state_version="1",
         )
 

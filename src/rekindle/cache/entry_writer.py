@@ -25,7 +25,7 @@ from rekindle.cache.policy import surplus_checkpoints
 from rekindle.cache.residency import Holdings
 from rekindle.cache.stores.back_store import BackStore
 from rekindle.generation.model_state import Payload
-from rekindle.generation.request import USUAL_TERMS, CacheTerms
+from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters
 
 MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
@@ -66,7 +66,7 @@ class EntryWriter:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> Saved:
         """Stores positions [start, stop), which lie in one block and begin it."""
         assert start % BLOCK_TOKENS == 0
@@ -89,7 +89,7 @@ class EntryWriter:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> Saved:
         start = position // BLOCK_TOKENS * BLOCK_TOKENS
         parent = keys.after_blocks(position // BLOCK_TOKENS)

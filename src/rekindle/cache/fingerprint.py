@@ -34,12 +34,6 @@ def default_cache_dir() -> Path:
     return platformdirs.user_cache_path("rekindle") / "prefixes"
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    digest: str
-    scale: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """All that changes what stored bytes mean. None: llama.cpp's or the model's own choice."""
@@ -49,25 +43,28 @@ class Identity:
     type_k: str
     type_v: str
     flash_attn: str
-    v_transposed: bool | None = None
-    # Whether the sliding window's layers are rows like the others, or part of a checkpoint.
-    swa_full: bool = False
-    rope_scaling: str | None = None
-    rope_freq_base: float | None = None
-    rope_freq_scale: float | None = None
-    # Models with long and short RoPE factors choose by the size of the context.
-    rope_n_ctx: int | None = None
+    swa_full: bool  # the sliding window's layers are rows, not part of a checkpoint
+    rope_n_ctx: int | None  # models with long and short RoPE factors choose by context size
     # LLAMA_ATTN_ROT_DISABLE: llama.cpp rotates quantised rows unless its environment forbids it.
-    attn_rot_disable: str | None = None
+    attn_rot_disable: str | None
     state_version: str
-    adapters: tuple[Adapter, ...] = ()
-    namespace: str = ""
-    format_version: int = FORMAT_VERSION
+
+
+# Part of every fingerprint. A change here or to Identity's names makes stored entries unusable.
+_CONSTANTS: dict[str, object] = {
+    "v_transposed": None,
+    "rope_scaling": None,
+    "rope_freq_base": None,
+    "rope_freq_scale": None,
+    "adapters": [],
+    "namespace": "",
+    "format_version": FORMAT_VERSION,
+}
 
 
 def fingerprint(identity: Identity) -> Key:
     # JSON with sorted names: strings are quoted and floats exact, so no two identities share it.
-    text = json.dumps(asdict(identity), sort_keys=True)
+    text = json.dumps({**asdict(identity), **_CONSTANTS}, sort_keys=True)
     return blake2b(text.encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
@@ -116,14 +113,14 @@ class DigestFile:
 def weights_digest(
     paths: Sequence[Path],
     *,
-    known: DigestFile | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    known: DigestFile,
+    on_progress: Callable[[int, int], None] | None,
 ) -> str:
     """One digest for the files' content, in order. Raises StartupError.
 
     `on_progress` gets the bytes done and the bytes in all.
     """
-    digests = known.load() if known else {}
+    digests = known.load()
     order = list(digests)
     states = [_state(path) for path in paths]
     n_total = sum(state.size for state in states)
@@ -145,7 +142,7 @@ def weights_digest(
         if _is_settled(state):
             digests[state] = digest
         whole.update(bytes.fromhex(digest))
-    if known and list(digests) != order:
+    if list(digests) != order:
         known.save(digests)
     return whole.hexdigest()
 

@@ -30,7 +30,7 @@ from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
-from rekindle.generation.request import USUAL_TERMS, CacheTerms
+from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
@@ -213,7 +213,7 @@ class PrefixCache:
         if self._shared is not None:
             self._shared.note_slow()
 
-    def use(self, match: Match, terms: CacheTerms = USUAL_TERMS) -> None:
+    def use(self, match: Match, terms: CacheTerms) -> None:
         """Note that a request shares this prefix, wherever it takes the rows from."""
         nodes = match.nodes
         for node in nodes:

@@ -5,7 +5,8 @@ has a bounded set of values.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,41 +36,36 @@ FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
 FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
 # Seconds; from what nobody notices to what everybody gives up on. Picked.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+MOVED_BETWEEN = (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED)
 PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
 
 
 class Telemetry:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "rekindle_http_requests",
-            "Requests answered, by route and status.",
-            ["route", "status"],
-            registry=self._registry,
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
+            "rekindle_http_requests", "Requests answered, by route and status.", ["route", "status"]
         )
         self._in_flight = Gauge(
             "rekindle_http_requests_in_flight",
             "Requests being answered now.",
             registry=self._registry,
         )
-        self._prompt_tokens = Counter(
-            "rekindle_prompt_tokens",
-            "Prompt tokens of all complete replies.",
-            registry=self._registry,
+        self._prompt_tokens = counter(
+            "rekindle_prompt_tokens", "Prompt tokens of all complete replies."
         )
-        self._generated_tokens = Counter(
-            "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
+        self._generated_tokens = counter(
+            "rekindle_generated_tokens", "Tokens of all complete replies."
         )
-        self._remembered_turns = Counter(
+        self._remembered_turns = counter(
             "rekindle_remembered_turns",
             "Earlier replies that kept their sampled tokens in a prompt.",
-            registry=self._registry,
         )
-        self._ignored_fields = Counter(
+        self._ignored_fields = counter(
             "rekindle_ignored_fields",
             "Request fields that this server does not know, by name.",
             ["field"],
-            registry=self._registry,
         )
         self._field_names: set[str] = set()
         self._replies = _Replies(self._registry)
@@ -115,45 +111,39 @@ class Telemetry:
 
 
 class _Replies:
-    """What the records of replies add up to."""
+    """Counters and histograms over the records of replies."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "rekindle_replies", "Replies that ended, by how.", ["finish"], registry=registry
-        )
-        self._twice = Counter(
+        counter = partial(Counter, registry=registry)
+        waits = partial(Histogram, buckets=WAITS, registry=registry)
+        self._ended = counter("rekindle_replies", "Replies that ended, by how.", ["finish"])
+        self._twice = counter(
             "rekindle_prompt_tokens_prefilled_twice",
             "Prompt tokens computed that this process had computed before.",
-            registry=registry,
         )
-        self._misses = Counter(
+        self._misses = counter(
             "rekindle_misses",
             "Prompts that found less than an earlier one had left, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self._lost = Counter(
-            "rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"], registry=registry
-        )
+        self._lost = counter("rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"])
         for finish in FINISHES:
             self._ended.labels(finish=finish)
         for reason in MissReason:
             self._misses.labels(reason=reason.value)
             self._lost.labels(reason=reason.value)
-        self._decode_tokens = Counter(
-            "rekindle_decode_tokens", "Tokens sampled after each reply's first.", registry=registry
+        self._decode_tokens = counter(
+            "rekindle_decode_tokens", "Tokens sampled after each reply's first."
         )
-        self._decode_seconds = Counter(
-            "rekindle_decode_seconds",
-            "From each reply's first token to its last.",
-            registry=registry,
+        self._decode_seconds = counter(
+            "rekindle_decode_seconds", "From each reply's first token to its last."
         )
-        self._build = _waits("rekindle_render_seconds", "To render and tokenise.", registry)
-        self._queue = _waits("rekindle_queue_seconds", "Waiting for a slot.", registry)
-        self._restore = _waits("rekindle_restore_seconds", "Bringing stored rows back.", registry)
-        self._prefill = _waits("rekindle_prefill_seconds", "Computing the prompt.", registry)
-        self._first_token = _waits("rekindle_first_token_seconds", "To the first token.", registry)
-        self._total = _waits("rekindle_reply_seconds", "To the end of the reply.", registry)
+        self._build = waits("rekindle_render_seconds", "To render and tokenise.")
+        self._queue = waits("rekindle_queue_seconds", "Waiting for a slot.")
+        self._restore = waits("rekindle_restore_seconds", "Bringing stored rows back.")
+        self._prefill = waits("rekindle_prefill_seconds", "Computing the prompt.")
+        self._first_token = waits("rekindle_first_token_seconds", "To the first token.")
+        self._total = waits("rekindle_reply_seconds", "To the end of the reply.")
         self._pace = Histogram(
             "rekindle_inter_token_seconds",
             "Between two tokens: the mean of each reply.",
@@ -181,10 +171,6 @@ class _Replies:
             self._decode_tokens.inc(record.n_generated - 1)
             self._decode_seconds.inc(record.decode_seconds)
             self._pace.observe(record.decode_seconds / (record.n_generated - 1))
-
-
-def _waits(name: str, about: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, about, buckets=WAITS, registry=registry)
 
 
 def total(
@@ -278,39 +264,35 @@ def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
 
 
 def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
-    reused = CounterMetricFamily(
+    disk = counted.disk
+    yield _family(
         "rekindle_prompt_tokens_reused",
         "Prompt tokens taken from the cache, by where they were.",
-        labels=["source"],
+        "source",
+        {source: counted.of(source).tokens for source in CacheSource},
     )
-    for source in CacheSource:
-        reused.add_metric([source], counted.of(source).tokens)
-    evictions = CounterMetricFamily(
-        "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
+    yield _family(
+        "rekindle_cache_evictions",
+        "Entries dropped to make room.",
+        "tier",
+        {CacheSource.MEMORY: counted.memory.evictions, CacheSource.DISK: disk.evictions},
     )
-    evictions.add_metric([CacheSource.MEMORY], counted.memory.evictions)
-    evictions.add_metric([CacheSource.DISK], counted.disk.evictions)
-    drops = CounterMetricFamily(
-        "rekindle_cache_drops", "Entries dropped for another reason than room.", labels=["reason"]
+    yield _family(
+        "rekindle_cache_drops",
+        "Entries dropped for another reason than room.",
+        "reason",
+        {"covered": counted.covered, "thinned": counted.thinned, "deleted": counted.deleted},
     )
-    drops.add_metric(["covered"], counted.covered)
-    drops.add_metric(["thinned"], counted.thinned)
-    drops.add_metric(["deleted"], counted.deleted)
-    yield from (reused, evictions, drops)
     yield from _moved_bytes(counted)
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
-        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.disk.quarantined),
-        ("rekindle_cache_vanished", "Entries missed on disk.", counted.disk.vanished),
-        ("rekindle_cache_writes", "Entries written to disk.", counted.disk.writes),
-        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.disk.written_bytes),
-        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.disk.read_bytes),
-        (
-            "rekindle_cache_writes_refused",
-            "Writes ruled out by settings.",
-            counted.disk.writes_refused,
-        ),
-        ("rekindle_cache_writes_failed", "Writes that failed.", counted.disk.writes_failed),
+        ("rekindle_cache_quarantined", "Entries that failed a check.", disk.quarantined),
+        ("rekindle_cache_vanished", "Entries missed on disk.", disk.vanished),
+        ("rekindle_cache_writes", "Entries written to disk.", disk.writes),
+        ("rekindle_cache_written_bytes", "Bytes written to disk.", disk.written_bytes),
+        ("rekindle_cache_read_bytes", "Bytes read from disk.", disk.read_bytes),
+        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", disk.writes_refused),
+        ("rekindle_cache_writes_failed", "Writes that failed.", disk.writes_failed),
         ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
         ("rekindle_steps", "Batches computed.", counted.steps),
         ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
@@ -319,32 +301,38 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
 
 
 def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
-    families = [
-        CounterMetricFamily(f"rekindle_cache_{name}", about, labels=["tier"])
-        for name, about in (
-            (
-                "restored_bytes",
-                "Bytes restored: from disk or the shared store to memory, from memory to a slot.",
-            ),
-            ("restore_seconds", "Seconds that took."),
-            (
-                "saved_bytes",
-                "Bytes stored: from a slot to memory, from memory to disk or the shared store.",
-            ),
-            ("save_seconds", "Seconds that took."),
-        )
-    ]
-    for source in (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED):
-        tier = counted.of(source)
-        values = (
-            tier.read_bytes,
-            tier.read_microseconds / 1e6,
-            tier.written_bytes,
-            tier.write_microseconds / 1e6,
-        )
-        for family, value in zip(families, values, strict=True):
-            family.add_metric([source], value)
-    yield from families
+    tiers = {source: counted.of(source) for source in MOVED_BETWEEN}
+    yield _family(
+        "rekindle_cache_restored_bytes",
+        "Bytes restored: from disk or the shared store to memory, from memory to a slot.",
+        "tier",
+        {source: tier.read_bytes for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_restore_seconds",
+        "Seconds that took.",
+        "tier",
+        {source: tier.read_microseconds / 1e6 for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_saved_bytes",
+        "Bytes stored: from a slot to memory, from memory to disk or the shared store.",
+        "tier",
+        {source: tier.written_bytes for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_save_seconds",
+        "Seconds that took.",
+        "tier",
+        {source: tier.write_microseconds / 1e6 for source, tier in tiers.items()},
+    )
+
+
+def _family(name: str, about: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, about, labels=[label])
+    for of, value in values.items():
+        family.add_metric([of], value)
+    return family
 
 
 def _shared_counters(counted: TierCounters) -> Iterator[Metric]:

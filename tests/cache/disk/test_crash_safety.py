@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.generation.request import USUAL_TERMS
 from tests.cache.test_prefix_cache import (
     ROW_BYTES,
     Open,
@@ -55,7 +56,7 @@ def test_what_vanished_from_disk_is_written_again_when_it_is_used(
     save(cache, conversation)
     wait_for_writes(cache, 3)
     shutil.rmtree(tmp_path / "cache")
-    cache.use(cache.match(keys_of(cache, conversation), 700))
+    cache.use(cache.match(keys_of(cache, conversation), 700), USUAL_TERMS)
     wait_for_writes(cache, 6)
     assert cache.status().counters.disk.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700

@@ -317,7 +317,8 @@ def test_a_catalogue_made_from_the_files_equals_the_one_that_was_lost(directory:
         file.unlink()
     seen: list[tuple[int, int]] = []
     tier = DiskTier(directory, fingerprint=MODEL, budget_bytes=MIB, is_leased=lambda key: False)
-    tier.open(on_progress=lambda done, total: seen.append((done, total)))
+    tier.open_as_it_is()
+    tier.reconcile(on_progress=lambda done, total: seen.append((done, total)))
     with closing(tier):
         assert tier._catalog.totals() == totals
     assert seen == [(9, 9)]

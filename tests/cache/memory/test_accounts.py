@@ -17,7 +17,7 @@ from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.responses.store import ResponseDatabase
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
-from rekindle.generation.request import CacheTerms
+from rekindle.generation.request import USUAL_TERMS, CacheTerms
 from rekindle.generation.stored_responses import StoredResponse
 from tests.support.caches import cache_opener
 from tests.support.tables import anonymous_bytes
@@ -69,6 +69,7 @@ def store_state(cache: PrefixCache, seed: int, *, payload_bytes: int) -> None:
         was_reused=False,
         compute_seconds=1.0,
         export=lambda: bytes(payload_bytes),
+        terms=USUAL_TERMS,
     )
 
 

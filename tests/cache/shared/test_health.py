@@ -31,7 +31,11 @@ class Scene:
         self._pinged = threading.Semaphore(0)
         self.n_changes = 0
         self.health = StoreHealth(
-            "redis://store", self._ping, now=lambda: self.now, wait=self._wait
+            "redis://store",
+            self._ping,
+            ping_seconds=PING_SECONDS,
+            now=lambda: self.now,
+            wait=self._wait,
         )
         self.health.on_change(self._note_change)
 

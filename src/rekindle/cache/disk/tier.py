@@ -61,10 +61,10 @@ class DiskTier:
         self._stuck_bytes = 0  # of files without a row that could not be deleted
         self.n_bytes = 0  # all that counts against the budget; any thread may read it
 
-    def open(self, *, on_progress: OnProgress | None = None) -> None:
+    def open(self) -> None:
         """Raises TierFailed."""
         self.open_as_it_is()
-        self.reconcile(on_progress=on_progress)
+        self.reconcile()
 
     def open_as_it_is(self) -> None:
         """What can be listed after this is what the catalogue says. Raises TierFailed."""
@@ -103,10 +103,10 @@ class DiskTier:
         self._ensure_open()
         self._catalog.drop_names(names)
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
+    def mark(self, key: Key, retention: Retention) -> None:
         """Raises TierFailed."""
         self._ensure_open()
-        self._catalog.mark(standings)
+        self._catalog.mark([(key, retention)])
 
     def get(self, key: Key) -> Entry:
         try:

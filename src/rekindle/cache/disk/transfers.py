@@ -2,18 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 from rekindle.cache.disk.catalogue import CatalogRow
-from rekindle.cache.disk.reconcile import Differences
+from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.entry import Key, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.cache.stores.transfers import (
-    BackTier,
     EntryTransfers,
     Lane,
     TransferPool,
@@ -27,34 +24,6 @@ N_READERS = 2  # one reads while the other checks sums; picked
 PROGRESS_SECONDS = 2.0  # picked
 RETRY_SECONDS = 5.0  # between attempts to write to a disk that refused; picked
 ABANDON_SECONDS = 2.0  # for the write under way when the others are abandoned; picked
-
-
-class CataloguedTier(BackTier, Protocol):
-    """A back tier with a directory and a catalogue of its entries and names."""
-
-    directory: Path
-    n_opens: int  # each may find another directory than the one before
-    n_bytes: int  # all that counts against the budget; any thread may read it
-
-    def open_as_it_is(self) -> None: ...
-
-    def reconcile(
-        self, *, on_progress: Callable[[int, int], None] | None = None
-    ) -> Differences: ...
-
-    def rows(self) -> Iterator[list[CatalogRow]]: ...
-
-    def along(self, path: Sequence[Key]) -> list[CatalogRow]: ...
-
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None: ...
-
-    def names(self) -> list[Named]: ...
-
-    def give_name(self, named: Named) -> None: ...
-
-    def drop_names(self, names: Sequence[Named]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +54,7 @@ def disk_pool(notify: Callable[[], None]) -> TransferPool:
 
 
 class DiskTransfers:
-    def __init__(self, tier: CataloguedTier, pool: TransferPool) -> None:
+    def __init__(self, tier: DiskTier, pool: TransferPool) -> None:
         self.tier = tier
         self.pool = pool
         self.entries = EntryTransfers(
@@ -106,7 +75,7 @@ class DiskTransfers:
         self.pool.submit(Lane.READ, lambda: answers.put(self._rows_along(path)))
 
     def mark(self, key: Key, retention: Retention) -> None:
-        self.entries.submit_optional(lambda: self.tier.mark([(key, retention)]))
+        self.entries.submit_optional(lambda: self.tier.mark(key, retention))
 
     def give_name(self, named: Named) -> None:
         self.entries.submit_optional(lambda: self.tier.give_name(named))

@@ -90,7 +90,7 @@ class SharedStore:
         self.objects.close()
 
 
-def open_shared_store(url: str, key: str | None = None) -> SharedStore:
+def open_shared_store(url: str, key: str | None) -> SharedStore:
     """A store that is down is none the less opened, and used when it is back.
 
     Raises StartupError.

@@ -29,7 +29,7 @@ class StoreHealth:
         place: str,
         ping: Callable[[], None],
         *,
-        ping_seconds: float = PING_SECONDS,
+        ping_seconds: float,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
