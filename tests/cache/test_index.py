@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rekindle.cache.entry import Header, Key, Kind, Reason, entry_key, token_bytes
 from rekindle.cache.index import Match, Node, PrefixIndex, Where
+from tests.support.index_check import check_index
 
 ROOT = b"r" * 16
 SIZE = 3  # tokens of a block
@@ -69,7 +70,7 @@ def recurrent() -> PrefixIndex:
 def filled(index: PrefixIndex, *headers: Header, where: Where = Where.MEMORY) -> PrefixIndex:
     for header in headers:
         index.add(header, where)
-    index.check()
+    check_index(index)
     return index
 
 
@@ -294,7 +295,7 @@ class AgainstEveryLength(RuleBasedStateMachine):
 
     @invariant()
     def the_index_is_sound(self) -> None:
-        self.index.check()
+        check_index(self.index)
         known = {node.key: node.where for node in self.index.nodes()}
         assert known == {key: where for key, (_, where) in self.stored.items()}
         below = [node.key for node in self.index.below(ROOT)]

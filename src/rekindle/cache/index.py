@@ -223,26 +223,6 @@ class PrefixIndex:
             return []
         return list(_prefixes(node._parent.children, node.tokens[:-TOKEN_BYTES]))
 
-    def check(self) -> None:
-        """Asserts everything that must be true at every moment; walks the whole index."""
-        n_linked = 0
-        for key, placeholder in self._placeholders.items():
-            assert placeholder.key == key
-            assert key not in self._nodes
-            assert not placeholder.where
-            assert placeholder._parent is None
-            assert not placeholder.is_leaf
-            for node in _below(placeholder):
-                n_linked += 1
-                assert self._nodes[node.key] is node
-                assert node.where
-        assert n_linked == len(self._nodes)
-        for holder in (*self._nodes.values(), *self._placeholders.values()):
-            _check_siblings(holder, holder.children, _BLOCK)
-            _check_siblings(holder, holder.checkpoints, Kind.CHECKPOINT)
-            if holder.where and not holder.is_leaf:
-                assert len(holder.tokens) == self._block_bytes
-
     def below(self, key: Key) -> list[Node]:
         """Everything behind a root or a node, parents before their children."""
         top = self._nodes.get(key) or self._placeholders.get(key)
@@ -402,14 +382,3 @@ def _without(siblings: list[Node] | None, node: Node) -> list[Node] | None:
     assert siblings is not None
     del siblings[bisect_left(siblings, node.tokens, key=_tokens_of)]
     return siblings or None
-
-
-def _check_siblings(holder: Node, siblings: list[Node] | None, kind: Kind) -> None:
-    if siblings is None:
-        return
-    assert siblings
-    assert [node.tokens for node in siblings] == sorted({node.tokens for node in siblings})
-    for node in siblings:
-        assert node.kind is kind
-        assert node._parent is holder
-        assert node.start == holder.stop or not holder.where
