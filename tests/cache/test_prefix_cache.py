@@ -48,7 +48,7 @@ def keys_of(cache: PrefixCache, tokens: list[int]) -> PrefixKeys:
 def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> list[Saved]:
     keys = keys_of(cache, tokens)
     return [
-        cache.keeper.save_rows(
+        cache.writer.save_rows(
             keys,
             start,
             min(start + BLOCK_TOKENS, len(tokens)),
@@ -145,7 +145,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
     tokens = text(0, 3 * BLOCK_TOKENS)
     keys = keys_of(cache, tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
-        saved = cache.keeper.save_rows(
+        saved = cache.writer.save_rows(
             keys,
             start,
             start + BLOCK_TOKENS,
@@ -263,7 +263,7 @@ def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
     keys = keys_of(cache, tokens)
     positions = range(100, 100 * BLOCK_TOKENS, 100)
     for position in positions:
-        cache.keeper.save_checkpoint(
+        cache.writer.save_checkpoint(
             keys,
             position,
             reason=Reason.BOUNDARY,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle.cache import entry_writer as keeper
+from rekindle.cache import entry_writer
 from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.cache.keys import PrefixKeys
@@ -107,7 +107,7 @@ class World:
         if not has_threads:
             self._stack.enter_context(self._clock.installed())
         self._stack.enter_context(
-            patch.object(keeper, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
+            patch.object(entry_writer, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
         )
         self._last: Asked | None = None  # that was answered and kept
         self._alive: dict[str, Asked] = {}

@@ -5,8 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 from unittest.mock import patch
 
-from rekindle.cache import entry_writer as keeper
-from rekindle.cache import prefix_cache
+from rekindle.cache import entry_writer, prefix_cache
 from rekindle.cache.disk import residency as disk_residency
 from rekindle.cache.disk import transfers as disk_transfers
 from rekindle.cache.stores import back_store, transfers
@@ -26,7 +25,7 @@ _TIMED = (
     slot_saver,
     warm_start,
     prefix_cache,
-    keeper,
+    entry_writer,
     back_store,
     disk_residency,
     disk_transfers,

@@ -1,7 +1,7 @@
-"""What is new becomes an entry, if there is room: rows in blocks, states as checkpoints.
+"""New entries: rows become blocks and states become checkpoints, if memory has room.
 
-Owned by the engine thread, as part of the PrefixCache. `holdings` makes the room and
-`disk_store` and `shared_stock` decide what is written.
+Part of the PrefixCache, owned by the engine thread. The holdings make the room, and each back
+store decides what it writes.
 """
 
 import time
@@ -33,8 +33,8 @@ MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; pi
 
 class Saved(Enum):
     STORED = auto()
-    KNOWN = auto()  # it was there already
-    LATER = auto()  # no room at the moment, but some is on its way to the disk
+    KNOWN = auto()  # it was stored before
+    LATER = auto()  # no room now, but a write or a restore that ends will make some
     REFUSED = auto()
 
 
@@ -54,7 +54,7 @@ class EntryWriter:
         self._back_stores = back_stores
         self._counters = counters
         self._is_on = is_on
-        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # that entries of a shape had
+        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # seen, by kind and token count
 
     def save_rows(
         self,
@@ -68,7 +68,7 @@ class EntryWriter:
         export: Callable[[], Payload],
         terms: CacheTerms,
     ) -> Saved:
-        """Stores positions [start, stop), which lie in one block and begin it."""
+        """Store positions [start, stop): the first part of a block, or all of it."""
         assert start % BLOCK_TOKENS == 0
         assert start < stop <= start + BLOCK_TOKENS
         parent = keys.after_blocks(start // BLOCK_TOKENS)
@@ -76,7 +76,7 @@ class EntryWriter:
         if self._index.is_covered(parent, tokens):
             return Saved.KNOWN
         if parent != keys.root and self._index.get(parent) is None:
-            return Saved.REFUSED  # nothing could ever lead to it
+            return Saved.REFUSED  # without its parent the block would never be found
         header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
         return self._save(header, export, terms, was_reused=was_reused)
 
@@ -91,6 +91,7 @@ class EntryWriter:
         export: Callable[[], Payload],
         terms: CacheTerms,
     ) -> Saved:
+        """Store the state at one position, and thin out the path's older checkpoints."""
         start = position // BLOCK_TOKENS * BLOCK_TOKENS
         parent = keys.after_blocks(position // BLOCK_TOKENS)
         tokens = keys.between(start, position)
@@ -138,7 +139,7 @@ class EntryWriter:
         shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
         parent = self._index.get(header.parent)
         if parent is not None:
-            self._holdings.lease(parent)  # room must not be made at the cost of what leads here
+            self._holdings.lease(parent)  # making room must not evict the entry's own parent
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
                 return self._no_room(parent)
@@ -164,7 +165,7 @@ class EntryWriter:
         return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
-        """Later, if some is on its way to a store, or held by a restore."""
+        """Return LATER if entries are being written or restored, which makes room."""
         n_restoring = self._holdings.n_leases - (parent is not None)
         for store in self._back_stores:
             if store.transit.is_writing:
@@ -173,18 +174,13 @@ class EntryWriter:
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:
-        """A conversation keeps checkpoints close together near its end, far apart before."""
+        """Keep a conversation's checkpoints close together near its end, far apart before."""
         tip = self._index.get(key)
         if tip is None:
-            return  # memory has no room for it, and the disk did not want it
-        path = self._index.checkpoints_before(tip)
-        row_bytes = 0
-        parent = tip.parent
-        while parent is not None:
-            row_bytes += parent.payload_bytes
-            parent = parent.parent
+            return  # memory had no room for it, and no back store admitted it
+        row_bytes = sum(node.payload_bytes for node in tip.path[:-1])
         n_keep = max(MIN_PATH_CHECKPOINTS, row_bytes // max(tip.payload_bytes, 1))
-        by_position = {node.stop: node for node in [*path, tip]}
+        by_position = {node.stop: node for node in [*self._index.checkpoints_before(tip), tip]}
         now = time.time()
         for position in surplus_checkpoints(sorted(by_position), n_keep):
             node = by_position[position]

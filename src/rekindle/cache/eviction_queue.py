@@ -1,7 +1,7 @@
-"""Which key goes next: a heap by priority whose outdated entries are dropped when met.
+"""The key to evict next: a heap by priority. Outdated items are dropped when they are popped.
 
-Holds the clock that `policy.priority` counts from. Knows keys only; whether one may go now
-(a leaf, not leased, not pinned) is for the caller to say.
+Holds the clock of `policy.priority`. The caller queues only keys that may be evicted now (a leaf,
+not leased, not pinned).
 """
 
 from heapq import heapify, heappop, heappush
@@ -14,7 +14,7 @@ _SMALL = 64  # below this a heap is not worth compacting; picked
 
 class _Item(NamedTuple):
     priority: float
-    ticket: int  # later pushes have higher ones: of equals, the one pushed first goes first
+    ticket: int  # grows with every push: among equal priorities, the first pushed is popped first
     key: Key
 
 
@@ -22,14 +22,14 @@ class EvictionQueue:
     def __init__(self) -> None:
         self.clock = 0.0  # the highest priority popped so far
         self._heap: list[_Item] = []
-        self._tickets: dict[Key, int] = {}  # of each key's only entry that counts
+        self._tickets: dict[Key, int] = {}  # of each key's valid item
         self._n_pushed = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def push(self, key: Key, priority: float) -> None:
-        """Adds a key, or changes the priority of one that is here."""
+        """Add a key, or change its priority."""
         self._n_pushed += 1
         self._tickets[key] = self._n_pushed
         heappush(self._heap, _Item(priority, self._n_pushed, key))

@@ -83,7 +83,7 @@ class PrefixCache:
             store for store in (self._disk, self._shared) if store is not None
         ]
         self._holdings.listeners = self._back_stores
-        self.keeper = EntryWriter(
+        self.writer = EntryWriter(
             root, self._holdings, self._back_stores, self.counters, is_on=self.is_on
         )
 
@@ -134,7 +134,7 @@ class PrefixCache:
 
     def close(self, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
-        for store in self._back_stores:  # the later ones go on meanwhile
+        for store in self._back_stores:  # the others keep writing meanwhile
             store.close(max(deadline - time.monotonic(), 0.0))
 
     def poll(self) -> bool:
@@ -151,7 +151,7 @@ class PrefixCache:
         return store is not None and store.wait(timeout_seconds)
 
     def set_memory_budget(self, n_bytes: int) -> None:
-        """Change the budget, from any thread. The next poll evicts what exceeds it."""
+        """Change the budget, from any thread. The next poll evicts down to it."""
         self._memory.budget_bytes = n_bytes
 
     def root_of(self, namespace: str) -> Key:
@@ -163,17 +163,17 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         return self._index.match(keys.root, keys.between(0, n_limit))
 
-    def parting(self, keys: PrefixKeys, n_limit: int) -> int:
-        """How many tokens something stored begins with that goes on otherwise."""
-        return self._index.parting(keys.root, keys.between(0, n_limit))
+    def divergence(self, keys: PrefixKeys, n_limit: int) -> int:
+        """Return the length shared with a stored prefix that then diverges; 0 if none does."""
+        return self._index.divergence(keys.root, keys.between(0, n_limit))
 
     def wait_for_index(self) -> None:
-        """Before a question about all that is stored: soon after a start not all of it is known."""
+        """Wait for the disk's index. Call this before a question about all entries."""
         if self._disk is not None:
             self._disk.wait_for_index()
 
     def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
-        """Before a match: soon after a start the index may not know all that is on disk."""
+        """Add a prompt's entries on disk to the index. Soon after a start it may lack them."""
         if self._disk is not None:
             n_blocks = max(n_limit, 0) // BLOCK_TOKENS
             self._disk.look_up(lambda: [keys.after_blocks(n) for n in range(n_blocks + 1)])
@@ -225,13 +225,14 @@ class PrefixCache:
             store.touch(nodes)
 
     def pin(self, keys: PrefixKeys, terms: CacheTerms) -> None:
-        """What of a request's pins is stored by now; a session is not promised everything."""
+        """Pin the stored entries that a request asks for, within its session's quota."""
         for pin in terms.pins:
             nodes = self.match(keys, pin.n_tokens).nodes
             for node in self._holdings.pin(terms.session, nodes, time.time() + pin.seconds):
                 self._offer(node)
 
     def give_name(self, keys: PrefixKeys, n_tokens: int, terms: CacheTerms) -> None:
+        """Give the prompt the name in its terms, if there is one."""
         if terms.name is None:
             return
         named = Named(
@@ -247,9 +248,9 @@ class PrefixCache:
             self._disk.drop_names(gone)
 
     def persist(self, keys: PrefixKeys, n_tokens: int, *, since: float) -> bool:
-        """Whether a prompt is on disk; what of it is in memory is on its way there after this.
+        """Return whether a prompt is on disk. Start to write the entries that are missing there.
 
-        Raises TierFailed where it will not get there: the disk refused it `since` then.
+        Raises TierFailed if the disk refused one of them `since` then.
         """
         if self._disk is None:
             raise TierFailed("there is no disk tier for this model")
@@ -262,7 +263,7 @@ class PrefixCache:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
             if Where.MEMORY not in node.where and node.key not in self._disk.transit.writing:
-                self.fetch(node, must=False)  # from the shared store; what follows comes after it
+                self.fetch(node, must=False)  # from the shared store; the next call writes it
                 break
             self._disk.offer(node, was_reused=True, must=True)
             if node.key not in self._disk.transit.writing:
@@ -270,7 +271,10 @@ class PrefixCache:
         return not missing
 
     def pin_stored(self, namespace: str, key: str, seconds: float) -> bool:
-        """Whether it is there. No quota counts here: whoever asks has the key of the house."""
+        """Pin a stored prefix for so long, or unpin it. Return False if it is not stored.
+
+        No quota applies: the caller has the administrator's key.
+        """
         tokens = self.contents.tokens(self.root_of(namespace), key)
         if tokens is None:
             return False
@@ -282,7 +286,10 @@ class PrefixCache:
         return True
 
     def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
-        """How many entries and names went, and what all of them began with; None: nothing did."""
+        """Drop a prefix, or all of a namespace.
+
+        Return the number of dropped entries and names, and their common prefix; None: no drop.
+        """
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
             self._disk.drop_names(gone.names)
@@ -291,7 +298,7 @@ class PrefixCache:
         return n_gone, gone.prefix if n_gone or key is None else None
 
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
-        """Starts to bring back [n_live, n_tokens) of the match."""
+        """Start to restore positions [n_live, n_tokens) of the match."""
         blocks = [node for node in match.blocks_after(n_live) if node.start < n_tokens]
         return Restore(self, blocks, match.checkpoint, n_live=n_live, n_tokens=n_tokens)
 
@@ -303,7 +310,7 @@ class PrefixCache:
         self._holdings.shrink()
 
     def is_leased(self, key: Key) -> bool:
-        """Any thread may ask: the disk tier does, before it evicts."""
+        """Return whether an entry is leased. The disk tier's thread asks before it evicts."""
         node = self._index.get(key)
         return node is not None and node.leases > 0
 

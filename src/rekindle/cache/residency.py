@@ -25,7 +25,7 @@ EVERYWHERE = Where.MEMORY | ELSEWHERE
 
 
 class HoldingsListener(Protocol):
-    """A store behind memory, told when its entries change. `place` is its flag on nodes."""
+    """A store behind memory that follows changes of its entries. `place` is its flag on nodes."""
 
     place: Where
 
@@ -43,7 +43,7 @@ class HoldingsListener(Protocol):
 
 
 class Holdings:
-    """`reload_seconds` estimates what it takes to bring a node back into memory."""
+    """`reload_seconds` estimates the time to read a node back into memory."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Holdings:
         self._queues = {rank: EvictionQueue() for rank in sorted(Rank, reverse=True)}
 
     def add(self, header: Header, where: Where, retention: Retention = ORDINARY) -> Node:
+        """Note that a tier holds the entry. `retention` counts for entries not known before."""
         known = self.index.get(header.key)
         before = known.where if known is not None else NOWHERE
         node = self.index.add(header, where)
@@ -83,7 +84,7 @@ class Holdings:
         return node
 
     def hold(self, entry: Entry) -> Node:
-        """Takes the payload in; whoever calls has made room for it."""
+        """Put an entry into memory. The caller has made room for it."""
         self.memory.put(entry)
         return self.add(entry.header, Where.MEMORY, entry.retention)
 
@@ -94,7 +95,7 @@ class Holdings:
         self._requeue(node)
 
     def remove(self, node: Node, where: Where) -> None:
-        """Takes residence away; the last one takes the node with it."""
+        """Note that tiers no longer hold the entry. Remove the node once no tier holds it."""
         if Where.MEMORY in where & node.where:
             self.memory.drop([node.key])
         self.n_on_disk -= Where.DISK in where & node.where
@@ -122,12 +123,15 @@ class Holdings:
             self.remove(node, EVERYWHERE)
 
     def _drop_covered(self, node: Node) -> None:
-        # Only where the longer one is: until it is written, a crash would leave neither.
+        """Discard shorter blocks from the tiers that hold this longer one.
+
+        Elsewhere they stay: a crash before the longer one is written would lose both.
+        """
         for short in self.index.covered_by(node):
             if not short.leases:
                 until = max(node.retention.pinned_until, short.retention.pinned_until)
                 rank = min(node.retention.rank, short.retention.rank)
-                self._set_standing(node, node.retention._replace(rank=rank, pinned_until=until))
+                self._set_retention(node, node.retention._replace(rank=rank, pinned_until=until))
                 self._counters.covered += 1
                 self.discard(short, node.where)
                 self._pins.adopt(node, time.time())
@@ -144,16 +148,16 @@ class Holdings:
         self._requeue(node)
 
     def note_use(self, node: Node, terms: CacheTerms) -> None:
-        """An entry is as dear as the dearest of those that use it."""
+        """Count a use. An entry takes the highest rank among its users."""
         node.hits += 1
         node.used_at = time.time()
         retention = node.retention
         if terms.rank < retention.rank:
             retention = retention._replace(rank=terms.rank, session=terms.session)
-        self._set_standing(node, retention)
+        self._set_retention(node, retention)
 
     def pin(self, session: str, nodes: Iterable[Node], until: float) -> list[Node]:
-        """Those whose pins are new or longer now."""
+        """Pin nodes as far as the session's quota lasts. Return those newly pinned or extended."""
         self._unpin(time.time())
         pinned = list(self._pins.grant(session, nodes, until))
         for node in pinned:
@@ -162,13 +166,13 @@ class Holdings:
         return pinned
 
     def set_pin(self, nodes: Iterable[Node], until: float) -> None:
-        """Until then, whatever was promised before."""
+        """Set the end of the nodes' pins, whatever it was before."""
         for node in nodes:
             self._pins.release(node.key)
-            self._set_standing(node, node.retention._replace(pinned_until=until))
+            self._set_retention(node, node.retention._replace(pinned_until=until))
             self._pins.adopt(node, time.time())
 
-    def _set_standing(self, node: Node, retention: Retention) -> None:
+    def _set_retention(self, node: Node, retention: Retention) -> None:
         if retention != node.retention:
             self._queues[node.retention.rank].discard(node.key)
             node.retention = retention
@@ -183,6 +187,7 @@ class Holdings:
         return self.memory.get(node.key).payload if Where.MEMORY in node.where else None
 
     def make_room(self, payload_bytes: int) -> bool:
+        """Evict until a payload fits. Return False if too few entries may be evicted."""
         # A budget below a few entries (0 with a disk tier) still lets some pass through.
         size = size_in_memory(payload_bytes)
         return self._evict_to(max(self.memory.budget_bytes, STAGED_ENTRIES * size) - size)
@@ -213,16 +218,16 @@ class Holdings:
             if node is None:
                 self._pins.release(key)
             elif node.retention.pinned_until > now:
-                self._pins.wait_for(node)  # it was made longer meanwhile
+                self._pins.wait_for(node)  # the pin was extended meanwhile
             else:
                 self._pins.release(key)
                 self._requeue(node)
 
     def _requeue(self, node: Node) -> None:
-        """Keeps the queue to what may go: not leased, and elsewhere too or a leaf."""
+        """Queue the node if memory may evict it: not leased, and a leaf or stored elsewhere."""
         current = self.index.get(node.key)
         if current is not None and current is not node:
-            return  # an entry that was dropped has come back as another node
+            return  # the entry was dropped and stored again as another node
         is_free = Where.MEMORY in node.where and not node.leases
         is_elsewhere = bool(node.where & ELSEWHERE)
         is_pinned = node.retention.pinned_until > time.time() and Where.DISK not in node.where
@@ -235,8 +240,8 @@ class Holdings:
     def _worth(self, clock: float, node: Node) -> float:
         priced: Node | Header = node
         if self._last_checkpoint is not None and node.is_leaf and not node.payload_bytes:
-            # A block without rows leads to checkpoints, and here to none. By its own few bytes it
-            # would stay longest, and memory would fill with such: it stays as long as they do.
+            # A block without rows is only useful for the checkpoints behind it, and here are none.
+            # Its few bytes would keep it longest, so it is priced like a checkpoint.
             priced = self._last_checkpoint
         seconds = priced.compute_seconds
         if node.where & ELSEWHERE:

@@ -1,7 +1,7 @@
 """The server's own counters, in a Prometheus registry that belongs to one server.
 
-Written from the event loop only; what the engine counts is read when someone looks. Every label
-has a bounded set of values.
+Only the event loop writes to them. The engine's counters are read on each scrape. Every label has
+a bounded set of values.
 """
 
 import re
@@ -34,7 +34,7 @@ OTHER = "other"
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
 
 FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
-# Seconds; from what nobody notices to what everybody gives up on. Picked.
+# Seconds, from unnoticeable to far too long. Picked.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 MOVED_BETWEEN = (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED)
 PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
@@ -71,15 +71,15 @@ class Telemetry:
         self._replies = _Replies(self._registry)
 
     def observe(self, record: RequestRecord) -> None:
-        """Counts a reply that has ended."""
+        """Count a reply that has ended."""
         self._replies.count(record)
 
     def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Shows how many lines were written, and how many dropped."""
+        """Add the trace's counts of written and dropped lines."""
         self._registry.register(_TraceCollector(counts))
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
-        """Shows the engines' numbers, too."""
+        """Add the engines' numbers."""
         self._registry.register(_EngineCollector(status))
 
     def request_began(self) -> None:
@@ -98,7 +98,7 @@ class Telemetry:
         self._ignored_fields.labels(field=self._bounded(name)).inc()
 
     def render(self) -> bytes:
-        """The text exposition format that `GET /metrics` serves."""
+        """Return the text exposition format that `GET /metrics` serves."""
         return generate_latest(self._registry)
 
     def _bounded(self, name: str) -> str:
@@ -176,7 +176,7 @@ class _Replies:
 def total(
     engines: Sequence[EngineStatus], caches: Sequence[CacheStatus], past: CacheCounters
 ) -> EngineStatus:
-    """Of all models. What `past` ones have counted stays counted."""
+    """Sum the status of all models. `past` are the counters of closed caches."""
     return EngineStatus(
         n_slots=sum(each.n_slots for each in engines),
         n_running=sum(each.n_running for each in engines),
@@ -203,7 +203,7 @@ def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheSta
 
 
 def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
-    # Memory is divided among the models; on disk, each counts all of them.
+    # Models divide memory among them. On disk, each model counts the bytes of all.
     joined = max if name is CacheSource.DISK else sum
     return TierStatus(
         name=name,
@@ -216,7 +216,7 @@ def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
 
 
 class _EngineCollector(Collector):
-    """Asks the engine once per look, so that its numbers belong together."""
+    """Reads the engine's status once per scrape, so that its numbers belong together."""
 
     def __init__(self, status: Callable[[], EngineStatus]) -> None:
         self._status = status
@@ -254,7 +254,7 @@ def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
     for tier in tiers:
         entries.add_metric([tier.name], tier.n_entries)
         if tier.name is CacheSource.SHARED:
-            # Others store there, too: nobody here knows its bytes.
+            # Other servers write there, too: its bytes are not known here.
             is_up = int(tier.trouble is None)
             yield GaugeMetricFamily("rekindle_shared_store_up", "1: it answers; 0: not.", is_up)
         else:

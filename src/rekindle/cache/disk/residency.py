@@ -86,7 +86,7 @@ class DiskResidency:
         self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
     def start(self) -> None:
-        """Read the index of what is on disk. A long one is still being read after this."""
+        """Read the index of the disk tier. A long one is still being read after this."""
         self._started_at = time.monotonic()
         self._transfers.start()
         self._handle_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)

@@ -88,7 +88,7 @@ class DiskTransfers:
             self.entries.quietly(self.tier.close)
 
     def _open(self) -> None:
-        """List what the catalogue says at once: looking at every file takes far longer."""
+        """List the catalogue first: looking at every file takes far longer."""
         names = []
         try:
             self.tier.open_as_it_is()

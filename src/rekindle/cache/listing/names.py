@@ -1,7 +1,6 @@
-"""Prompts that somebody gave a name: the token ids that it stands for.
+"""Named prompts: each name stands for token ids.
 
-A name outlives the entries of its prompt: these are cut anew when longer ones come, evicted and
-computed again.
+A name outlives the entries of its prompt, which may be replaced by longer ones or evicted.
 """
 
 from dataclasses import dataclass

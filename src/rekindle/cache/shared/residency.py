@@ -166,7 +166,7 @@ class SharedResidency:
             self.transit.begin_write(each)
 
     def touch(self, nodes: Sequence[Node]) -> None:
-        """Touch the entries now and then: the store may expire what only memory serves."""
+        """Touch the entries now and then: the store would expire entries served from memory."""
         if not self.is_well:
             return
         now = time.monotonic()

@@ -161,12 +161,12 @@ class Transit:
             self._holdings.remove(missed, self.place)
 
     def note_vanished(self, keys: Sequence[Key]) -> list[Node]:
-        """Note the entries as gone from the store. Return the nodes to offer again."""
+        """Note that the store lost the entries. Return the nodes to offer again."""
         # An entry being read gets an event of its own.
         nodes = [self._holdings.index.get(key) for key in keys if key not in self.reading]
         gone = [node for node in nodes if node is not None and self.place in node.where]
         if gone:
-            _log.info("cache: %d entries are gone (%s)", len(gone), str(self.place.name).lower())
+            _log.info("cache: entries vanished tier=%s n=%d", self.place.cheapest, len(gone))
         self._counters.vanished += len(gone)
         for node in gone:
             self._holdings.remove(node, self.place)

@@ -243,7 +243,7 @@ class SlotSaver:
         assert slot.keys is not None
         start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
         try:
-            saved = self._cache.keeper.save_rows(
+            saved = self._cache.writer.save_rows(
                 slot.keys,
                 start,
                 stop,
@@ -273,7 +273,7 @@ class SlotSaver:
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
         assert slot.keys is not None
         try:
-            saved = self._cache.keeper.save_checkpoint(
+            saved = self._cache.writer.save_checkpoint(
                 slot.keys,
                 slot.n_rows,
                 reason=reason,

@@ -28,7 +28,7 @@ def mark_parting(sequence: Sequence, n_found: int, slots: Slots, cache: PrefixCa
 def _n_shared(sequence: Sequence, slots: Slots, cache: PrefixCache) -> int:
     """With what goes on otherwise, live or stored. What only ends there had a state and lost it."""
     n_limit = len(sequence.tokens) - 1
-    longest = cache.parting(sequence.keys, n_limit)
+    longest = cache.divergence(sequence.keys, n_limit)
     for slot in slots.all:
         is_private = slot.sequence is not None and not slot.sequence.request.cache_prompt
         if slot.keys is None or is_private or slot.keys.root != sequence.keys.root:
