@@ -37,17 +37,6 @@ ENTRY = make_entry(1)
 KEY = ENTRY.header.key
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def tier(directory: Path) -> Iterator[DiskTier]:
-    with closing(open_tier(directory)) as tier:
-        yield tier
-
-
 def quarantined(directory: Path) -> list[str]:
     return sorted(path.name.split("-", 1)[1] for path in (directory / "quarantine").iterdir())
 

@@ -3,7 +3,6 @@
 import os
 import random
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -31,17 +30,6 @@ from tests.cache.entries import (
     open_tier,
     stored_keys,
 )
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def tier(directory: Path) -> Iterator[DiskTier]:
-    with closing(open_tier(directory)) as tier:
-        yield tier
 
 
 def rows_of(directory: Path) -> list[CatalogRow]:
