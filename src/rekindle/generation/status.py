@@ -1,4 +1,4 @@
-"""The state of an engine at one moment: slots, tiers, counters."""
+"""What an engine holds and does at one moment: slots, tiers, counters."""
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -10,11 +10,11 @@ from rekindle.generation.request import Rank
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The cached part of a prompt, if it were sent now."""
+    """What a prompt would find, if it were sent now."""
 
     n_prompt: int
     spans: tuple[CachedSpan, ...]
-    restore_seconds: float | None  # None: not measured yet
+    restore_seconds: float | None  # None: nothing was measured yet
     prefill_seconds: float | None
 
     @property
@@ -24,15 +24,15 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPrefix:
-    """The end of a stored conversation, or of a named prompt."""
+    """The end of something that is stored: a conversation's, or a prompt's that has a name."""
 
     key: str
     name: str | None
     session: str
     rank: Rank
     n_tokens: int
-    n_bytes: int  # with all its ancestors
-    sources: tuple[CacheSource, ...]  # the tiers that hold all of it
+    n_bytes: int  # of all that leads to it, too
+    sources: tuple[CacheSource, ...]  # that hold all of it
     hits: int
     used_at: float  # seconds since the epoch
     pinned_until: float | None
@@ -40,15 +40,15 @@ class StoredPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBranch:
-    """One branch of the tree of stored prefixes: tokens without a fork among them."""
+    """Stored tokens without a fork among them: one branch of the tree that prefixes form."""
 
     key: str  # of its end
-    parent: int | None  # index of the parent branch in the list; always an earlier one
+    parent: int | None  # where the branch that it follows stands in the list; always before it
     start: int  # positions
     stop: int
     n_bytes: int
     names: tuple[str, ...]  # of prompts that end here
-    sources: tuple[CacheSource, ...]  # the tiers that hold all of it
+    sources: tuple[CacheSource, ...]  # that hold all of it
     session: str
     rank: Rank
     hits: int
@@ -62,8 +62,8 @@ class TierStatus:
     n_entries: int
     n_bytes: int
     budget_bytes: int
-    trouble: str | None = None  # why it accepts no writes at the moment
-    directory: str | None = None  # the disk tier's directory, or the shared store's address
+    trouble: str | None = None  # why it takes nothing in at the moment
+    directory: str | None = None  # of the disk tier; where the shared store is
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,10 +131,15 @@ class CacheCounters:
         return by_source[source]
 
 
+def _sums(one: TierCounters | CacheCounters, other: TierCounters | CacheCounters) -> dict[str, Any]:
+    names = [each.name for each in fields(one)]
+    return {name: getattr(one, name) + getattr(other, name) for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatus:
     model_class: str  # dense, sliding_window, hybrid, recurrent, opaque
-    off_because: str | None  # why this model's state cannot be stored; None: it can
+    off_because: str | None  # why nothing can be stored for this model; None: it can
     tiers: tuple[TierStatus, ...]
     counters: CacheCounters
 
@@ -143,7 +148,7 @@ class CacheStatus:
 class EmbedderStatus:
     n_ctx: int  # the longest input
     n_dimensions: int
-    n_requests: int  # running and waiting
+    n_requests: int  # that run or wait
 
 
 class SlotPhase(StrEnum):
@@ -156,14 +161,14 @@ class SlotPhase(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
     id: int
-    request_id: str | None  # None: the slot is idle
+    request_id: str | None  # None: it is idle
     session: str
     rank: Rank
     n_prompt: int  # of its request, or the last one
-    n_rows: int  # tokens whose rows the slot holds
+    n_rows: int  # tokens whose rows it holds
     n_generated: int
     phase: SlotPhase = SlotPhase.IDLE
-    n_cached: int = 0  # prompt tokens that were not computed
+    n_cached: int = 0  # of its request's prompt, not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +177,10 @@ class EngineStatus:
     n_running: int
     n_waiting: int
     max_waiting: int
-    n_ctx: int  # the maximum length of one sequence
+    n_ctx: int  # the longest a single sequence may grow
     n_cells: int  # positions shared by all sequences
     n_cells_used: int
     cache: CacheStatus | None = None  # None: the engine is still starting
-    n_background: int = 0  # not counted in n_running or n_waiting
-    embedder: EmbedderStatus | None = None  # None: no embedding model
+    n_background: int = 0  # neither in n_running nor in n_waiting
+    embedder: EmbedderStatus | None = None  # None: there is none
     slots: tuple[SlotStatus, ...] = ()
-
-
-def _sums(one: TierCounters | CacheCounters, other: TierCounters | CacheCounters) -> dict[str, Any]:
-    names = [each.name for each in fields(one)]
-    return {name: getattr(one, name) + getattr(other, name) for name in names}
