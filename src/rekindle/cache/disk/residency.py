@@ -27,9 +27,7 @@ from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
 from rekindle.cache.residency import Holdings
 from rekindle.cache.stores.back_store import Transit, WriteRules
 from rekindle.cache.stores.transfers import (
-    Arrived,
     Dropped,
-    ReadFailed,
     Vanished,
     WriteFailed,
     Written,
@@ -66,7 +64,7 @@ class DiskResidency:
         budget_bytes: int,
         row_bytes: int,
     ) -> None:
-        self.transit = Transit(self.place, transfers.entries, holdings, counters, read_speed)
+        self.transit = Transit(self, transfers.entries, holdings, counters, read_speed)
         self.is_listed = False  # every entry that was there at the start
         self.trouble: str | None = None  # why the disk takes no writes at the moment
         self._transfers = transfers
@@ -214,22 +212,16 @@ class DiskResidency:
                 self._on_found(rows)
             case CatalogueOpened(trouble, names):
                 self._on_opened(trouble, names)
-            case Written(key, evicted):
-                self._on_written(key, evicted)
+            case Written(_, evicted):
+                self._on_written(evicted)
             case WriteFailed(key, trouble):
-                self._on_write_failed(key, trouble)
-            case Vanished(keys):
-                self._offer_again(self.transit.note_vanished(keys))
+                self._on_write_failed(self.transit.writing[key], trouble)
             case Relisted(there):
                 known = self._holdings.index.nodes()
-                gone = [node.key for node in known if node.key not in there]
-                self._offer_again(self.transit.note_vanished(gone))
+                event = Vanished([node.key for node in known if node.key not in there])
             case Dropped(keys):
                 self._dropping -= Counter(keys)  # without those that reach 0
-            case Arrived(entry, seconds):
-                self.transit.finish_read(entry, seconds)
-            case ReadFailed(key, error):
-                self.transit.fail_read(key, error)
+        self.transit.handle(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
         for row in rows:
@@ -249,33 +241,23 @@ class DiskResidency:
         # A full collection over a million nodes would stop the engine for half a second.
         gc.freeze()
 
-    def _on_written(self, key: Key, evicted: Sequence[Key]) -> None:
+    def _on_written(self, evicted: Sequence[Key]) -> None:
         self._note_trouble(None)
-        if not self.transit.finish_write(key):
-            self.drop([key])
-            self._offer_again([self._holdings.index.get(key)])
         self._counters.evictions += len(evicted)
-        for each in evicted:
-            if (gone := self._holdings.index.get(each)) is not None:
+        for key in evicted:
+            if (gone := self._holdings.index.get(key)) is not None:
                 self._holdings.remove(gone, Where.DISK)
         failed = list(self._failed)
         self._failed.clear()
-        self._offer_again(failed)
+        self.transit.offer_again(failed)
 
-    def _on_write_failed(self, key: Key, trouble: str | None) -> None:
-        node = self.transit.writing[key]
+    def _on_write_failed(self, node: Node, trouble: str | None) -> None:
         self._note_trouble(trouble)
         if trouble is not None:
             self._failed.append(node)
         self._writable.give_back(node.payload_bytes)
         why = trouble or "the disk has no room for it"
-        self._failures.put(key, WriteFailure(time.monotonic(), why))
-        self.transit.fail_write(key)
-
-    def _offer_again(self, nodes: Sequence[Node | None]) -> None:
-        for node in nodes:
-            if node is not None and Where.MEMORY in node.where:
-                self.offer(node, was_reused=True)
+        self._failures.put(node.key, WriteFailure(time.monotonic(), why))
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble == self.trouble:

@@ -22,7 +22,7 @@ from rekindle.cache.shared.transfers import (
     SharedTransfers,
 )
 from rekindle.cache.stores.back_store import Transit, WriteRules
-from rekindle.cache.stores.transfers import Arrived, ReadFailed, Vanished, WriteFailed, Written
+from rekindle.cache.stores.transfers import ReadFailed, Vanished, WriteFailed, Written
 from rekindle.config import MIB
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import TierCounters, TierStatus
@@ -57,7 +57,7 @@ class SharedResidency:
         counters: TierCounters,
         read_speed: Speed,
     ) -> None:
-        self.transit = Transit(self.place, transfers.entries, holdings, counters, read_speed)
+        self.transit = Transit(self, transfers.entries, holdings, counters, read_speed)
         self._store = transfers.store
         self._transfers = transfers
         self._holdings = holdings
@@ -94,7 +94,7 @@ class SharedResidency:
         self._handle_events()
         while self._deferred and self._pending_bytes < MAX_PENDING_BYTES // 2 and self.is_well:
             _, node = self._deferred.pop_oldest()
-            self._offer_again([node])
+            self.transit.offer_again([node])
         return False
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -228,25 +228,18 @@ class SharedResidency:
             case Written(key, _):
                 self._pending_bytes -= self.transit.writing[key].payload_bytes
                 self._touched_at.put(key, time.monotonic())
-                if not self.transit.finish_write(key):
-                    self.drop([key])
-                    self._offer_again([self._holdings.index.get(key)])
-                self._forget_oldest()
             case WriteFailed(key, trouble):
                 node = self.transit.writing[key]
+                self._pending_bytes -= node.payload_bytes
                 if trouble is not None and not self.is_well:  # else it is this entry's fault
                     self._deferred.put(key, node)
-                self._pending_bytes -= node.payload_bytes
-                self.transit.fail_write(key)
             case Vanished(keys):
                 for key in keys:
                     self._touched_at.pop(key)
-                self._offer_again(self.transit.note_vanished(keys))
-            case Arrived(entry, seconds):
-                self.transit.finish_read(entry, seconds)
-            case ReadFailed(key, error):
+            case ReadFailed(key, _):
                 self._touched_at.pop(key)
-                self.transit.fail_read(key, error)
+        self.transit.handle(event)
+        self._forget_oldest()
 
     def _on_looked_up(
         self, lookup: SharedLookup, headers: Sequence[Header], trouble: str | None
@@ -258,12 +251,6 @@ class SharedResidency:
         for header in headers:
             self._holdings.add(header, Where.SHARED)
             self._touched_at.put(header.key, now)
-        self._forget_oldest()
-
-    def _offer_again(self, nodes: Sequence[Node | None]) -> None:
-        for node in nodes:
-            if node is not None and Where.MEMORY in node.where:
-                self.offer(node, was_reused=True)
 
     def _forget_oldest(self) -> None:
         """Forget the least recently used entries beyond the bound. The store keeps them."""

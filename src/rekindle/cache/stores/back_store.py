@@ -6,7 +6,7 @@ engine thread.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,7 +14,14 @@ from rekindle.cache.entry import Entry, Key
 from rekindle.cache.index import Node, Where
 from rekindle.cache.policy import Speed
 from rekindle.cache.residency import Holdings, HoldingsListener
-from rekindle.cache.stores.transfers import EntryTransfers
+from rekindle.cache.stores.transfers import (
+    Arrived,
+    EntryTransfers,
+    ReadFailed,
+    Vanished,
+    WriteFailed,
+    Written,
+)
 from rekindle.config import WritePolicy
 from rekindle.errors import CacheError, EntryCorrupt, EntryMissing
 from rekindle.generation.status import TierCounters, TierStatus
@@ -66,22 +73,23 @@ class BackStore(HoldingsListener, Protocol):
 
 
 class Transit:
-    """Entries on their way to one store and back. `place` is the store's flag on nodes.
+    """Entries on their way to one store and back, and the effect of their arrival.
 
     An entry is leased while it is written. A read reserves its bytes in memory.
     """
 
     def __init__(
         self,
-        place: Where,
+        store: BackStore,
         transfers: EntryTransfers,
         holdings: Holdings,
         counters: TierCounters,
         read_speed: Speed,
     ) -> None:
-        self.place = place
         self.writing: dict[Key, Node] = {}
         self.reading: dict[Key, int] = {}  # bytes reserved for each
+        self._store = store
+        self._place = store.place
         self._transfers = transfers
         self._holdings = holdings
         self._counters = counters
@@ -95,7 +103,7 @@ class Transit:
 
     def may_write(self, node: Node) -> bool:
         is_orphan = node.parent is None and node.start > 0  # offered again with its parent
-        return self.place not in node.where and node.key not in self.writing and not is_orphan
+        return self._place not in node.where and node.key not in self.writing and not is_orphan
 
     def unwritten_path(self, node: Node) -> list[Node]:
         """Return the end of the path to `node` that the store lacks, first block first.
@@ -104,7 +112,7 @@ class Transit:
         """
         path: list[Node] = []
         step: Node | None = node
-        while step and self.place not in step.where and step.key not in self.writing:
+        while step and self._place not in step.where and step.key not in self.writing:
             if Where.MEMORY not in step.where:
                 return []
             path.append(step)
@@ -119,21 +127,6 @@ class Transit:
         entry = self._holdings.memory.get(node.key)
         self._transfers.write(replace(entry, retention=node.retention))
 
-    def finish_write(self, key: Key) -> bool:
-        """Note the entry as stored. Return False if it was dropped during its write."""
-        node = self.writing[key]
-        # Writes run one after another: each began when the one before it ended.
-        self._counters.note_write(node.payload_bytes, time.monotonic() - self._write_ended_at)
-        is_known = self._holdings.index.get(key) is node
-        if is_known:
-            self._holdings.note_stored(node, self.place)
-        self._end_write(key)
-        return is_known
-
-    def fail_write(self, key: Key) -> None:
-        self._counters.writes_failed += 1
-        self._end_write(key)
-
     def fetch(self, node: Node, *, must: bool) -> None:
         """Start to read a leased node. Unless it `must`, only if memory has room."""
         if node.key in self.reading or Where.MEMORY in node.where:
@@ -144,7 +137,56 @@ class Transit:
         self.reading[node.key] = node.payload_bytes
         self._transfers.read(node.key)
 
-    def finish_read(self, entry: Entry, seconds: float) -> None:
+    def offer_again(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if Where.MEMORY in node.where:
+                self._store.offer(node, was_reused=True)
+
+    def handle(self, event: object) -> None:
+        """Apply an event of the transfer threads to the holdings."""
+        match event:
+            case Written(key, _):
+                self._on_written(key)
+            case WriteFailed(key, _):
+                self._counters.writes_failed += 1
+                self._end_write(key)
+            case Vanished(keys):
+                self._on_vanished(keys)
+            case Arrived(entry, seconds):
+                self._on_arrived(entry, seconds)
+            case ReadFailed(key, error):
+                self._on_read_failed(key, error)
+
+    def _on_written(self, key: Key) -> None:
+        node = self.writing[key]
+        # Writes run one after another: each began when the one before it ended.
+        self._counters.note_write(node.payload_bytes, time.monotonic() - self._write_ended_at)
+        current = self._holdings.index.get(key)
+        if current is node:
+            self._holdings.note_stored(node, self._place)
+        else:
+            self._store.drop([key])  # the node was dropped during the write
+        self._end_write(key)
+        if current is not None and current is not node:
+            self.offer_again([current])  # and then computed once more
+
+    def _end_write(self, key: Key) -> None:
+        self._write_ended_at = time.monotonic()
+        self._holdings.release(self.writing.pop(key))
+        self._holdings.shrink()
+
+    def _on_vanished(self, keys: Sequence[Key]) -> None:
+        # An entry being read gets an event of its own.
+        nodes = [self._holdings.index.get(key) for key in keys if key not in self.reading]
+        gone = [node for node in nodes if node is not None and self._place in node.where]
+        if gone:
+            _log.info("cache: entries vanished tier=%s n=%d", self._place.cheapest, len(gone))
+        self._counters.vanished += len(gone)
+        for node in gone:
+            self._holdings.remove(node, self._place)
+        self.offer_again(gone)
+
+    def _on_arrived(self, entry: Entry, seconds: float) -> None:
         key, n_bytes = entry.header.key, entry.header.payload_bytes
         self._holdings.memory.give_back(self.reading.pop(key))
         self._read_speed.observe(n_bytes, seconds)
@@ -153,26 +195,9 @@ class Transit:
             self._holdings.hold(entry)
         self._holdings.shrink()
 
-    def fail_read(self, key: Key, error: CacheError) -> None:
+    def _on_read_failed(self, key: Key, error: CacheError) -> None:
         self._counters.quarantined += isinstance(error, EntryCorrupt)
         self._counters.vanished += isinstance(error, EntryMissing)
         self._holdings.memory.give_back(self.reading.pop(key))
         if (missed := self._holdings.index.get(key)) is not None:
-            self._holdings.remove(missed, self.place)
-
-    def note_vanished(self, keys: Sequence[Key]) -> list[Node]:
-        """Note that the store lost the entries. Return the nodes to offer again."""
-        # An entry being read gets an event of its own.
-        nodes = [self._holdings.index.get(key) for key in keys if key not in self.reading]
-        gone = [node for node in nodes if node is not None and self.place in node.where]
-        if gone:
-            _log.info("cache: entries vanished tier=%s n=%d", self.place.cheapest, len(gone))
-        self._counters.vanished += len(gone)
-        for node in gone:
-            self._holdings.remove(node, self.place)
-        return gone
-
-    def _end_write(self, key: Key) -> None:
-        self._write_ended_at = time.monotonic()
-        self._holdings.release(self.writing.pop(key))
-        self._holdings.shrink()
+            self._holdings.remove(missed, self._place)
