@@ -6,7 +6,6 @@ Owned by the engine thread. `residency` knows which entries are stored where, th
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.disk.residency import DiskResidency
@@ -76,36 +75,15 @@ class PrefixCache:
         )
         self._names = Names()
         self.contents = Contents(self._holdings, self._names)
-        self._disk = self._behind_disk(disk) if disk is not None else None
-        self._shared = self._behind_shared(shared) if shared is not None else None
+        self._disk = self._disk_residency(disk) if disk is not None else None
+        self._shared = self._shared_residency(shared) if shared is not None else None
         # The cheapest to read from first.
-        self._back_stores: Sequence[BackStore] = [
+        self._back_stores: tuple[BackStore, ...] = tuple(
             store for store in (self._disk, self._shared) if store is not None
-        ]
+        )
         self._holdings.listeners = self._back_stores
         self.writer = EntryWriter(
             root, self._holdings, self._back_stores, self.counters, is_on=self.is_on
-        )
-
-    def _behind_disk(self, transfers: DiskTransfers) -> DiskResidency:
-        return DiskResidency(
-            transfers,
-            self._holdings,
-            self._names,
-            self._policy.writes,
-            self.counters.disk,
-            self.gate.read_speed,
-            budget_bytes=self._policy.disk_bytes,
-            row_bytes=self._traits.row_bytes,
-        )
-
-    def _behind_shared(self, transfers: SharedTransfers) -> SharedResidency:
-        return SharedResidency(
-            transfers,
-            self._holdings,
-            self._policy.writes,
-            self.counters.shared,
-            self.gate.shared_speed,
         )
 
     @classmethod
@@ -356,3 +334,24 @@ class PrefixCache:
     def _offer(self, node: Node) -> None:
         for store in self._back_stores:
             store.offer(node, was_reused=True)
+
+    def _disk_residency(self, transfers: DiskTransfers) -> DiskResidency:
+        return DiskResidency(
+            transfers,
+            self._holdings,
+            self._names,
+            self._policy.writes,
+            self.counters.disk,
+            self.gate.read_speed,
+            budget_bytes=self._policy.disk_bytes,
+            row_bytes=self._traits.row_bytes,
+        )
+
+    def _shared_residency(self, transfers: SharedTransfers) -> SharedResidency:
+        return SharedResidency(
+            transfers,
+            self._holdings,
+            self._policy.writes,
+            self.counters.shared,
+            self.gate.shared_speed,
+        )
