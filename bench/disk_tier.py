@@ -44,11 +44,11 @@ def _measure(directory: Path, headers: list[Header]) -> None:
         _each("get", tier.get, keys, n_bytes)
         groups = [keys[n : n + TOUCHED_AT_ONCE] for n in range(0, len(keys), TOUCHED_AT_ONCE)]
         _each(f"touch of {TOUCHED_AT_ONCE}", tier.touch, groups)
-        used_bytes = tier.usage_bytes()
+        used_bytes = tier.n_bytes
     CONSOLE.print(f"counted beyond the files' own bytes: {used_bytes / n_bytes - 1:.2%}")
     with closing(_tier(directory, 2 * n_bytes)) as tier:
         _each("open", lambda _: tier.open(), [None])
-        _each("headers", lambda _: list(tier.headers()), [None])
+        _each("headers", lambda _: list(tier.rows()), [None])
     (directory / "catalog.sqlite3").unlink()
     with closing(_tier(directory, used_bytes)) as tier:
         _each("rebuild", lambda _: tier.open(), [None])

@@ -113,9 +113,9 @@ def _start(
 
 async def _warm_up(loaded: LoadedModel) -> float:
     """Loads kernels, lets the speed of prefills be known. The bytes of a row."""
-    before = cache_status(loaded).counters.saved_bytes
+    before = cache_status(loaded).counters.memory.written_bytes
     await _settled(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
-    return (cache_status(loaded).counters.saved_bytes - before) / WARM_UP_TOKENS
+    return (cache_status(loaded).counters.memory.written_bytes - before) / WARM_UP_TOKENS
 
 
 async def _settled(loaded: LoadedModel, prompt: tuple[int, ...]) -> Answer:

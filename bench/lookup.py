@@ -20,7 +20,8 @@ from bench.report import Row, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
-from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.disk.tier import DiskTier
+from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
@@ -39,7 +40,7 @@ from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.sequence import Sequence as Running
 from rekindle.engine.slots import Slots
 from rekindle.errors import EntryMissing
-from rekindle.generation.events import CacheSource, PromptEvaluated
+from rekindle.generation.events import PromptEvaluated
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import USUAL_TERMS, GenerationRequest, Sampling
 
@@ -98,7 +99,9 @@ def _measure_engine(
     tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
-    cache = PrefixCache(MODEL, TRAITS, policy, Transfers(tier, lambda: None))
+    cache = PrefixCache(
+        MODEL, TRAITS, policy, DiskTransfers(cast(DiskTier, tier), disk_pool(lambda: None)), None
+    )
     cache.start()
     while cache.status().tiers[-1].n_entries < n_entries + len(stored):
         cache.poll()
@@ -146,7 +149,7 @@ class _Engine:
         self._match = start.match
 
     def use(self) -> None:
-        self._cache.use(self._match)
+        self._cache.use(self._match, USUAL_TERMS)
 
 
 class _NoBackend:
@@ -185,9 +188,9 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
 class _IndexOnlyTier:
     """A disk tier that lists its entries, and has none of their rows."""
 
-    name = CacheSource.DISK
     directory = Path("nowhere")
     n_opens = 1
+    n_bytes = 0
 
     def __init__(self, listed: Sequence[Header]) -> None:
         self._listed = listed
@@ -197,9 +200,6 @@ class _IndexOnlyTier:
 
     def reconcile(self, *, on_progress: Callable[[int, int], None] | None = None) -> Differences:
         return Differences([], 0)
-
-    def headers(self) -> Iterator[list[Header]]:
-        yield list(self._listed)
 
     def rows(self) -> Iterator[list[CatalogRow]]:
         for first in range(0, len(self._listed), 1000):
@@ -222,7 +222,7 @@ class _IndexOnlyTier:
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         return []
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
+    def mark(self, key: Key, retention: Retention) -> None:
         pass
 
     def names(self) -> list[Named]:
@@ -236,9 +236,6 @@ class _IndexOnlyTier:
 
     def quarantine(self, key: Key, why: str) -> None:
         pass
-
-    def usage_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         pass

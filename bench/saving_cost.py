@@ -109,7 +109,7 @@ async def _in_turn(
 
 async def _burst(loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving: bool) -> Burst:
     n_streams, n_prompt, n_reply = shape
-    before = cache_status(loaded).counters.save_microseconds
+    before = cache_status(loaded).counters.memory.write_microseconds
     written_before = _transfer_seconds()
     began = time.perf_counter()
     answers = await asyncio.gather(
@@ -119,7 +119,7 @@ async def _burst(loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving:
         )
     )
     seconds = time.perf_counter() - began
-    exported = cache_status(loaded).counters.save_microseconds - before
+    exported = cache_status(loaded).counters.memory.write_microseconds - before
     written = _transfer_seconds() - written_before
     if n_reply > 1:  # only while all of them decode
         decoding = seconds - max(answer.first_token_seconds for answer in answers)

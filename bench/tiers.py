@@ -26,8 +26,9 @@ from bench.engine_run import ask, engine, random_prompt, scratch_directory, unti
 from bench.report import Row, Target, at_least, run_alone
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import Arrived, CatalogueOpened, Transfers
+from rekindle.cache.disk.transfers import CatalogueOpened, DiskTransfers, disk_pool
 from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
+from rekindle.cache.stores.transfers import Arrived
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
@@ -203,9 +204,9 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
             _timed(seconds, f"read, {state}", lambda: _read_and_keep(one, len(buffer)))
             _timed(seconds, f"read, a file each, {state}", lambda: _read_each(many, buffer))
             _timed(seconds, f"disk tier: get, {state}", lambda: list(map(tier.get, keys)))
-    transfers = Transfers(_tier(folder / "cache", entries), lambda: None)
+    transfers = DiskTransfers(_tier(folder / "cache", entries), disk_pool(lambda: None))
     transfers.start()
-    while not isinstance(transfers.wait(10.0), CatalogueOpened):
+    while not isinstance(transfers.pool.wait(10.0), CatalogueOpened):
         pass
     for state in ("warm", "cold"):
         if state == "cold":
@@ -214,10 +215,10 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
     transfers.close(10.0)
 
 
-def _read_all(transfers: Transfers, keys: Sequence[Key]) -> list[Entry]:
+def _read_all(transfers: DiskTransfers, keys: Sequence[Key]) -> list[Entry]:
     for key in keys:
-        transfers.read(key)
-    arrived = [transfers.wait(10.0) for _ in keys]
+        transfers.entries.read(key)
+    arrived = [transfers.pool.wait(10.0) for _ in keys]
     return [event.entry for event in arrived if isinstance(event, Arrived)]
 
 

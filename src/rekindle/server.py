@@ -39,7 +39,7 @@ from rekindle.models.stores import (
 )
 from rekindle.observe.otel import span_sender
 from rekindle.observe.request_record import Observer
-from rekindle.observe.telemetry import Telemetry, sum_of, total
+from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.trace import SentRequests, Trace
 from rekindle.priming.warm_list import WarmList, asgi_sender
 
@@ -273,7 +273,7 @@ class _Loader:
 
     def past(self) -> CacheCounters:
         """Of all caches that are no longer there."""
-        return sum_of([stores.past for stores in self._stores.values()])
+        return sum((stores.past for stores in self._stores.values()), CacheCounters())
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:

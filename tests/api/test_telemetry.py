@@ -6,7 +6,13 @@ import httpx
 from rekindle.api.app import ApiSettings, create_app
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    EngineStatus,
+    TierCounters,
+    TierStatus,
+)
 from rekindle.observe.telemetry import MAX_FIELD_NAMES, Telemetry, total
 from tests.api.client import USER, client_of
 from tests.api.fakes import CARD, FakeResponder, FixedModels
@@ -89,7 +95,9 @@ def test_the_cache_is_read_when_someone_looks_and_is_absent_before_it_exists() -
         model_class="dense",
         off_because=None,
         tiers=(TierStatus(name=CacheSource.DISK, n_entries=5, n_bytes=90, budget_bytes=100),),
-        counters=CacheCounters(live_tokens=1, disk_tokens=3, disk_evictions=7, written_bytes=90),
+        counters=CacheCounters(
+            live=TierCounters(tokens=1), disk=TierCounters(tokens=3, evictions=7, written_bytes=90)
+        ),
     )
     assert samples(telemetry, "rekindle_prompt_tokens_reused_total") == {
         '{source="live"}': 1,
@@ -152,15 +160,17 @@ def test_of_a_shared_store_only_what_is_known_here_is_counted_and_no_bytes() -> 
 
 def test_what_a_shared_store_and_an_upstream_gave_is_counted_apart() -> None:
     counters = CacheCounters(
-        shared_tokens=1,
-        upstream_tokens=2,
-        shared_probes=3,
-        shared_probes_failed=4,
-        shared_writes=5,
-        shared_writes_refused=6,
-        shared_writes_failed=7,
-        shared_vanished=8,
-        shared_quarantined=9,
+        shared=TierCounters(
+            tokens=1,
+            lookups=3,
+            lookups_failed=4,
+            writes=5,
+            writes_refused=6,
+            writes_failed=7,
+            vanished=8,
+            quarantined=9,
+        ),
+        upstream=TierCounters(tokens=2),
     )
     telemetry = watching(with_shared(None, counters))
     reused = samples(telemetry, "rekindle_prompt_tokens_reused_total")

@@ -87,7 +87,7 @@ def fill(tier: DiskTier, entries: Iterable[Entry]) -> list[Key]:
 
 
 def stored_keys(tier: DiskTier) -> list[Key]:
-    return [header.key for batch in tier.headers() for header in batch]
+    return [row.header.key for batch in tier.rows() for row in batch]
 
 
 def file_of(directory: Path, key: Key) -> Path:

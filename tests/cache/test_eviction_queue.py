@@ -1,20 +1,11 @@
 """The queue gives back in order of the last priority pushed, and does not grow by itself."""
 
 import random
-from collections.abc import Callable
 
 from rekindle.cache.entry import Key
 from rekindle.cache.eviction_queue import EvictionQueue
 
 A, B, C = b"a", b"b", b"c"
-
-
-def anyone(key: Key) -> bool:
-    return True
-
-
-def other_than(*keys: Key) -> Callable[[Key], bool]:
-    return lambda key: key not in keys
 
 
 def filled(**priorities: float) -> EvictionQueue:
@@ -26,40 +17,33 @@ def filled(**priorities: float) -> EvictionQueue:
 
 def test_the_lowest_goes_first_and_then_nobody() -> None:
     queue = filled(a=2.0, b=1.0)
-    assert [queue.pop_lowest(anyone) for _ in range(3)] == [B, A, None]
+    assert [queue.pop_lowest() for _ in range(3)] == [B, A, None]
 
 
 def test_of_equals_the_one_pushed_first_goes_first() -> None:
     queue = filled(b=1.0, a=1.0)
-    assert queue.pop_lowest(anyone) == B
+    assert queue.pop_lowest() == B
 
 
 def test_only_the_last_priority_of_a_key_counts() -> None:
     queue = filled(a=1.0, b=2.0)
     queue.push(A, 3.0)
-    assert [queue.pop_lowest(anyone) for _ in range(3)] == [B, A, None]
+    assert [queue.pop_lowest() for _ in range(3)] == [B, A, None]
 
 
 def test_a_discarded_key_does_not_come_back() -> None:
     queue = filled(a=1.0, b=2.0)
     queue.discard(A)
     queue.discard(C)
-    assert [queue.pop_lowest(anyone) for _ in range(2)] == [B, None]
-
-
-def test_a_key_that_may_not_go_now_keeps_its_place() -> None:
-    queue = filled(a=1.0, b=2.0, c=3.0)
-    assert queue.pop_lowest(other_than(A)) == B
-    assert queue.pop_lowest(other_than(A, C)) is None
-    assert len(queue) == 2
-    assert [queue.pop_lowest(anyone) for _ in range(2)] == [A, C]
+    assert [queue.pop_lowest() for _ in range(2)] == [B, None]
 
 
 def test_the_clock_is_the_highest_priority_popped() -> None:
-    queue = filled(a=1.0, b=5.0, c=7.0)
-    assert queue.pop_lowest(other_than(A)) == B
+    queue = filled(b=5.0, c=7.0)
+    assert queue.pop_lowest() == B
     assert queue.clock == 5.0
-    assert queue.pop_lowest(anyone) == A
+    queue.push(A, 1.0)
+    assert queue.pop_lowest() == A
     assert queue.clock == 5.0
 
 
@@ -68,7 +52,7 @@ def test_pushing_the_same_keys_for_ever_takes_no_more_memory() -> None:
     for turn in range(10_000):
         queue.push(A, 3.0 + turn)
     assert len(queue._heap) < 100
-    assert [queue.pop_lowest(anyone) for _ in range(3)] == [B, A, None]
+    assert [queue.pop_lowest() for _ in range(3)] == [B, A, None]
 
 
 def test_discarding_gives_memory_back() -> None:
@@ -93,5 +77,5 @@ def test_many_changes_leave_the_order_of_a_sorted_list() -> None:
         else:
             last[key] = (rng.random(), turn)
             queue.push(key, last[key][0])
-    assert [queue.pop_lowest(anyone) for _ in last] == sorted(last, key=lambda key: last[key])
+    assert [queue.pop_lowest() for _ in last] == sorted(last, key=lambda key: last[key])
     assert len(queue) == 0

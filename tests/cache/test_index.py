@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rekindle.cache.entry import Header, Key, Kind, Reason, entry_key, token_bytes
 from rekindle.cache.index import Match, Node, PrefixIndex, Where
+from tests.support.index_check import check_index
 
 ROOT = b"r" * 16
 SIZE = 3  # tokens of a block
@@ -69,7 +70,7 @@ def recurrent() -> PrefixIndex:
 def filled(index: PrefixIndex, *headers: Header, where: Where = Where.MEMORY) -> PrefixIndex:
     for header in headers:
         index.add(header, where)
-    index.check()
+    check_index(index)
     return index
 
 
@@ -186,17 +187,6 @@ def test_a_subtree_comes_back_with_its_parent() -> None:
     assert match(index, 1, 2, 3, 4, 5, 6, 7).n_tokens == 7
 
 
-def test_orphans_can_be_dropped_as_they_are_listed() -> None:
-    kept = block(9, 9, 9)
-    index = filled(hybrid(), *path(1, 2, 3, 4, 5, 6, 7), checkpoint(1, 2, 3, 4), kept)
-    index.remove(node_of(index, block(1, 2, 3)), BOTH)
-    for orphan in index.orphans():
-        assert orphan.is_leaf
-        index.remove(orphan, BOTH)
-        index.check()
-    assert [node.key for node in index.nodes()] == [kept.key]
-
-
 def test_an_orphan_and_the_first_block_have_no_parent() -> None:
     index = filled(dense(), *path(1, 2, 3, 4, 5, 6, 7))
     first, second, third = (node_of(index, header) for header in path(1, 2, 3, 4, 5, 6, 7))
@@ -305,11 +295,11 @@ class AgainstEveryLength(RuleBasedStateMachine):
 
     @invariant()
     def the_index_is_sound(self) -> None:
-        self.index.check()
+        check_index(self.index)
         known = {node.key: node.where for node in self.index.nodes()}
         assert known == {key: where for key, (_, where) in self.stored.items()}
-        orphans = [node.key for node in self.index.orphans()]
-        assert sorted(orphans) == sorted(set(self.stored) - set(self._attached(ROOT)))
+        below = [node.key for node in self.index.below(ROOT)]
+        assert sorted(below) == sorted(self._attached(ROOT))
 
     def _add(self, header: Header, where: Where) -> None:
         _, before = self.stored.get(header.key, (header, Where(0)))

@@ -14,7 +14,7 @@ from rekindle.cache.policy import (
     TAIL_GRAIN,
     CellTax,
     ExportPace,
-    Span,
+    LoadableSpan,
     Speed,
     WriteBudget,
     admits_to_disk,
@@ -85,15 +85,24 @@ def test_a_refused_load_is_tried_again_after_a_while() -> None:
     ("spans", "prefill", "cut"),
     [
         ([], 1.0, 0),
-        ([Span(10, 5.0)], 1.0, 1),
-        ([Span(10, 15.0)], 1.0, 0),
-        ([Span(10, 10.0)], 1.0, 1),
-        ([Span(10, 15.0)], None, 1),
-        ([Span(10, None)], 1.0, 1),
-        ([Span(10, 1.0), Span(10, 15.0)], 1.0, 1),
-        ([Span(10, 15.0), Span(10, 1.0)], 1.0, 2),
-        ([Span(10, 15.0), Span(10, 6.0)], 1.0, 0),
-        ([Span(10, 1.0), Span(10, 15.0), Span(10, 4.0), Span(10, 30.0)], 1.0, 3),
+        ([LoadableSpan(10, 5.0)], 1.0, 1),
+        ([LoadableSpan(10, 15.0)], 1.0, 0),
+        ([LoadableSpan(10, 10.0)], 1.0, 1),
+        ([LoadableSpan(10, 15.0)], None, 1),
+        ([LoadableSpan(10, None)], 1.0, 1),
+        ([LoadableSpan(10, 1.0), LoadableSpan(10, 15.0)], 1.0, 1),
+        ([LoadableSpan(10, 15.0), LoadableSpan(10, 1.0)], 1.0, 2),
+        ([LoadableSpan(10, 15.0), LoadableSpan(10, 6.0)], 1.0, 0),
+        (
+            [
+                LoadableSpan(10, 1.0),
+                LoadableSpan(10, 15.0),
+                LoadableSpan(10, 4.0),
+                LoadableSpan(10, 30.0),
+            ],
+            1.0,
+            3,
+        ),
     ],
     ids=[
         "nothing stored",
@@ -108,7 +117,7 @@ def test_a_refused_load_is_tried_again_after_a_while() -> None:
         "the best cut is inside",
     ],
 )
-def test_where_loading_ends(spans: list[Span], prefill: float | None, cut: int) -> None:
+def test_where_loading_ends(spans: list[LoadableSpan], prefill: float | None, cut: int) -> None:
     assert best_cut(spans, prefill) == cut
 
 

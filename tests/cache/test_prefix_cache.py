@@ -15,6 +15,7 @@ from rekindle.cache.restore import Restore
 from rekindle.config import WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import ModelClass, StateTraits
+from rekindle.generation.request import USUAL_TERMS
 from tests.support.caches import cache_opener
 
 DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)
@@ -47,7 +48,7 @@ def keys_of(cache: PrefixCache, tokens: list[int]) -> PrefixKeys:
 def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> list[Saved]:
     keys = keys_of(cache, tokens)
     return [
-        cache.keeper.save_rows(
+        cache.writer.save_rows(
             keys,
             start,
             min(start + BLOCK_TOKENS, len(tokens)),
@@ -55,6 +56,7 @@ def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> 
             was_reused=was_reused,
             compute_seconds=1.0,
             export=lambda: bytes(ROW_BYTES),
+            terms=USUAL_TERMS,
         )
         for start in range(0, len(tokens), BLOCK_TOKENS)
     ]
@@ -73,7 +75,7 @@ def settle(cache: PrefixCache, condition: Callable[[], bool]) -> None:
 
 
 def wait_for_writes(cache: PrefixCache, count: int) -> None:
-    settle(cache, lambda: cache.status().counters.writes == count)
+    settle(cache, lambda: cache.status().counters.disk.writes == count)
 
 
 def take_all(cache: PrefixCache, restore: Restore) -> list[CacheSource]:
@@ -118,7 +120,7 @@ def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
     save(cache, used)
     save(cache, unused)
     for _ in range(5):
-        cache.use(cache.match(keys_of(cache, used), 1024))
+        cache.use(cache.match(keys_of(cache, used), 1024), USUAL_TERMS)
     save(cache, text(20_000, 1024))
     assert cache.match(keys_of(cache, used), 1024).n_tokens == 1024
     assert cache.match(keys_of(cache, unused), 1024).n_tokens < 1024
@@ -143,7 +145,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
     tokens = text(0, 3 * BLOCK_TOKENS)
     keys = keys_of(cache, tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
-        saved = cache.keeper.save_rows(
+        saved = cache.writer.save_rows(
             keys,
             start,
             start + BLOCK_TOKENS,
@@ -151,6 +153,7 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
             was_reused=False,
             compute_seconds=1.0,
             export=lambda: bytes(ROW_BYTES),
+            terms=USUAL_TERMS,
         )
         assert saved is Saved.STORED
     wait_for_writes(cache, 3)
@@ -166,11 +169,11 @@ def test_one_shot_prompts_stop_being_written_when_half_the_budget_is_gone(
     cache = opened(tmp_path, write_bytes_per_hour=20 * ROW_BYTES)
     for number in range(20):
         save(cache, text(number * 10_000, BLOCK_TOKENS))
-    settle(cache, lambda: cache.status().counters.writes >= 10)
-    assert cache.status().counters.writes <= 11
-    assert cache.status().counters.writes_refused >= 9
+    settle(cache, lambda: cache.status().counters.disk.writes >= 10)
+    assert cache.status().counters.disk.writes <= 11
+    assert cache.status().counters.disk.writes_refused >= 9
     save(cache, text(900_000, BLOCK_TOKENS), was_reused=True)
-    settle(cache, lambda: cache.status().counters.writes >= 11)
+    settle(cache, lambda: cache.status().counters.disk.writes >= 11)
 
 
 def test_with_the_policy_reused_only_the_second_use_is_written(
@@ -179,15 +182,15 @@ def test_with_the_policy_reused_only_the_second_use_is_written(
     cache = opened(tmp_path, write_policy=WritePolicy.REUSED)
     tokens = text(0, 512)
     save(cache, tokens)
-    assert cache.status().counters.writes_refused == 2
-    cache.use(cache.match(keys_of(cache, tokens), 512))
+    assert cache.status().counters.disk.writes_refused == 2
+    cache.use(cache.match(keys_of(cache, tokens), 512), USUAL_TERMS)
     wait_for_writes(cache, 2)
 
 
 def test_prefixes_below_the_minimum_are_not_written(opened: Open, tmp_path: Path) -> None:
     cache = opened(tmp_path, min_tokens=300)
     save(cache, text(0, 280))
-    assert cache.status().counters.writes_refused == 2
+    assert cache.status().counters.disk.writes_refused == 2
     save(cache, text(0, 600))
     wait_for_writes(cache, 3)  # a longer prefix takes its beginning along
 
@@ -235,7 +238,7 @@ def test_a_file_that_is_gone_is_a_miss_and_the_next_lookup_knows(
     restore = second.restore(match, n_live=0, n_tokens=700)
     settle(second, lambda: restore.has_failed)
     restore.give_up()
-    assert second.status().counters.vanished == 1
+    assert second.status().counters.disk.vanished == 1
     assert second.match(keys_of(second, tokens), 700).n_tokens == 256
 
 
@@ -249,7 +252,7 @@ def test_what_the_backend_refuses_is_set_aside_and_never_tried_again(
     match = cache.match(keys_of(cache, tokens), 300)
     cache.distrust(match.blocks[0])
     assert cache.match(keys_of(cache, tokens), 300).n_tokens == 0
-    assert cache.status().counters.quarantined == 1
+    assert cache.status().counters.disk.quarantined == 1
     settle(cache, lambda: len(list((tmp_path / "quarantine").iterdir())) == 1)
 
 
@@ -260,13 +263,14 @@ def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
     keys = keys_of(cache, tokens)
     positions = range(100, 100 * BLOCK_TOKENS, 100)
     for position in positions:
-        cache.keeper.save_checkpoint(
+        cache.writer.save_checkpoint(
             keys,
             position,
             reason=Reason.BOUNDARY,
             was_reused=False,
             compute_seconds=0.1,
             export=lambda: bytes(10 * ROW_BYTES),
+            terms=USUAL_TERMS,
         )
     kept = [position for position in positions if cache.match(keys, position).n_tokens == position]
     assert len(kept) <= 17

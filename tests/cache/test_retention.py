@@ -54,7 +54,7 @@ def test_a_mark_changes_what_is_stored_already(tmp_path: Path) -> None:
     plain = entry(1, Retention())
     fill(tier, [plain])
     dearer = Retention(Rank.MAIN, "s", NOW + 300)
-    tier.mark([(plain.header.key, dearer)])
+    tier.mark(plain.header.key, dearer)
     tier.close()
     again = open_tier(tmp_path)
     assert [row.retention for rows in again.rows() for row in rows] == [dearer]

@@ -76,7 +76,9 @@ def _run(
         is_right = False
     counts = machine.counts
     n_pieces = counts[PIECES]
-    n_operations = sum(counts[name] for name in counts if name not in NOT_OPERATIONS)
+    n_operations = sum(
+        counts[name] for name in counts if name.partition(".")[0] not in NOT_OPERATIONS
+    )
     console.print(
         f"{name}: {n_operations} operations, {n_pieces} restored pieces compared,"
         f" {time.monotonic() - began:.0f} s, {'right' if is_right else 'FAILED'}"

@@ -41,6 +41,7 @@ from rekindle.generation.status import (
     CacheStatus,
     EngineStatus,
     SlotStatus,
+    TierCounters,
     TierStatus,
 )
 from rekindle.observe.telemetry import Telemetry
@@ -133,7 +134,12 @@ IDLE = Rates(
     generated=0.0,
     hit_share=None,
 )
-COUNTERS = CacheCounters(live_tokens=1000, memory_tokens=500, disk_tokens=250, prefilled_tokens=250)
+COUNTERS = CacheCounters(
+    live=TierCounters(tokens=1000),
+    memory=TierCounters(tokens=500),
+    disk=TierCounters(tokens=250),
+    prefilled_tokens=250,
+)
 
 
 def snapshot(**changes: Any) -> ServerSnapshot:
@@ -181,7 +187,7 @@ def test_a_snapshot_has_every_number_from_the_place_that_tells_it() -> None:
 
 
 def test_rates_are_what_was_added_in_the_time_between() -> None:
-    later = replace(COUNTERS, live_tokens=1100, prefilled_tokens=350)
+    later = replace(COUNTERS, live=TierCounters(tokens=1100), prefilled_tokens=350)
     after = snapshot(taken_at=1004.0, metrics=metrics(later))
     assert rates_between(snapshot(), after) == replace(
         IDLE, live=25.0, prefilled=25.0, hit_share=0.5
@@ -223,7 +229,7 @@ def test_a_frame_fits_its_terminal_and_tells_the_essentials(width: int) -> None:
 
 @pytest.mark.parametrize(("trouble", "state"), [(None, "ok"), ("refused", "not answering")])
 def test_a_shared_store_and_an_upstream_have_their_rows(trouble: str | None, state: str) -> None:
-    counters = replace(COUNTERS, shared_tokens=125, upstream_tokens=375)
+    counters = replace(COUNTERS, shared=TierCounters(tokens=125), upstream=TierCounters(tokens=375))
     tier = TierStatus(
         name=CacheSource.SHARED, n_entries=42, n_bytes=0, budget_bytes=0, trouble=trouble
     )
@@ -265,7 +271,7 @@ def observer(answer: Callable[[httpx.Request], httpx.Response]) -> Observer:
 class Recorded:
     """A server that tells what was recorded; what was asked is kept."""
 
-    counters: CacheCounters = COUNTERS
+    counters: CacheCounters = field(default_factory=COUNTERS.copy)
     is_up: bool = True
     is_loaded: bool = True
     asked: list[str] = field(default_factory=list)
@@ -309,7 +315,7 @@ def test_watching_does_not_keep_a_model_loaded() -> None:
         assert watched.look().sessions[0].name == "ann"
     used = [path for path in server.asked if path in ("/props", "/v1/sessions")]
     assert used == ["/props", "/v1/sessions"]
-    server.counters = replace(COUNTERS, live_tokens=2000)
+    server.counters = replace(COUNTERS, live=TierCounters(tokens=2000))
     watched.look()
     assert server.asked.count("/v1/sessions") == 2
     server.is_loaded = False

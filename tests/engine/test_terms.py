@@ -387,10 +387,10 @@ def test_a_refused_write_fails_the_request_at_once_and_costs_no_budget(
     assert "on fire" in failed.message
     status = bench.loop.status().cache
     assert status is not None
-    assert status.counters.writes_failed <= 8
+    assert status.counters.disk.writes_failed <= 8
     disk = bench.loop._cache._disk
     assert disk is not None
-    assert disk._budget.left_share(time.monotonic()) > 0.9
+    assert disk._writable.left_share(time.monotonic()) > 0.9
     bench.close()
 
 
@@ -409,7 +409,7 @@ def test_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
         away.setattr(DiskTier, "drop_names", refuse)
         assert bench.question(Forget("p", "")) == 1 + 3
         deadline = time.monotonic() + 10
-        while len(bench.loop._cache._disk._transfers._owed) < 2:  # type: ignore[union-attr]
+        while len(bench.loop._cache._disk._transfers.entries._deferred) < 2:  # type: ignore[union-attr]
             assert time.monotonic() < deadline
             time.sleep(0.001)
     bench.close()

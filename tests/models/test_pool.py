@@ -12,7 +12,7 @@ from rekindle.errors import ShuttingDown, StartupError
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
 from rekindle.models.pool import ModelPool
-from rekindle.observe.telemetry import sum_of, total
+from rekindle.observe.telemetry import total
 from tests.api.fakes import CARD, FakeResponder
 
 GIB = 2**30
@@ -352,11 +352,11 @@ def test_totals_add_up_and_what_was_counted_stays_counted() -> None:
     assert (memory.n_entries, memory.n_bytes, memory.budget_bytes) == (2, 150, 200)
     assert (disk.n_entries, disk.n_bytes, disk.budget_bytes) == (2, 80, 100)
 
-    past = sum_of([CacheCounters(), cache(7, 80).counters])
+    past = CacheCounters() + cache(7, 80).counters
     one = total([engine], [cache(5, 70)], past)
     assert one.cache is not None
     assert one.cache.counters == both.cache.counters
-    none = total([], [], sum_of([past, cache(5, 70).counters]))
+    none = total([], [], past + cache(5, 70).counters)
     assert none.cache is not None
     assert (none.n_slots, none.cache.counters) == (0, both.cache.counters)
     assert total([], [], CacheCounters()).cache is None

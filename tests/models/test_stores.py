@@ -30,6 +30,9 @@ def open_cache(stores: ModelStores, weights: str, traits: StateTraits = DENSE) -
             type_k="f16",
             type_v="f16",
             flash_attn="auto",
+            swa_full=False,
+            rope_n_ctx=None,
+            attn_rot_disable=None,
             state_version="1",
         )
 
@@ -45,7 +48,7 @@ def budget_of(stores: ModelStores) -> int:
 def test_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> None:
     stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
     cache, turns = open_cache(stores, "w"), stores.open_turns("w")
-    cache.count("prefilled_tokens", 5)
+    cache.counters.prefilled_tokens += 5
     turns.keep(StoredTurn(b"i" * 16, (b"k" * 16,), b"data"))
     stores.close()
     assert open_cache(stores, "w") is cache
@@ -65,7 +68,7 @@ def test_what_changed_meanwhile_finds_nothing_and_keeps_the_counts(
 ) -> None:
     stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
     cache = open_cache(stores, "w")
-    cache.count("prefilled_tokens", 5)
+    cache.counters.prefilled_tokens += 5
     stores.close()
     other = open_cache(stores, weights, traits)
     assert other is not cache
@@ -79,7 +82,7 @@ def test_with_a_disk_memory_is_given_back_and_counts_are_kept(tmp_path: Path) ->
     for n_loads in (1, 2):
         cache = open_cache(stores, "w")
         cache.start()
-        cache.count("prefilled_tokens", 5)
+        cache.counters.prefilled_tokens += 5
         cache.close(10)
         stores.close()
         assert stores.status() is None

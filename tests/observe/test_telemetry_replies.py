@@ -5,7 +5,13 @@ import re
 from pathlib import Path
 
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    EngineStatus,
+    TierCounters,
+    TierStatus,
+)
 from rekindle.observe.request_record import Miss, MissReason
 from rekindle.observe.telemetry import FINISHES, OTHER, Telemetry
 from tests.support.caches import cache_opener
@@ -75,18 +81,24 @@ def test_the_times_of_a_reply_are_observed_where_it_came_that_far() -> None:
 def test_bytes_that_move_are_shown_by_tier_and_way() -> None:
     telemetry = watching(
         CacheCounters(
-            put_bytes=1,
-            put_microseconds=2_000_000,
-            read_bytes=3,
-            read_microseconds=4_000_000,
-            saved_bytes=5,
-            save_microseconds=6_000_000,
-            written_bytes=7,
-            write_microseconds=8_000_000,
-            shared_read_bytes=9,
-            shared_read_microseconds=10_000_000,
-            shared_written_bytes=11,
-            shared_write_microseconds=12_000_000,
+            memory=TierCounters(
+                read_bytes=1,
+                read_microseconds=2_000_000,
+                written_bytes=5,
+                write_microseconds=6_000_000,
+            ),
+            disk=TierCounters(
+                read_bytes=3,
+                read_microseconds=4_000_000,
+                written_bytes=7,
+                write_microseconds=8_000_000,
+            ),
+            shared=TierCounters(
+                read_bytes=9,
+                read_microseconds=10_000_000,
+                written_bytes=11,
+                write_microseconds=12_000_000,
+            ),
         )
     )
     expected = {
@@ -120,17 +132,17 @@ def test_what_is_saved_written_and_read_is_measured(tmp_path: Path) -> None:
     first.loop.stop()
     cache = first.loop.status().cache
     assert cache is not None
-    assert cache.counters.saved_bytes == cache.counters.written_bytes > 0
-    assert cache.counters.save_microseconds > 0
-    assert cache.counters.write_microseconds > 0
+    assert cache.counters.memory.written_bytes == cache.counters.disk.written_bytes > 0
+    assert cache.counters.memory.write_microseconds > 0
+    assert cache.counters.disk.write_microseconds > 0
 
     again = Bench(FakeBackend(), cache_opener(tmp_path))
     asked = again.ask("a", prompt, 1, n_steps=PATIENTLY)
     assert asked.evaluated.n_cached > 0
     cache = again.loop.status().cache
     assert cache is not None
-    assert cache.counters.read_bytes > 0
-    assert cache.counters.read_microseconds > 0
+    assert cache.counters.disk.read_bytes > 0
+    assert cache.counters.disk.read_microseconds > 0
     again.loop.stop()
 
 

@@ -324,7 +324,7 @@ def test_a_catalogue_that_is_damaged_while_it_is_used_costs_nothing(
         damage(directory / "catalog.sqlite3")
         assert_found(server, cold, prompt(0))
         assert_missed(server, cold, prompt("new"))
-        if "the disk takes nothing in" in server.log:
+        if "disk writes failing" in server.log:
             time.sleep(RETRY_SECONDS)
         assert_missed(server, cold, prompt("newer"))
         assert_found(server, cold, prompt("new"))
@@ -365,10 +365,10 @@ def test_a_directory_that_vanishes_is_a_miss_and_is_filled_again(
         answer = server.caller.ask(longer)
         cold.check(answer, longer)
         assert answer.n_cached >= N_PROMPT
-        if "the disk takes nothing in" in server.log:  # it was written to while it vanished
+        if "disk writes failing" in server.log:  # it was written to while it vanished
             time.sleep(RETRY_SECONDS)
             server.caller.ask(prompt("later"), n_tokens=1)
-            eventually(lambda: _assert("the disk takes entries again" in server.log))
+            eventually(lambda: _assert("disk writes work again" in server.log))
             assert_found(server, cold, longer)
     with running(model, directory) as server:
         # What was on its way to the disk while it vanished may be lost, and nothing else.
@@ -412,12 +412,12 @@ def test_a_disk_that_turns_read_only_is_read_and_used_again_once_it_can_be_writt
         with read_only(directory):
             assert_found(server, cold, prompt(0))
             assert_missed(server, cold, prompt("new"))
-            eventually(lambda: _assert("the disk takes nothing in" in server.log))
+            eventually(lambda: _assert("disk writes failing" in server.log))
             assert server.metric("rekindle_cache_writes_failed_total") >= 1
             assert_found(server, cold, prompt("new"), prompt(1))
         time.sleep(RETRY_SECONDS)
         server.caller.ask(prompt("newer"), n_tokens=1)
-        eventually(lambda: _assert("the disk takes entries again" in server.log))
+        eventually(lambda: _assert("disk writes work again" in server.log))
     with running(model, directory) as server:
         assert_found(server, cold, prompt(0), prompt(1), prompt("new"), prompt("newer"))
 
@@ -429,10 +429,10 @@ def test_a_server_that_starts_on_a_read_only_disk_finds_all_of_it_once_it_can_be
         with read_only(directory):
             server = stack.enter_context(running(model, directory))
             assert_missed(server, cold, prompt("new"))
-            eventually(lambda: _assert("the disk takes nothing in" in server.log))
+            eventually(lambda: _assert("disk writes failing" in server.log))
         time.sleep(RETRY_SECONDS)
         server.caller.ask(prompt("newer"), n_tokens=1)
-        eventually(lambda: _assert("the disk takes entries again" in server.log))
+        eventually(lambda: _assert("disk writes work again" in server.log))
         assert_found(server, cold, prompt(0))
 
 
@@ -446,7 +446,7 @@ def test_a_full_disk_goes_on_in_memory_and_is_used_again_when_it_has_room(
             eventually(lambda: _assert(server.metric("rekindle_cache_writes_total") == 2))
             ballast.write_bytes(bytes(shutil.disk_usage(tmp_path).free - 100_000))
             assert_missed(server, cold, prompt("full"))
-            eventually(lambda: _assert("the disk takes nothing in" in server.log))
+            eventually(lambda: _assert("disk writes failing" in server.log))
             assert server.metric("rekindle_cache_writes_failed_total") >= 1
             assert "No space left" in server.log
             assert not list(directory.rglob("*.tmp"))
@@ -454,7 +454,7 @@ def test_a_full_disk_goes_on_in_memory_and_is_used_again_when_it_has_room(
             ballast.unlink()
             time.sleep(RETRY_SECONDS)
             server.caller.ask(prompt("after"), n_tokens=1)
-            eventually(lambda: _assert("the disk takes entries again" in server.log))
+            eventually(lambda: _assert("disk writes work again" in server.log))
         with running(model, directory) as server:
             assert_found(server, cold, prompt("before"), prompt("full"), prompt("after"))
         assert_catalogue_is_true(directory)
@@ -477,7 +477,7 @@ def test_a_directory_that_somebody_keeps_locked_stops_nobody(
             os.close(descriptor)
         time.sleep(RETRY_SECONDS)
         server.caller.ask(prompt("unlocked"), n_tokens=1)
-        eventually(lambda: _assert("the disk takes entries again" in server.log))
+        eventually(lambda: _assert("disk writes work again" in server.log))
     with running(model, directory) as server:
         assert_found(server, cold, prompt(0), prompt(1), prompt("unlocked"))
 

@@ -8,6 +8,7 @@ from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.residency import STAGED_ENTRIES
 from rekindle.engine.loop import EngineLoop
+from tests.support import index_check
 from tests.support.audited_backend import AuditedBackend
 from tests.support.fake_backend import FakeBackend
 
@@ -26,7 +27,7 @@ def check_slots(loop: EngineLoop, backend: AuditedBackend) -> None:
 
 def check_index(cache: PrefixCache) -> None:
     """It agrees with itself, with the memory tier, and with the queue of what may leave that."""
-    cache._index.check()
+    index_check.check_index(cache._index)
     nodes = list(cache._index.nodes())
     in_memory = [node for node in nodes if Where.MEMORY in node.where]
     assert {node.key for node in in_memory} == set(cache._memory._entries)
@@ -72,12 +73,12 @@ def check_files(cache: PrefixCache, directory: Path) -> None:
 
 
 def being_written(cache: PrefixCache) -> dict[Key, Node]:
-    return cache._disk._writing if cache._disk else {}
+    return cache._disk.transit.writing if cache._disk else {}
 
 
 def being_read(cache: PrefixCache) -> dict[Key, int]:
     """Payload bytes of each."""
-    return cache._disk._reading if cache._disk else {}
+    return cache._disk.transit.reading if cache._disk else {}
 
 
 def _allowed_bytes(cache: PrefixCache) -> int:

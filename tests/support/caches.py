@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import Transfers
-from rekindle.cache.prefix_cache import CachePolicy, PrefixCache, SharedAccess
+from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
+from rekindle.cache.shared.transfers import SharedTransfers
 from rekindle.cache.stores.back_store import WriteRules
 from rekindle.config import MIB, WritePolicy
 from rekindle.engine.orders import OpenCache
@@ -24,7 +25,7 @@ def cache_opener(
     min_tokens: int = 0,
     may_recompute: bool = False,
     opened: list[PrefixCache] | None = None,
-    shared: Callable[[StateTraits, Callable[[], None]], SharedAccess] | None = None,
+    shared: Callable[[StateTraits, Callable[[], None]], SharedTransfers] | None = None,
 ) -> OpenCache:
     """`opened` gets the cache, for tests that look inside."""
     policy = CachePolicy(
@@ -39,7 +40,7 @@ def cache_opener(
     )
 
     def open_cache(traits: StateTraits, notify: Callable[[], None]) -> PrefixCache:
-        transfers = None
+        disk = None
         if directory is not None:
             tier = DiskTier(
                 directory,
@@ -47,9 +48,9 @@ def cache_opener(
                 budget_bytes=disk_bytes,
                 is_leased=lambda key: cache.is_leased(key),
             )
-            transfers = Transfers(tier, notify)
+            disk = DiskTransfers(tier, disk_pool(notify))
         access = shared(traits, notify) if shared is not None else None
-        cache = PrefixCache(ROOT, traits, policy, transfers, access)
+        cache = PrefixCache(ROOT, traits, policy, disk, access)
         if opened is not None:
             opened.append(cache)
         return cache

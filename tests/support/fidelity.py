@@ -7,15 +7,16 @@ tiers; every reply is compared with that of a run without any cache.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from rekindle.cache import entry_writer as keeper
-from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache import entry_writer
+from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
@@ -27,6 +28,7 @@ from rekindle.errors import (
     EngineError,
     RekindleError,
     ShuttingDown,
+    TierFailed,
 )
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause, TokenSampled
 from rekindle.generation.model_state import StateTraits
@@ -45,7 +47,7 @@ from tests.support.audited_backend import AuditedBackend, Ledger
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_embedder import FakeEmbedder
 from tests.support.fidelity_setup import ROOMY_ENTRIES, ROOT, FlakyDiskTier, Setup, Subject
-from tests.support.stepped_transfers import AT_ONCE, Clock, Pace, SteppedTransfers
+from tests.support.stepped_transfers import AT_ONCE, Clock, Pace, SteppedPool
 
 MAX_STEPS = 20_000  # of one request; far more than any needs
 STALL_SECONDS = 0.0005  # for real threads to do something
@@ -102,11 +104,11 @@ class World:
         self._ledger = Ledger()
         self._stack = ExitStack()
         self._clock = Clock()
-        self._make_transfers = Transfers if has_threads else SteppedTransfers
+        self._make_pool = disk_pool if has_threads else SteppedPool
         if not has_threads:
             self._stack.enter_context(self._clock.installed())
         self._stack.enter_context(
-            patch.object(keeper, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
+            patch.object(entry_writer, "MIN_PATH_CHECKPOINTS", setup.min_path_checkpoints)
         )
         self._last: Asked | None = None  # that was answered and kept
         self._alive: dict[str, Asked] = {}
@@ -120,7 +122,7 @@ class World:
     def _open(self, backend: AuditedBackend) -> None:
         self.backend = backend
         backend.witness = self
-        self._transfers: Transfers | None = None
+        self._transfers: DiskTransfers | None = None
         self.loop = EngineLoop(
             backend,
             self._said.extend,
@@ -139,8 +141,8 @@ class World:
                 is_leased=lambda key: self.cache.is_leased(key),
                 now=self._clock.time,
             )
-            self._transfers = self._make_transfers(self._tier, notify)
-        self.cache = PrefixCache(ROOT, traits, setup.policy(entry_bytes), self._transfers)
+            self._transfers = DiskTransfers(self._tier, self._make_pool(notify))
+        self.cache = PrefixCache(ROOT, traits, setup.policy(entry_bytes), self._transfers, None)
         return self.cache
 
     def wanted(self, slot: int) -> list[int]:
@@ -171,8 +173,7 @@ class World:
     def abandon(self) -> None:
         """After a failure: nothing is true any more, and nothing is checked."""
         self._stack.close()
-        if isinstance(self._transfers, SteppedTransfers):
-            self._transfers.crash()
+        self._crash()
         if not isinstance(self.backend.inner, FakeBackend):
             self.backend.close()
 
@@ -335,14 +336,25 @@ class World:
 
     def _work(self, pace: Pace) -> bool:
         """True: something moves to or from the disk."""
-        if isinstance(self._transfers, SteppedTransfers):
-            n_done = self._transfers.work(pace)
+        if (pool := self._stepped_pool) is not None:
+            n_done = pool.work(pace)
             if not n_done and self.loop._is_stalled:
-                n_done = self._transfers.work(Pace(1, 1))
+                n_done = pool.work(Pace(1, 1))
             return n_done > 0
         if self.loop._is_stalled:
             time.sleep(STALL_SECONDS)
         return self._is_moving()
+
+    @property
+    def _stepped_pool(self) -> SteppedPool | None:
+        pool = self._transfers.pool if self._transfers is not None else None
+        return pool if isinstance(pool, SteppedPool) else None
+
+    def _crash(self) -> None:
+        """What was not done is lost."""
+        if self._stepped_pool is not None:
+            with suppress(TierFailed):
+                self._tier.close()
 
     def _is_moving(self) -> bool:
         return bool(being_written(self.cache) or being_read(self.cache))
@@ -350,8 +362,8 @@ class World:
     def _end(self, ending: Ending) -> None:
         if ending is Ending.CRASH or not self._setup.keeps_all or not self._is_settled:
             self._n_mishaps += 1
-        if ending is Ending.CRASH and isinstance(self._transfers, SteppedTransfers):
-            self._transfers.crash()
+        if ending is Ending.CRASH and self._stepped_pool is not None:
+            self._crash()
             for asked in self._alive.values():
                 self._check_reply(asked, None)
             self._alive.clear()
@@ -365,7 +377,7 @@ class World:
         self._said.clear()
         self.counts["pieces compared"] += self.backend.n_pieces_compared
         self.backend.n_pieces_compared = 0
-        self.counts.update(asdict(self.cache.status().counters))
+        self.counts.update(_flat(asdict(self.cache.counters)))
 
     def _n_decodes_to_fail(self) -> int:
         """All else that can fail must not be the end of a request."""
@@ -436,8 +448,7 @@ class World:
         return len(asked.prompt) - (STEP_BACK if has_states else 1) if is_stored else 0
 
     def _n_evictions(self) -> int:
-        counters = self.cache.status().counters
-        return counters.memory_evictions + counters.disk_evictions
+        return self.cache.counters.memory.evictions + self.cache.counters.disk.evictions
 
     def check(self) -> None:
         check_slots(self.loop, self.backend)
@@ -449,6 +460,17 @@ class World:
             assert slot.sequence or slot.keys not in self._private
         if self.is_idle:
             check_nothing_is_held(self.loop, self.cache, self.backend)
+
+
+def _flat(counters: Mapping[str, Any]) -> dict[str, int]:
+    """By names such as "disk.writes"."""
+    flat: dict[str, int] = {}
+    for name, value in counters.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{each}": n for each, n in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _damage(path: Path, how: Damage, offset: int) -> None:

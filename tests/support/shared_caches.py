@@ -3,59 +3,49 @@
 from collections import deque
 from collections.abc import Callable
 
-from rekindle.cache.entry import Entry, Key
-from rekindle.cache.prefix_cache import SharedAccess
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.tier import SharedTier
-from rekindle.cache.shared.transfers import Inquiry, SharedTransfers
+from rekindle.cache.shared.transfers import SharedTransfers
+from rekindle.cache.stores.transfers import Job, Lane, TransferPool
 from rekindle.generation.model_state import StateTraits
 from tests.support.caches import ROOT
 from tests.support.memory_objects import MemoryObjects, memory_store
 
 
-class HeldTransfers(SharedTransfers):
-    """Without threads. What is not held is done at once."""
+class HeldPool(TransferPool):
+    """Without threads. Jobs run at once, but for those of lanes that are held."""
 
-    holds_writes = holds_reads = holds_probes = False
+    def __init__(self, notify: Callable[[], None]) -> None:
+        super().__init__("held", {}, notify, abandon_seconds=0.0)
+        self._held_lanes: set[Lane] = set()
+        self._held: deque[Job] = deque()
 
-    def start(self) -> None:
-        self._held: deque[Callable[[], None]] = deque()
+    def hold(self, lane: Lane) -> None:
+        self._held_lanes.add(lane)
 
-    def write(self, entry: Entry) -> None:
-        self._do(lambda: self._write(entry), is_held=self.holds_writes)
+    def let_go(self, lane: Lane) -> None:
+        self._held_lanes.discard(lane)
 
-    def read(self, key: Key) -> None:
-        self._do(lambda: self._read(key), is_held=self.holds_reads)
+    def submit(self, lane: Lane, job: Job) -> None:
+        if lane in self._held_lanes:
+            self._held.append(job)
+        else:
+            job()
 
-    def probe(self, inquiry: Inquiry) -> None:
-        self._do(lambda: self._probe(inquiry), is_held=self.holds_probes)
-
-    def touch(self, keys: list[Key]) -> None:  # type: ignore[override]
-        self._quietly(lambda: self._touch(keys))
-
-    def drop(self, keys: list[Key]) -> None:  # type: ignore[override]
-        self._quietly(lambda: self._tier.drop(keys))
-
-    def close(self, grace_seconds: float) -> None:
+    def close(self, grace_seconds: float) -> bool:
         self.work()
+        return True
 
     @property
     def n_held(self) -> int:
         return len(self._held)
 
     def work(self) -> int:
-        """How many jobs there were."""
+        """Do the jobs that are held. Return how many there were."""
         n_jobs = 0
         while self._held:
             self._held.popleft()()
             n_jobs += 1
         return n_jobs
-
-    def _do(self, job: Callable[[], None], *, is_held: bool) -> None:
-        if is_held:
-            self._held.append(job)
-        else:
-            job()
 
 
 class SharedHouse:
@@ -64,14 +54,9 @@ class SharedHouse:
     def __init__(self) -> None:
         self.objects = MemoryObjects()
         self.store: SharedStore = memory_store(self.objects)
-        self.transfers: list[HeldTransfers] = []
+        self.pools: list[HeldPool] = []
 
-    def door(self, traits: StateTraits, notify: Callable[[], None]) -> SharedAccess:
-        transfers = HeldTransfers(
-            SharedTier(self.store, fingerprint=ROOT),
-            notify,
-            has_rows=traits.has_rows,
-            has_checkpoints=traits.resumes_at_checkpoints,
-        )
-        self.transfers.append(transfers)
-        return SharedAccess(self.store, transfers)
+    def door(self, traits: StateTraits, notify: Callable[[], None]) -> SharedTransfers:
+        pool = HeldPool(notify)
+        self.pools.append(pool)
+        return SharedTransfers(self.store, pool, fingerprint=ROOT, traits=traits)

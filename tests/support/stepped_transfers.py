@@ -1,17 +1,15 @@
 """Transfers without threads, and a clock, both driven by the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from queue import SimpleQueue
 from typing import NamedTuple
 from unittest.mock import patch
 
-from rekindle.cache import entry_writer as keeper
-from rekindle.cache import prefix_cache
-from rekindle.cache.disk import residency as disk_store
-from rekindle.cache.disk import transfers
-from rekindle.cache.disk.transfers import Event, Job, Transfers
-from rekindle.cache.stores import back_store
+from rekindle.cache import entry_writer, prefix_cache
+from rekindle.cache.disk import residency as disk_residency
+from rekindle.cache.disk import transfers as disk_transfers
+from rekindle.cache.stores import back_store, transfers
+from rekindle.cache.stores.transfers import Lane, TransferPool
 from rekindle.engine import loop, reports, sequence
 from rekindle.engine.export import slot_saver
 from rekindle.engine.reuse import placement, prefix_finder, restorer
@@ -30,9 +28,10 @@ _TIMED = (
     restorer,
     sequence,
     prefix_cache,
-    keeper,
+    entry_writer,
     back_store,
-    disk_store,
+    disk_residency,
+    disk_transfers,
     transfers,
 )
 
@@ -47,37 +46,33 @@ class Pace(NamedTuple):
 AT_ONCE = Pace(_EVERYTHING, _EVERYTHING)
 
 
-class SteppedTransfers(Transfers):
-    """Transfers without threads: jobs are done in `work` only."""
+class SteppedPool(TransferPool):
+    """A pool without threads: jobs are done in `work` only."""
 
-    def start(self) -> None:
-        self._writes.put(self._open)
+    def __init__(self, notify: Callable[[], None]) -> None:
+        super().__init__("stepped", {}, notify, abandon_seconds=0.0)
 
     def work(self, pace: Pace) -> int:
         """Do as many jobs as the pace allows. Return how many were done."""
-        return _work(self._reads, pace.n_reads) + _work(self._writes, pace.n_writes)
+        return self._work(Lane.READ, pace.n_reads) + self._work(Lane.WRITE, pace.n_writes)
 
-    def wait(self, timeout_seconds: float) -> Event | None:
+    def wait(self, timeout_seconds: float) -> object | None:
         self.work(AT_ONCE)
         return super().wait(0.0)
 
-    def close(self, grace_seconds: float) -> None:
+    def close(self, grace_seconds: float) -> bool:
         self.work(AT_ONCE)
-        self.crash()
+        return True
 
-    def crash(self) -> None:
-        """Close the tier; pending jobs are lost."""
-        self._quietly(self._tier.close)
-
-
-def _work(jobs: SimpleQueue[Job | None], n_jobs: int) -> int:
-    n_done = 0
-    while n_done < n_jobs and not jobs.empty():
-        job = jobs.get()
-        assert job is not None
-        job()
-        n_done += 1
-    return n_done
+    def _work(self, lane: Lane, n_jobs: int) -> int:
+        jobs = self._jobs[lane]
+        n_done = 0
+        while n_done < n_jobs and not jobs.empty():
+            job = jobs.get()
+            assert job is not None
+            job()
+            n_done += 1
+        return n_done
 
 
 class Clock:

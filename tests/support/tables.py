@@ -35,7 +35,7 @@ SMALL_LIMITS: dict[str, Any] = {
     "rekindle.observe.telemetry.MAX_FIELD_NAMES": 8,
 }
 # One for each length that a block may have: 256, and they come late.
-BY_LENGTH = frozenset({"StateAccess._bytes_of_rows", "Keeper._payload_sizes"})
+BY_LENGTH = frozenset({"StateAccess._bytes_of_rows", "EntryWriter._payload_sizes"})
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def test_the_next_turn_finds_in_vllm_what_the_last_one_left(switches: dict[str, 
         assert second.n_prompt == len(follow_up)
         assert forecast.n_cached == 64
         assert cache is not None
-        assert cache.counters.upstream_tokens == 64
+        assert cache.counters.upstream.tokens == 64
         assert cache.counters.prefilled_tokens == 64 + len(follow_up) - 64
 
     with fake_vllm(**switches) as fake:

@@ -1,12 +1,12 @@
-"""What is stored: blocks and checkpoints, their keys, and the bytes of a stored file.
+"""Entries: blocks and checkpoints, their keys, and the bytes of a stored file.
 
 A block is the rows of up to 256 positions that start at a multiple of 256; a checkpoint is
-the state at one position. Both are immutable and named by what they follow and what they hold:
+the state at one position. Both are immutable. Their key names the prefix they end:
 
     key = blake2b(parent key | kind | token ids)        the first parent is a root: the
                                                         fingerprint, or one of a namespace
 
-A checkpoint's parent is the last whole block before it, its tokens are those behind that block
+A checkpoint's parent is the last whole block before it. Its tokens are those behind that block
 (none at a block's end).
 
 A file is one header, the token ids, and the payload as the backend wrote it:
@@ -105,7 +105,7 @@ class Header:
 
 
 class Retention(NamedTuple):
-    """What may change while an entry is stored: whose it is, and whether it may go."""
+    """The part of an entry that may change: its rank, its session, and its pin."""
 
     rank: Rank = Rank.MAIN
     session: str = DEFAULT_SESSION
@@ -123,7 +123,8 @@ class Entry:
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    # Of a list, numpy takes more than twice as long.
+    """Encode token ids as big-endian u32."""
+    # numpy takes more than twice as long for a list.
     encoded = array("I", tokens)
     assert encoded.itemsize == TOKEN_BYTES
     if sys.byteorder == "little":
@@ -132,7 +133,7 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def n_shared(a: bytes, b: bytes) -> int:
-    """How many token ids both start with."""
+    """Return the number of token ids that both start with."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -144,7 +145,7 @@ def n_shared(a: bytes, b: bytes) -> int:
 
 
 def namespace_root(fingerprint: Key, namespace: str) -> Key:
-    """What the first blocks follow: prefixes of two namespaces have no key in common."""
+    """Return the parent key of a namespace's first blocks. No two namespaces share a key."""
     if not namespace:
         return fingerprint
     return blake2b(fingerprint + namespace.encode(), digest_size=KEY_BYTES).digest()
@@ -159,7 +160,7 @@ def checksum(payload: Payload) -> int:
 
 
 def encode_preamble(entry: Entry) -> bytes:
-    """Everything of a file that comes before the payload."""
+    """Encode all bytes of a file that come before the payload."""
     header = entry.header
     fixed = _HEADER.pack(
         _MAGIC,
@@ -181,7 +182,10 @@ def encode_preamble(entry: Entry) -> bytes:
 
 
 def decode_preamble(data: bytes) -> tuple[Header, int]:
-    """The header at the start of a file and the payload's checksum. Raises EntryCorrupt."""
+    """Return the header at the start of a file and the payload's checksum.
+
+    Raises EntryCorrupt.
+    """
     if len(data) < HEADER_BYTES:
         raise EntryCorrupt(f"the file has {len(data)} bytes, a header has {HEADER_BYTES}")
     fixed = data[: _HEADER.size]

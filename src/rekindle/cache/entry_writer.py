@@ -1,15 +1,14 @@
-"""What is new becomes an entry, if there is room: rows in blocks, states as checkpoints.
+"""New entries: rows become blocks and states become checkpoints, if memory has room.
 
-Owned by the engine thread, as part of the PrefixCache. `holdings` makes the room and
-`disk_store` and `shared_stock` decide what is written.
+Part of the PrefixCache, owned by the engine thread. The holdings make the room, and each back
+store decides what it writes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
-from rekindle.cache.disk.residency import DiskStore
 from rekindle.cache.entry import (
     BLOCK_TOKENS,
     Entry,
@@ -24,41 +23,38 @@ from rekindle.cache.index import HERE, Node
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.policy import surplus_checkpoints
 from rekindle.cache.residency import Holdings
-from rekindle.cache.shared.residency import SharedStock
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.generation.model_state import Payload
-from rekindle.generation.request import USUAL_TERMS, CacheTerms
+from rekindle.generation.request import CacheTerms
+from rekindle.generation.status import CacheCounters
 
 MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
 
 
 class Saved(Enum):
     STORED = auto()
-    KNOWN = auto()  # it was there already
-    LATER = auto()  # no room at the moment, but some is on its way to the disk
+    KNOWN = auto()  # it was stored before
+    LATER = auto()  # no room now, but a write or a restore that ends will make some
     REFUSED = auto()
 
 
 class EntryWriter:
-    """`counters` are the cache's own, by the names of CacheCounters."""
-
     def __init__(
         self,
         root: Key,
         holdings: Holdings,
-        disk: DiskStore | None,
-        shared: SharedStock | None,
-        counters: dict[str, int],
+        back_stores: Sequence[BackStore],
+        counters: CacheCounters,
         *,
         is_on: bool,
     ) -> None:
         self._root = root
         self._holdings = holdings
         self._index = holdings.index
-        self._disk = disk
-        self._shared = shared
+        self._back_stores = back_stores
         self._counters = counters
         self._is_on = is_on
-        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # that entries of a shape had
+        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # seen, by kind and token count
 
     def save_rows(
         self,
@@ -70,9 +66,9 @@ class EntryWriter:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> Saved:
-        """Stores positions [start, stop), which lie in one block and begin it."""
+        """Store positions [start, stop): the first part of a block, or all of it."""
         assert start % BLOCK_TOKENS == 0
         assert start < stop <= start + BLOCK_TOKENS
         parent = keys.after_blocks(start // BLOCK_TOKENS)
@@ -80,7 +76,7 @@ class EntryWriter:
         if self._index.is_covered(parent, tokens):
             return Saved.KNOWN
         if parent != keys.root and self._index.get(parent) is None:
-            return Saved.REFUSED  # nothing could ever lead to it
+            return Saved.REFUSED  # without its parent the block would never be found
         header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
         return self._save(header, export, terms, was_reused=was_reused)
 
@@ -93,8 +89,9 @@ class EntryWriter:
         was_reused: bool,
         compute_seconds: float,
         export: Callable[[], Payload],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> Saved:
+        """Store the state at one position, and thin out the path's older checkpoints."""
         start = position // BLOCK_TOKENS * BLOCK_TOKENS
         parent = keys.after_blocks(position // BLOCK_TOKENS)
         tokens = keys.between(start, position)
@@ -142,7 +139,7 @@ class EntryWriter:
         shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
         parent = self._index.get(header.parent)
         if parent is not None:
-            self._holdings.lease(parent)  # room must not be made at the cost of what leads here
+            self._holdings.lease(parent)  # making room must not evict the entry's own parent
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
                 return self._no_room(parent)
@@ -156,46 +153,37 @@ class EntryWriter:
                 self._holdings.release(parent)
         node = self._holdings.hold(Entry(header, payload, Retention(terms.rank, terms.session)))
         for each in (node, *(node.checkpoints or ())):
-            if self._disk is not None:
-                self._disk.offer(each, was_reused=was_reused)
-            if self._shared is not None:
-                self._shared.offer(each, was_reused=was_reused)
+            for store in self._back_stores:
+                store.offer(each, was_reused=was_reused)
         self._holdings.shrink()
         return Saved.STORED
 
     def _exported(self, export: Callable[[], Payload]) -> Payload:
         began = time.perf_counter()
         payload = export()
-        self._counters["saved_bytes"] += len(payload)
-        self._counters["save_microseconds"] += int((time.perf_counter() - began) * 1e6)
+        self._counters.memory.note_write(len(payload), time.perf_counter() - began)
         return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
-        """Later, if some is on its way to a store, or held by a restore."""
+        """Return LATER if entries are being written or restored, which makes room."""
         n_restoring = self._holdings.n_leases - (parent is not None)
-        for store in (self._disk, self._shared):
-            if store is not None:
-                if store.is_writing:
-                    return Saved.LATER
-                n_restoring -= store.n_writing
+        for store in self._back_stores:
+            if store.transit.is_writing:
+                return Saved.LATER
+            n_restoring -= len(store.transit.writing)
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:
-        """A conversation keeps checkpoints close together near its end, far apart before."""
+        """Keep a conversation's checkpoints close together near its end, far apart before."""
         tip = self._index.get(key)
         if tip is None:
-            return  # memory has no room for it, and the disk did not want it
-        path = self._index.checkpoints_before(tip)
-        row_bytes = 0
-        parent = tip.parent
-        while parent is not None:
-            row_bytes += parent.payload_bytes
-            parent = parent.parent
+            return  # memory had no room for it, and no back store admitted it
+        row_bytes = sum(node.payload_bytes for node in tip.path[:-1])
         n_keep = max(MIN_PATH_CHECKPOINTS, row_bytes // max(tip.payload_bytes, 1))
-        by_position = {node.stop: node for node in [*path, tip]}
+        by_position = {node.stop: node for node in [*self._index.checkpoints_before(tip), tip]}
         now = time.time()
         for position in surplus_checkpoints(sorted(by_position), n_keep):
             node = by_position[position]
             if node.leases == 0 and node.retention.pinned_until <= now:
-                self._counters["thinned"] += 1
-                self._holdings.drop(node)
+                self._counters.thinned += 1
+                self._holdings.discard(node)

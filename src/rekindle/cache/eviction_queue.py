@@ -1,10 +1,9 @@
-"""Which key goes next: a heap by priority whose outdated entries are dropped when met.
+"""The key to evict next: a heap by priority. Outdated items are dropped when they are popped.
 
-Holds the clock that `policy.priority` counts from. Knows keys only; whether one may go now
-(a leaf, not leased, not pinned) is for the caller to say.
+Holds the clock of `policy.priority`. The caller queues only keys that may be evicted now (a leaf,
+not leased, not pinned).
 """
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ _SMALL = 64  # below this a heap is not worth compacting; picked
 
 class _Item(NamedTuple):
     priority: float
-    ticket: int  # later pushes have higher ones: of equals, the one pushed first goes first
+    ticket: int  # grows with every push: among equal priorities, the first pushed is popped first
     key: Key
 
 
@@ -23,14 +22,14 @@ class EvictionQueue:
     def __init__(self) -> None:
         self.clock = 0.0  # the highest priority popped so far
         self._heap: list[_Item] = []
-        self._tickets: dict[Key, int] = {}  # of each key's only entry that counts
+        self._tickets: dict[Key, int] = {}  # of each key's valid item
         self._n_pushed = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def push(self, key: Key, priority: float) -> None:
-        """Adds a key, or changes the priority of one that is here."""
+        """Add a key, or change its priority."""
         self._n_pushed += 1
         self._tickets[key] = self._n_pushed
         heappush(self._heap, _Item(priority, self._n_pushed, key))
@@ -40,28 +39,15 @@ class EvictionQueue:
         if self._tickets.pop(key, None) is not None:
             self._compact()
 
-    def pop_lowest(self, is_evictable: Callable[[Key], bool]) -> Key | None:
-        """The first in order that may go now; those that may not keep their places.
-
-        Each of these costs a pop and a push: inner nodes are better pushed once they are leaves.
-        """
-        set_aside = []
-        popped = None
+    def pop_lowest(self) -> Key | None:
+        """Remove and return the key with the lowest priority; None if there is none."""
         while self._heap:
             item = heappop(self._heap)
-            if not self._counts(item):
-                continue
-            if is_evictable(item.key):
-                popped = item
-                break
-            set_aside.append(item)
-        for item in set_aside:
-            heappush(self._heap, item)
-        if popped is None:
-            return None
-        del self._tickets[popped.key]
-        self.clock = max(self.clock, popped.priority)
-        return popped.key
+            if self._counts(item):
+                del self._tickets[item.key]
+                self.clock = max(self.clock, item.priority)
+                return item.key
+        return None
 
     def _counts(self, item: _Item) -> bool:
         return self._tickets.get(item.key) == item.ticket

@@ -1,8 +1,8 @@
-"""Which stored bytes mean the same: the identity of a setup, and its fingerprint.
+"""The identity of a setup and its fingerprint: only equal setups can use each other's bytes.
 
 The fingerprint is the parent of every first block, so a key from another model, KV type or
-llama.cpp never matches. Digests of weights are remembered in a file while the weights' own
-files stay as they are: reading them again would take longer than loading them.
+llama.cpp never matches. Digests of unchanged weight files are kept in a file: reading the weights
+again would take longer than loading them.
 """
 
 import json
@@ -34,69 +34,66 @@ def default_cache_dir() -> Path:
     return platformdirs.user_cache_path("rekindle") / "prefixes"
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    digest: str
-    scale: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """All that changes what stored bytes mean. None: llama.cpp's or the model's own choice."""
+    """All that changes the meaning of stored bytes. None: llama.cpp's or the model's default."""
 
     weights: str  # see `weights_digest`
     model_class: str
     type_k: str
     type_v: str
     flash_attn: str
-    v_transposed: bool | None = None
-    # Whether the sliding window's layers are rows like the others, or part of a checkpoint.
-    swa_full: bool = False
-    rope_scaling: str | None = None
-    rope_freq_base: float | None = None
-    rope_freq_scale: float | None = None
-    # Models with long and short RoPE factors choose by the size of the context.
-    rope_n_ctx: int | None = None
+    swa_full: bool  # the sliding window's layers are rows, not part of a checkpoint
+    rope_n_ctx: int | None  # models with long and short RoPE factors choose by context size
     # LLAMA_ATTN_ROT_DISABLE: llama.cpp rotates quantised rows unless its environment forbids it.
-    attn_rot_disable: str | None = None
+    attn_rot_disable: str | None
     state_version: str
-    adapters: tuple[Adapter, ...] = ()
-    namespace: str = ""
-    format_version: int = FORMAT_VERSION
+
+
+# Part of every fingerprint. A change here or to Identity's names makes stored entries unusable.
+_CONSTANTS: dict[str, object] = {
+    "v_transposed": None,
+    "rope_scaling": None,
+    "rope_freq_base": None,
+    "rope_freq_scale": None,
+    "adapters": [],
+    "namespace": "",
+    "format_version": FORMAT_VERSION,
+}
 
 
 def fingerprint(identity: Identity) -> Key:
     # JSON with sorted names: strings are quoted and floats exact, so no two identities share it.
-    text = json.dumps(asdict(identity), sort_keys=True)
+    text = json.dumps({**asdict(identity), **_CONSTANTS}, sort_keys=True)
     return blake2b(text.encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
 def turn_fingerprint(weights: str) -> Key:
-    """Of remembered turns: tokens mean the same whatever their rows are stored as."""
+    """Return the fingerprint of remembered turns: tokens do not depend on how rows are stored."""
     return blake2b(f"turns of {weights}".encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a file looks like from outside; equal states are taken for equal content."""
+    """A file's metadata. Equal states are taken for equal content."""
 
     path: str
     size: int
     mtime_ns: int
-    # Catches what keeps its mtime: copies with `-p`, images whose files all have one time.
+    # Catches changes that keep the mtime: `cp -p`, images whose files all have one time.
     ctime_ns: int
     inode: int
     device: int
 
 
 class DigestFile:
-    """SHA-256 of files by their state, in JSON. Anything odd in it is the same as nothing."""
+    """SHA-256 digests by file state, as JSON. An unreadable file counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self) -> dict[FileState, str]:
-        """Least recently used first."""
+        """Return the digests, least recently used first."""
         try:
             rows = json.loads(self._path.read_bytes())
             return {FileState(**row["file"]): _checked(row["sha256"]) for row in rows}
@@ -110,20 +107,20 @@ class DigestFile:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _replace(self._path, json.dumps(rows, indent=1).encode("ascii"))
         except OSError as error:
-            _log.warning("%s cannot be written (%s)", self._path, error.strerror)
+            _log.warning("cache: writing %s failed: %s", self._path, error.strerror)
 
 
 def weights_digest(
     paths: Sequence[Path],
     *,
-    known: DigestFile | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    known: DigestFile,
+    on_progress: Callable[[int, int], None] | None,
 ) -> str:
-    """One digest for the files' content, in order. Raises StartupError.
+    """Return one digest over the files' contents, in order. Raises StartupError.
 
-    `on_progress` gets the bytes done and the bytes in all.
+    `on_progress` receives the bytes done and the total.
     """
-    digests = known.load() if known else {}
+    digests = known.load()
     order = list(digests)
     states = [_state(path) for path in paths]
     n_total = sum(state.size for state in states)
@@ -145,7 +142,7 @@ def weights_digest(
         if _is_settled(state):
             digests[state] = digest
         whole.update(bytes.fromhex(digest))
-    if known and list(digests) != order:
+    if list(digests) != order:
         known.save(digests)
     return whole.hexdigest()
 
@@ -183,7 +180,7 @@ def _read_digest(path: Path, state: FileState, report: Callable[[int], None]) ->
 
 
 def _is_settled(state: FileState) -> bool:
-    """A change to the file from now on would change its state."""
+    """Return whether any later change to the file would change its state."""
     return time.time() - state.mtime_ns / 1e9 > _STAMP_SECONDS
 
 
@@ -194,7 +191,7 @@ def _checked(digest: object) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """The old content or the new one, for whoever reads; for the owner's eyes only."""
+    """Replace a file at once: readers see the old content or the new one. Only the owner reads."""
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

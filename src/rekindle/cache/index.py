@@ -1,7 +1,7 @@
-"""Tokens -> the longest prefix that can be restored, over all tiers at once.
+"""The prefix index: tokens -> the longest prefix that can be restored, over all tiers.
 
-A tree per namespace on the grid of whole blocks, with short blocks and checkpoints as its leaves.
-No I/O, no clock, one thread; it knows where bytes are and never touches them.
+One tree per namespace: whole blocks are inner nodes, short blocks and checkpoints are leaves.
+No I/O, no clock, one thread. The index knows where payloads are and never touches them.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -20,22 +20,41 @@ from rekindle.cache.entry import (
     Kind,
     n_shared,
 )
+from rekindle.generation.events import CacheSource
 
 _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
 
 
 class Where(IntFlag):
+    """The tiers that hold an entry, as a set."""
+
     MEMORY = 1
     DISK = 2
     SHARED = 4
 
+    @property
+    def sources(self) -> tuple[CacheSource, ...]:
+        """The tiers by name, cheapest first."""
+        return tuple(source for source, place in _CHEAPEST_FIRST if place in self)
+
+    @property
+    def cheapest(self) -> CacheSource:
+        """The tier to restore from. For an entry that was just evicted, memory."""
+        return next(iter(self.sources), CacheSource.MEMORY)
+
 
 NOWHERE = Where(0)
 HERE = Where.MEMORY | Where.DISK
+# Disk before shared even when both hold it: a local read cannot stall on the network.
+_CHEAPEST_FIRST = (
+    (CacheSource.MEMORY, Where.MEMORY),
+    (CacheSource.DISK, Where.DISK),
+    (CacheSource.SHARED, Where.SHARED),
+)
 
 
 class Node:
-    """One block or checkpoint. `leases`, `hits`, `used_at` and `standing` are the owner's."""
+    """One block or checkpoint. The holdings set `leases`, `hits`, `used_at` and `retention`."""
 
     __slots__ = (
         "_parent",
@@ -66,8 +85,8 @@ class Node:
         self.hits = 0
         self.used_at = 0.0  # seconds since the epoch
         self.retention = ORDINARY
-        # Both sorted by tokens, and None rather than empty: most of a million nodes have neither
-        # or one. An insertion moves 8 bytes per sibling, 36 us for 100,000 of them.
+        # Both are sorted by tokens. None rather than an empty list: most of a million nodes have at
+        # most one child. An insertion moves 8 bytes per sibling, 36 us for 100,000 of them.
         self.children: list[Node] | None = None
         self.checkpoints: list[Node] | None = None
         self._parent: Node | None = None
@@ -78,13 +97,21 @@ class Node:
 
     @property
     def stop(self) -> int:
-        """For a checkpoint, its position."""
+        """The position behind the last token; a checkpoint's position."""
         return self.start + self.n_tokens
 
     @property
     def parent(self) -> "Node | None":
-        """None: it follows the root, or its parent is not stored."""
+        """The stored parent; None at the root, or if the parent is not stored."""
         return self._parent if self._parent is not None and self._parent.where else None
+
+    @property
+    def path(self) -> "list[Node]":
+        """The stored nodes from the first block to this one."""
+        path = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
 
     @property
     def is_leaf(self) -> bool:
@@ -93,12 +120,21 @@ class Node:
 
 class Match(NamedTuple):
     n_tokens: int
-    blocks: tuple[Node, ...]  # in order; of the last one maybe only a part is needed
+    blocks: tuple[Node, ...]  # in order; the match may end inside the last one
     checkpoint: Node | None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All entries of the match, the checkpoint last."""
+        return [*self.blocks, *([self.checkpoint] if self.checkpoint else [])]
+
+    def blocks_after(self, n_live: int) -> list[Node]:
+        """The blocks with rows beyond `n_live`. A recurrent model's blocks have no rows."""
+        return [node for node in self.blocks if node.stop > n_live and node.payload_bytes]
 
 
 class PrefixIndex:
-    """A node without its parent is an orphan: kept, never matched, back when the parent is."""
+    """A node whose parent is not stored is an orphan: kept, but not matched until it returns."""
 
     def __init__(
         self,
@@ -121,17 +157,11 @@ class PrefixIndex:
     def nodes(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
-    def orphans(self) -> Iterator[Node]:
-        """Children before their parents; each may be removed as it comes."""
-        for placeholder in list(self._placeholders.values()):
-            if not _is_root(placeholder):
-                yield from reversed(_below(placeholder))
-
     def get(self, key: Key) -> Node | None:
         return self._nodes.get(key)
 
     def add(self, header: Header, where: Where) -> Node:
-        """Adds the residence, and the node where it is not known yet."""
+        """Note that a tier holds the entry. Add the node if it is new."""
         node = self._nodes.get(header.key)
         if node is not None:
             node.where |= where
@@ -148,7 +178,10 @@ class PrefixIndex:
         return node
 
     def remove(self, node: Node, where: Where) -> None:
-        """Takes the residence away; a node that is nowhere leaves. One that has left may come."""
+        """Note that tiers no longer hold the node. Remove the node once no tier holds it.
+
+        Safe to call on a node already removed.
+        """
         if not node.where:
             return
         node.where &= ~where
@@ -159,7 +192,7 @@ class PrefixIndex:
                 self._placeholders[node.key] = node
 
     def match(self, root: Key, tokens: bytes) -> Match:
-        """The longest prefix of `tokens` (big-endian ids) behind a root that can be restored."""
+        """Return the longest prefix of `tokens` (big-endian ids) that can be restored."""
         top = self._placeholders.get(root)
         if top is None:
             return Match(0, (), None)
@@ -174,7 +207,7 @@ class PrefixIndex:
         return Match(n_tokens + last.n_shared, (*path, last.node), None)
 
     def checkpoints_before(self, node: Node) -> list[Node]:
-        """The checkpoints on the way to `node`, first position first."""
+        """Return the checkpoints on the path to `node`, first position first."""
         found: list[Node] = []
         behind, holder = node.tokens[:-TOKEN_BYTES], node._parent
         while holder is not None:
@@ -183,7 +216,7 @@ class PrefixIndex:
         return [checkpoint for checkpoint in reversed(found) if checkpoint is not node]
 
     def is_covered(self, parent: Key, tokens: bytes) -> bool:
-        """Whether a block behind `parent` that is here holds these tokens, and maybe more."""
+        """Return whether memory or disk has a block there that starts with these tokens."""
         holder = self._nodes.get(parent) or self._placeholders.get(parent)
         if holder is None or holder.children is None:
             return False
@@ -196,49 +229,29 @@ class PrefixIndex:
         return False
 
     def covered_by(self, node: Node) -> list[Node]:
-        """The short blocks that the block `node` makes redundant: it starts with their tokens."""
+        """Return the short blocks that `node` makes redundant: it starts with their tokens."""
         if node.kind is not _BLOCK or node._parent is None:
             return []
         return list(_prefixes(node._parent.children, node.tokens[:-TOKEN_BYTES]))
 
-    def check(self) -> None:
-        """Asserts everything that must be true at every moment; walks the whole index."""
-        n_linked = 0
-        for key, placeholder in self._placeholders.items():
-            assert placeholder.key == key
-            assert key not in self._nodes
-            assert not placeholder.where
-            assert placeholder._parent is None
-            assert not placeholder.is_leaf
-            for node in _below(placeholder):
-                n_linked += 1
-                assert self._nodes[node.key] is node
-                assert node.where
-        assert n_linked == len(self._nodes)
-        for holder in (*self._nodes.values(), *self._placeholders.values()):
-            _check_siblings(holder, holder.children, _BLOCK)
-            _check_siblings(holder, holder.checkpoints, Kind.CHECKPOINT)
-            if holder.where and not holder.is_leaf:
-                assert len(holder.tokens) == self._block_bytes
-
     def below(self, key: Key) -> list[Node]:
-        """Everything behind a root or a node, parents before their children."""
+        """Return all nodes below a root or a node, parents before their children."""
         top = self._nodes.get(key) or self._placeholders.get(key)
         return _below(top) if top is not None else []
 
     def followers(self, key: Key) -> list[Node]:
-        """What stands right behind a root or a node."""
+        """Return the direct children and checkpoints of a root or a node."""
         top = self._nodes.get(key) or self._placeholders.get(key)
         return [*(top.children or ()), *(top.checkpoints or ())] if top is not None else []
 
     def is_below(self, node: Node, root: Key) -> bool:
-        """Whether the node, the first of its path, stands right behind the root."""
+        """Return whether the node, the first of its path, is a direct child of the root."""
         return node._parent is not None and node._parent.key == root
 
-    def parting(self, root: Key, tokens: bytes) -> int:
-        """How many of them the longest path has that then goes on otherwise; 0: there is none.
+    def divergence(self, root: Key, tokens: bytes) -> int:
+        """Return the length shared with the longest path that then diverges; 0 if none does.
 
-        It may be more than can be restored.
+        This may be more than can be restored.
         """
         top = self._placeholders.get(root)
         if top is None:
@@ -249,16 +262,16 @@ class PrefixIndex:
         last = _nearest(holder, rest)
         if last is None:
             return n_whole if rest and holder.children else 0
-        goes_on = min(len(last.node.tokens), len(rest)) > last.n_shared * TOKEN_BYTES
-        return n_whole + last.n_shared if goes_on else 0
+        diverges = min(len(last.node.tokens), len(rest)) > last.n_shared * TOKEN_BYTES
+        return n_whole + last.n_shared if diverges else 0
 
     def match_blocks(self, root: Key, tokens: bytes) -> list[Node]:
-        """The whole blocks that the tokens start with."""
+        """Return the whole blocks that the tokens start with."""
         top = self._placeholders.get(root)
         return self._walk(top, tokens) if top is not None else []
 
     def _walk(self, top: Node, tokens: bytes) -> list[Node]:
-        """The whole blocks that `tokens` starts with."""
+        """Return the whole blocks that `tokens` starts with."""
         path: list[Node] = []
         children = top.children
         size = self._block_bytes
@@ -293,7 +306,7 @@ class PrefixIndex:
         return Match(0, (), None)
 
     def _piece(self, tokens: bytes, depth: int) -> bytes:
-        """What stands behind that many blocks, at most a block of it."""
+        """Return the tokens behind so many blocks, at most one block."""
         return tokens[depth * self._block_bytes : (depth + 1) * self._block_bytes]
 
     def _parent_for(self, key: Key) -> Node:
@@ -318,12 +331,6 @@ class PrefixIndex:
             del self._placeholders[parent.key]
 
 
-def _is_root(placeholder: Node) -> bool:
-    """Only what starts at 0 follows a root."""
-    behind = placeholder.children or placeholder.checkpoints or ()
-    return any(node.start == 0 for node in behind)
-
-
 class _Near(NamedTuple):
     node: Node
     n_shared: int  # tokens, at least 1
@@ -333,9 +340,9 @@ _tokens_of = attrgetter("tokens")
 
 
 def _nearest(node: Node, query: bytes) -> _Near | None:
-    """The child that shares most of `query`; of two that share as much, one in memory.
+    """Return the child that shares most of `query`; among equals, one in memory.
 
-    Sorted by tokens, the best one stands next to where `query` would stand.
+    Children are sorted by tokens, so the best one is next to the place of `query`.
     """
     if node.children is None:
         return None
@@ -347,10 +354,10 @@ def _nearest(node: Node, query: bytes) -> _Near | None:
 
 
 def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
-    """Those whose tokens `query` starts with, longest first.
+    """Yield the siblings whose tokens `query` starts with, longest first.
 
-    One of them that is longer than what the nearest before `query` shares with it would itself
-    stand nearer, so each look either yields or shortens the query to what is shared.
+    Each step looks at the last sibling before `query`. Either `query` starts with its tokens, or
+    only what the two share can still be a prefix, so the query is cut to that.
     """
     while siblings is not None:
         place = bisect_right(siblings, query, key=_tokens_of)
@@ -367,7 +374,7 @@ def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
 
 
 def _below(top: Node) -> list[Node]:
-    """The whole subtree without its top, parents before their children."""
+    """Return the subtree without its top, parents before their children."""
     found = [*(top.children or ()), *(top.checkpoints or ())]
     for node in found:
         found += node.children or ()
@@ -386,14 +393,3 @@ def _without(siblings: list[Node] | None, node: Node) -> list[Node] | None:
     assert siblings is not None
     del siblings[bisect_left(siblings, node.tokens, key=_tokens_of)]
     return siblings or None
-
-
-def _check_siblings(holder: Node, siblings: list[Node] | None, kind: Kind) -> None:
-    if siblings is None:
-        return
-    assert siblings
-    assert [node.tokens for node in siblings] == sorted({node.tokens for node in siblings})
-    for node in siblings:
-        assert node.kind is kind
-        assert node._parent is holder
-        assert node.start == holder.stop or not holder.where

@@ -1,4 +1,4 @@
-"""The chain of keys over a growing list of tokens, computed as far as someone asks."""
+"""The chain of keys over a growing list of tokens, computed on demand."""
 
 from rekindle.cache.entry import (
     BLOCK_TOKENS,
@@ -12,7 +12,7 @@ from rekindle.cache.entry import (
 
 
 class PrefixKeys:
-    """`tokens` is shared with its owner, who only ever appends to it."""
+    """`tokens` is shared with its owner, which only ever appends to it."""
 
     def __init__(self, root: Key, tokens: list[int]) -> None:
         self.tokens = tokens
@@ -21,6 +21,7 @@ class PrefixKeys:
         self._encoded = b""
 
     def after_blocks(self, n_blocks: int) -> Key:
+        """Return the key of the prefix of so many whole blocks."""
         while len(self._blocks) <= n_blocks:
             start = (len(self._blocks) - 1) * BLOCK_TOKENS
             tokens = self.between(start, start + BLOCK_TOKENS)
@@ -29,15 +30,16 @@ class PrefixKeys:
         return self._blocks[n_blocks]
 
     def between(self, start: int, stop: int) -> bytes:
+        """Return the encoded tokens at positions [start, stop)."""
         return self._encode(stop)[start * TOKEN_BYTES : stop * TOKEN_BYTES]
 
     def n_common(self, other: "PrefixKeys", n_limit: int) -> int:
-        """How many of the first `n_limit` tokens are the same in both."""
+        """Return the length of the common prefix, at most `n_limit` tokens."""
         # Bytes compare at the speed of memory; lists of numbers take a hundred times as long.
         return min(n_shared(self._encode(n_limit), other._encode(n_limit)), n_limit)
 
     def _encode(self, n_tokens: int) -> bytes:
-        """At least so many, where there are."""
+        """Encode at least so many tokens, or all there are."""
         n_encoded = len(self._encoded) // TOKEN_BYTES
         if n_tokens > n_encoded:
             self._encoded += token_bytes(self.tokens[n_encoded:])

@@ -1,7 +1,7 @@
-"""Promises to keep entries for a while, and how much one session may be promised.
+"""Pins keep entries for a while. Each session has a quota, and so have all together.
 
-Whoever could pin without a limit would turn the store into theirs. Times are seconds since the
-epoch, as promises outlive the process.
+Without a quota, one session's pins could fill the store. Times are seconds since the epoch:
+pins outlive the process.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from rekindle.cache.entry import Key
 from rekindle.cache.index import Node
 
-# Of the budget of the tier that keeps what is pinned. Both are picked.
+# Shares of the budget of the tier that keeps pinned entries. Both are picked.
 SESSION_SHARE = 1 / 8
 TOTAL_SHARE = 1 / 2
 
@@ -21,8 +21,8 @@ class Pins:
     def __init__(self, budget_bytes: int) -> None:
         self._session_bytes = int(budget_bytes * SESSION_SHARE)
         self._total_bytes = int(budget_bytes * TOTAL_SHARE)
-        self._ends: list[tuple[float, Key]] = []  # a heap; of a pin that was extended, the first
-        self._held: dict[Key, tuple[str, int]] = {}  # whom it is counted to, and its bytes
+        self._ends: list[tuple[float, Key]] = []  # a heap; an extended pin keeps its first end
+        self._held: dict[Key, tuple[str, int]] = {}  # the session it counts for, and its bytes
         self._used: dict[str, int] = {}  # bytes, by session
 
     @property
@@ -30,9 +30,9 @@ class Pins:
         return sum(self._used.values())
 
     def grant(self, session: str, nodes: Iterable[Node], until: float) -> Iterator[Node]:
-        """Pins as many of the nodes as may be, from the first on; those that are new or extended.
+        """Pin nodes in order until the quota is used up. Yield those newly pinned or extended.
 
-        An entry that is pinned already is extended at nobody's cost.
+        Extending an entry's pin is free.
         """
         for node in nodes:
             if node.retention.pinned_until >= until:
@@ -46,26 +46,26 @@ class Pins:
             yield node
 
     def wait_for(self, node: Node) -> None:
-        """For its end, as it is now."""
+        """Queue the current end of the node's pin."""
         heappush(self._ends, (node.retention.pinned_until, node.key))
         if len(self._ends) > _SMALL + 2 * len(self._held):
             self._compact()
 
     def adopt(self, node: Node, now: float) -> None:
-        """One that was pinned when it was found."""
+        """Count a node that was pinned before this process knew it."""
         until = node.retention.pinned_until
         if until > now and node.key not in self._held:
             self._count(node.retention.session, node, is_bounded=False)
             self.wait_for(node)
 
     def expired(self, now: float) -> Iterator[Key]:
-        """Those whose first promise has ended; each is told once, unless it is waited for anew."""
+        """Yield, once each, the keys whose queued end has passed."""
         while self._ends and self._ends[0][0] <= now:
             _, key = heappop(self._ends)
             yield key
 
     def release(self, key: Key) -> None:
-        """Nothing is promised for it any more, or it is gone."""
+        """Stop counting an entry that is no longer pinned or no longer stored."""
         held = self._held.pop(key, None)
         if held is not None:
             session, n_bytes = held
@@ -74,7 +74,7 @@ class Pins:
                 del self._used[session]
 
     def _compact(self) -> None:
-        """What was released waits here until its promise would have ended, which may take a day."""
+        """Drop released entries from the heap: their ends may be a day away."""
         first: dict[Key, float] = {}
         for until, key in self._ends:
             if key in self._held:

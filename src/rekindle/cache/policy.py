@@ -1,6 +1,6 @@
-"""What is worth keeping, what goes first, and whether to load or to recompute.
+"""Decisions as numbers: what to keep, what to evict first, and whether to load or recompute.
 
-Pure functions and small state of plain numbers: no I/O, and whoever calls says what time it is.
+Pure functions and small state of plain numbers: no I/O, and the caller passes the time.
 """
 
 from collections.abc import Sequence
@@ -13,32 +13,32 @@ from rekindle.generation.request import Rank
 # A checkpoint costs as much as 0.5 to 25 blocks, so they are sparse. All four numbers are picked.
 CHECKPOINT_INTERVAL = 2048
 MIN_SPACING = 32
-TAIL_GRAIN = 64  # of an identical prompt, at most this many tokens are computed again
-EXPORT_SHARE = 0.03  # of the time that is computed; picked
-OVERDUE_EXPORT_SHARE = 0.25  # once something has waited for OVERDUE_SECONDS; picked
-OVERDUE_SECONDS = 0.5  # so that what ended a second ago survives a crash
+TAIL_GRAIN = 64  # tokens of an identical prompt that are recomputed, at most
+EXPORT_SHARE = 0.03  # of compute time; picked
+OVERDUE_EXPORT_SHARE = 0.25  # once an export has waited for OVERDUE_SECONDS; picked
+OVERDUE_SECONDS = 0.5  # so that a reply that ended a second ago survives a crash
 EXPORT_BURST_SECONDS = 0.05  # picked
-SCARCE_SHARE = 0.5  # of the write budget; with less left, only what was reused is written
+SCARCE_SHARE = 0.5  # of the write budget; with less left, only reused entries are written
 
-# An entry without rows (a recurrent model's block) still takes its token ids. Without a floor
-# the eviction of one would throw the clock far beyond everything that has rows.
+# An entry without rows (a recurrent model's block) still has token ids. Without a floor, evicting
+# one would move the clock far beyond the priority of every entry with rows.
 MIN_ENTRY_BYTES = 1024
 
 _HOUR_SECONDS = 3600.0
 
 
 def priority(clock: float, seconds_saved: float, n_bytes: int, hits: int) -> float:
-    """GreedyDual-Size-Frequency: the entry with the lowest goes first.
+    """Return the GreedyDual-Size-Frequency priority: the entry with the lowest is evicted first.
 
-    `clock` is the highest priority evicted so far, so that what was once valuable ages.
+    `clock` is the highest priority evicted so far, so that entries age.
     """
     return clock + hits * seconds_saved / max(n_bytes, MIN_ENTRY_BYTES)
 
 
 class Speed:
-    """Seconds per unit (byte, token), recent observations and large amounts counting most."""
+    """Seconds per unit (byte, token). Recent observations and large amounts count most."""
 
-    _KEEP = 0.8  # of the weight of what was observed before; picked
+    _KEEP = 0.8  # of the weight of earlier observations; picked
     _SOFTEN = 0.9  # picked
 
     def __init__(self) -> None:
@@ -50,23 +50,23 @@ class Speed:
         self._seconds = self._seconds * self._KEEP + seconds
 
     def seconds(self, amount: float) -> float | None:
-        """How long `amount` will take; None: not measured yet."""
+        """Return how long `amount` will take; None if not measured yet."""
         return amount * self._seconds / self._amount if self._amount else None
 
     def soften(self) -> None:
-        """For a caller that just refused: one bad measurement must not decide for ever."""
+        """Lower the estimate after a refusal: one bad measurement must not decide for ever."""
         self._seconds *= self._SOFTEN
 
 
-class Span(NamedTuple):
+class LoadableSpan(NamedTuple):
     """A stretch of a stored prefix that one tier holds."""
 
     n_tokens: int
     load_seconds: float | None  # None: not measured yet, which counts as free
 
 
-def best_cut(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> int:
-    """How many leading spans to load so that loading them and computing the rest is fastest."""
+def best_cut(spans: Sequence[LoadableSpan], prefill_seconds_per_token: float | None) -> int:
+    """Return how many leading spans to load so that loading and computing the rest is fastest."""
     if prefill_seconds_per_token is None:
         return len(spans)
     best, best_seconds, seconds = 0, 0.0, 0.0  # relative to computing everything
@@ -78,7 +78,7 @@ def best_cut(spans: Sequence[Span], prefill_seconds_per_token: float | None) -> 
 
 
 def checkpoint_positions(n_start: int, n_prompt: int, boundaries: Sequence[int]) -> list[int]:
-    """Where to take checkpoints while [n_start, n_prompt) is computed; all are ascending."""
+    """Return, in ascending order, where to take checkpoints while computing [n_start, n_prompt)."""
     inside = [position for position in boundaries if n_start < position < n_prompt]
     kept: list[int] = []
     for position in inside:
@@ -99,11 +99,11 @@ def checkpoint_positions(n_start: int, n_prompt: int, boundaries: Sequence[int])
 
 
 def surplus_checkpoints(positions: Sequence[int], n_keep: int) -> list[int]:
-    """Which checkpoints of one path to drop, the least useful first; `positions` are ascending.
+    """Return the checkpoints of one path to drop, least useful first; `positions` are ascending.
 
-    A new request most often leaves the path near its tip, so what a checkpoint is worth is the
-    gap that it closes relative to its distance from there. The first (system and tools) and
-    the last two (this turn and the one before) always stay.
+    A new request most often diverges near the path's tip. So a checkpoint is worth the gap it
+    closes, relative to its distance from the tip. The first (system and tools) and the last two
+    (this turn and the one before) always stay.
     """
     left = list(positions)
     dropped = []
@@ -138,7 +138,7 @@ def admits_to_shared(
     is_pinned: bool,
     rank: Rank,
 ) -> bool:
-    """A sub-agent's rows are of no use to another server unless somebody came back to them."""
+    """Return whether to share the entry. A sub-agent's rows are shared only once reused."""
     if n_prefix_tokens < min_tokens:
         return False
     is_wanted = policy is WritePolicy.ALL and rank is not Rank.EPHEMERAL
@@ -154,7 +154,7 @@ class WriteBudget:
         self._filled_at = 0.0
 
     def take(self, n_bytes: int, now: float) -> bool:
-        """Whether `n_bytes` may be written now; they then count as written."""
+        """Return whether `n_bytes` may be written now. If so, they count as written."""
         if self._capacity == 0:
             return True
         self._refill(now)
@@ -164,7 +164,7 @@ class WriteBudget:
         return True
 
     def give_back(self, n_bytes: int) -> None:
-        """They were not written after all."""
+        """Return bytes to the bucket that were not written after all."""
         self._left = min(self._left + n_bytes, self._capacity)
 
     def left_share(self, now: float) -> float:
@@ -180,10 +180,10 @@ class WriteBudget:
 
 
 class ExportPace:
-    """How much time exports may take from those who are being computed.
+    """The share of time that exports may take from requests being computed.
 
-    Free on a CPU, where computing a block takes a thousand times longer than exporting it; on a
-    GPU the two take about as long, and would halve the speed of prefill.
+    On a CPU exports are free: computing a block takes a thousand times longer. On a GPU the two
+    take about as long, and unlimited exports would halve the speed of prefill.
     """
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class ExportPace:
 
 
 class CellTax:
-    """What one more used cell costs a decode step, learnt from the steps themselves.
+    """The cost of one more used cell per decode step, learnt from the steps themselves.
 
     Unified KV attends over all used cells, so the rows of an idle conversation slow down every
     token of the others: by 31 % with two of 16k tokens, measured on an H200.
@@ -213,36 +213,36 @@ class CellTax:
         self._fits: dict[int, _Fit] = {}
 
     def observe(self, n_sequences: int, n_cells_used: int, seconds: float) -> None:
-        """One step that computed one token for each of `n_sequences` and nothing else."""
+        """Add a step that computed one token for each of `n_sequences` and nothing else."""
         fit = self._fits.get(n_sequences)
         if fit is None:
             fit = self._fits[n_sequences] = _Fit()
         fit.observe(n_cells_used, seconds)
 
     def seconds_per_cell(self, n_sequences: int) -> float:
-        """Per step; 0 until there is enough to learn from."""
+        """Return the cost per step; 0 until there are enough observations."""
         fit = self._fits.get(n_sequences)
         return fit.slope() if fit else 0.0
 
 
 def should_park(tax_paid_seconds: float, restore_seconds: float) -> bool:
-    """Ski rental: leave once staying has cost as much as coming back will.
+    """Return whether to free an idle slot: once keeping it has cost as much as a restore will.
 
-    `tax_paid_seconds` is what the slot has cost the others since its last use. Whatever the
-    future brings, the two together are at most twice what the best choice would have cost.
+    `tax_paid_seconds` is the slot's cost to the others since its last use. As in the ski rental
+    problem, both costs together are at most twice those of the best choice.
     """
     return tax_paid_seconds > 0 and tax_paid_seconds >= restore_seconds
 
 
 class _Fit:
-    """A line through (cells, seconds) whose older points fade."""
+    """A line fitted to (cells, seconds). Older points count less."""
 
-    # All four are picked. A memory of 500 steps, because a conversation alone adds one cell per
-    # step; the spread is a standard deviation, below it noise passes for slope.
+    # All four are picked. _KEEP remembers 500 steps: a conversation alone adds one cell per step.
+    # The spread is a standard deviation. Below it, noise would look like a slope.
     _KEEP = 0.998
     _MIN_WEIGHT = 64.0
     _MIN_SPREAD_CELLS = 512.0
-    _OUTLIER = 3.0  # times the mean; a stall of a second would tilt the line for long
+    _OUTLIER = 3.0  # times the mean; larger values are cut, so that a stall does not tilt the line
 
     __slots__ = ("_cells", "_cells_seconds", "_cells_squared", "_seconds", "_weight")
 

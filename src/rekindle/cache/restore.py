@@ -1,4 +1,4 @@
-"""A stored prefix on its way into a slot: which piece is next, and which are being read."""
+"""The restore of a stored prefix into a slot, piece by piece, with reads ahead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,16 @@ from typing import Protocol
 
 from rekindle.cache.entry import Kind
 from rekindle.cache.index import Node
-from rekindle.cache.stores.sources import nearest
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
 
-# Entries that are read while earlier ones are put; picked. With 4, readers were seen to run out
-# of jobs while the engine thread waited for a core.
+# Entries read while earlier ones are put into the slot; picked. With 4, readers ran out of jobs
+# while the engine thread waited for a core.
 READ_AHEAD = 8
 
 
 class EntrySource(Protocol):
-    """What a restore needs of the cache."""
+    """The part of the prefix cache that a restore uses."""
 
     def lease(self, node: Node) -> None: ...
 
@@ -41,28 +40,28 @@ class RestorePiece:
 
 
 class Restore:
-    """Holds a lease on every entry until its piece is done, or all are given up.
+    """Leases every entry until its piece is done or the restore is abandoned.
 
-    n_live rows are in place. Pieces come in position order, the checkpoint last.
+    `n_live` rows are in place. Pieces come in position order, the checkpoint last.
     """
 
     def __init__(
         self,
-        shelf: EntrySource,
+        entries: EntrySource,
         blocks: Sequence[Node],
         checkpoint: Node | None,
         *,
         n_live: int,
         n_tokens: int,
     ) -> None:
-        self._shelf = shelf
+        self._entries = entries
         self._nodes = [*blocks, *([checkpoint] if checkpoint else [])]
         self._n_done = 0
         self._n_live = n_live
         self.n_tokens = n_tokens
-        self._sources = [nearest(node.where) for node in self._nodes]
+        self._sources = [node.where.cheapest for node in self._nodes]
         for node in self._nodes:
-            shelf.lease(node)
+            entries.lease(node)
         self._read_ahead()
 
     @property
@@ -71,18 +70,18 @@ class Restore:
 
     @property
     def has_failed(self) -> bool:
-        """An entry turned out to be bad or gone: the prefix has to be looked up again."""
+        """Whether an entry was corrupt or missing: the prefix must be looked up again."""
         return any(not node.where for node in self._nodes[self._n_done :])
 
     @property
     def awaited_source(self) -> CacheSource:
-        """Where the next piece comes from, while there is one."""
+        """The tier of the next piece. Only while the restore is not complete."""
         return self._sources[self._n_done]
 
     def next_piece(self) -> RestorePiece | None:
-        """None: it is still being read."""
+        """Return the next piece; None while it is still being read."""
         node = self._nodes[self._n_done]
-        payload = self._shelf.payload(node)
+        payload = self._entries.payload(node)
         if payload is None:
             self._read_ahead()
             return None
@@ -97,17 +96,17 @@ class Restore:
     def piece_done(self) -> None:
         node = self._nodes[self._n_done]
         self._n_done += 1
-        self._shelf.release(node)
+        self._entries.release(node)
         self._read_ahead()
 
     def give_up(self) -> None:
-        """Releases what is left; harmless when nothing is."""
+        """Release the remaining leases. Safe to call after the last piece."""
         for node in self._nodes[self._n_done :]:
-            self._shelf.release(node)
+            self._entries.release(node)
         self._n_done = len(self._nodes)
 
     def _read_ahead(self) -> None:
         for offset, node in enumerate(self._nodes[self._n_done : self._n_done + READ_AHEAD]):
             if not node.where:
                 return
-            self._shelf.fetch(node, must=offset == 0)
+            self._entries.fetch(node, must=offset == 0)

@@ -239,7 +239,7 @@ class EngineLoop:
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
             if sequence.phase is _PREFILLING:
-                self._cache.count("prefilled_tokens", n_tokens)
+                self._cache.counters.prefilled_tokens += n_tokens
                 if sequence.stops and sequence.stops[-1] == sequence.n_computed:
                     sequence.stops.pop()
                     self._saver.take_checkpoint(sequence)

@@ -6,7 +6,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rekindle.cache.index import Match
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.stores.sources import nearest
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.prefix_finder import PrefixFinder, Start
 from rekindle.engine.sequence import new_sequence
@@ -134,4 +133,4 @@ def _spans(start: Start) -> Spans:
 def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:
     """Return for each entry its nearest tier and the position up to which it would be used."""
     entries = [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-    return [(nearest(node.where), min(node.stop, n_stored)) for node in entries]
+    return [(node.where.cheapest, min(node.stop, n_stored)) for node in entries]

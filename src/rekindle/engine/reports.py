@@ -32,7 +32,7 @@ class Reports:
         assert sequence.admitted_at is not None
         elapsed = time.monotonic() - sequence.admitted_at
         for source, n_tokens in sequence.spans.by_source().items():
-            self._cache.count(f"{source}_tokens", n_tokens)
+            self._cache.counters.of(source).tokens += n_tokens
         evaluated = PromptEvaluated(
             n_prompt=len(sequence.request.prompt),
             n_cached=sequence.spans.n_tokens,

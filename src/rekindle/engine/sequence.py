@@ -8,7 +8,7 @@ from typing import Optional
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared.residency import Probe
+from rekindle.cache.shared.residency import SharedLookup
 from rekindle.engine.backend import Sampler
 from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import GenerationRequest
@@ -45,7 +45,9 @@ class Sequence:
     restore_seconds: float = 0.0
     spans: Spans = NO_SPANS  # parts of the prompt that were not computed
     stops: list[int] = field(default_factory=list)  # positions where a chunk must end, descending
-    probe: Probe | None = None  # lookup in the shared store; the sequence waits for it
+    shared_lookup: SharedLookup | None = (
+        None  # lookup in the shared store; the sequence waits for it
+    )
     leader: Optional["Sequence"] = None  # sequence whose prefill this one waits for
     n_awaited: int = 0  # rows of the leader that this one waits for
     n_refused: int = 0  # stored tokens that are computed again, because that is faster

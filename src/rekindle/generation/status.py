@@ -1,7 +1,8 @@
 """Status of an engine: slots, tiers, counters, and stored prefixes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from rekindle.generation.events import CacheSource, Spans
 from rekindle.generation.request import Rank
@@ -65,48 +66,74 @@ class TierStatus:
     directory: str | None = None  # of the disk tier; where the shared store is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheCounters:
-    """Everything that happened since the start; only ever grows."""
+@dataclass(slots=True, kw_only=True)
+class TierCounters:
+    """Events of one source since the start. A source counts only what can happen to it."""
 
-    live_tokens: int = 0  # prompt tokens reused, by where they were found
-    memory_tokens: int = 0
-    disk_tokens: int = 0
-    shared_tokens: int = 0
-    upstream_tokens: int = 0
-    prefilled_tokens: int = 0  # prompt tokens computed
-    memory_evictions: int = 0
-    disk_evictions: int = 0
-    covered: int = 0  # entries dropped because a longer one holds what they held
-    thinned: int = 0  # checkpoints dropped because others stand close enough
-    deleted: int = 0  # entries that somebody asked to drop
-    quarantined: int = 0  # stored entries that failed a check and were moved aside
-    vanished: int = 0  # entries that were expected on disk and were not there
+    tokens: int = 0  # prompt tokens reused from here
+    evictions: int = 0
     writes: int = 0
-    written_bytes: int = 0
-    writes_refused: int = 0  # by the admission policy or the write budget
-    writes_failed: int = 0  # by the disk
-    read_bytes: int = 0
-    parked: int = 0  # idle slots that were freed because they slowed the others down
-    steps: int = 0  # batches that were computed
-    step_tokens: int = 0  # and what was in them: of prompts and of replies
-    read_microseconds: int = 0  # from disk into memory
-    put_bytes: int = 0  # from memory into a slot
-    put_microseconds: int = 0
-    saved_bytes: int = 0  # from a slot into memory
-    save_microseconds: int = 0
-    write_microseconds: int = 0  # during which something was on its way to disk
-    shared_probes: int = 0  # prompts that were looked up in the shared store
-    shared_probes_failed: int = 0  # of these, without an answer in time
-    shared_writes: int = 0
-    shared_written_bytes: int = 0
-    shared_writes_refused: int = 0  # by the admission policy, or too many were on their way
-    shared_writes_failed: int = 0
-    shared_read_bytes: int = 0
-    shared_read_microseconds: int = 0
-    shared_write_microseconds: int = 0
-    shared_vanished: int = 0  # entries that were expected there and were not
-    shared_quarantined: int = 0  # entries that failed a check and were deleted there
+    written_bytes: int = 0  # into memory: exported from a slot
+    write_microseconds: int = 0  # during which at least one write was under way
+    writes_refused: int = 0  # by the admission policy, the write budget, or a full queue
+    writes_failed: int = 0  # by the tier
+    read_bytes: int = 0  # from memory: into a slot; from the others: into memory
+    read_microseconds: int = 0
+    vanished: int = 0  # entries expected here and not found
+    quarantined: int = 0  # entries that failed a check and were removed
+    lookups: int = 0  # prompts looked up here
+    lookups_failed: int = 0  # lookups without an answer in time
+
+    def __add__(self, other: "TierCounters") -> "TierCounters":
+        return TierCounters(**_sums(self, other))
+
+    def note_read(self, n_bytes: int, seconds: float) -> None:
+        self.read_bytes += n_bytes
+        self.read_microseconds += int(seconds * 1e6)
+
+    def note_write(self, n_bytes: int, seconds: float) -> None:
+        self.writes += 1
+        self.written_bytes += n_bytes
+        self.write_microseconds += int(seconds * 1e6)
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheCounters:
+    """Events since the start, by source and in all. One thread counts; others get copies."""
+
+    live: TierCounters = field(default_factory=TierCounters)
+    memory: TierCounters = field(default_factory=TierCounters)
+    disk: TierCounters = field(default_factory=TierCounters)
+    shared: TierCounters = field(default_factory=TierCounters)
+    upstream: TierCounters = field(default_factory=TierCounters)
+    prefilled_tokens: int = 0  # prompt tokens computed
+    covered: int = 0  # entries dropped because a longer one holds the same tokens
+    thinned: int = 0  # checkpoints dropped because others are close enough
+    deleted: int = 0  # entries dropped on request
+    parked: int = 0  # idle slots freed because they slowed the others down
+    steps: int = 0  # batches computed
+    step_tokens: int = 0  # tokens in these batches, of prompts and of replies
+
+    def __add__(self, other: "CacheCounters") -> "CacheCounters":
+        return CacheCounters(**_sums(self, other))
+
+    def copy(self) -> "CacheCounters":
+        return CacheCounters() + self
+
+    def of(self, source: CacheSource) -> TierCounters:
+        by_source = {
+            CacheSource.LIVE: self.live,
+            CacheSource.MEMORY: self.memory,
+            CacheSource.DISK: self.disk,
+            CacheSource.SHARED: self.shared,
+            CacheSource.UPSTREAM: self.upstream,
+        }
+        return by_source[source]
+
+
+def _sums(one: TierCounters | CacheCounters, other: TierCounters | CacheCounters) -> dict[str, Any]:
+    names = [each.name for each in fields(one)]
+    return {name: getattr(one, name) + getattr(other, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

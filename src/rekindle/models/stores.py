@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle.cache.disk.shares import divide
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import Transfers
+from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.fingerprint import (
     DIGESTS_NAME,
     DigestFile,
@@ -22,11 +22,10 @@ from rekindle.cache.fingerprint import (
     weights_digest,
 )
 from rekindle.cache.memory.tier import machine_memory_bytes
-from rekindle.cache.prefix_cache import CachePolicy, PrefixCache, SharedAccess
+from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.responses.store import MemoryResponses, ResponseDatabase
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.tier import SharedTier
-from rekindle.cache.shared.transfers import SharedTransfers
+from rekindle.cache.shared.transfers import SharedTransfers, shared_pool
 from rekindle.cache.stores.back_store import WriteRules
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.recent import MemoryTurns
@@ -38,7 +37,6 @@ from rekindle.generation.status import CacheCounters, CacheStatus
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.models.source import ModelFile
-from rekindle.observe.telemetry import sum_of
 
 IdentityOf = Callable[[StateTraits], Identity]
 
@@ -161,7 +159,7 @@ class ModelStores:
     def _retire_cache(self) -> None:
         cache, self._cache = self._cache, None
         if cache is not None:
-            self._past = sum_of([self._past, cache.status().counters])
+            self._past += cache.counters
 
     def _new_turns(self, weights: str) -> TurnStore:
         mark = turn_fingerprint(weights)
@@ -190,7 +188,7 @@ class ModelStores:
             ),
             may_recompute=settings.cache_recompute,
         )
-        transfers = None
+        disk = None
         if settings.cache_disk and traits.off_because is None:
             tier = DiskTier(
                 _directory(settings),
@@ -198,19 +196,13 @@ class ModelStores:
                 budget_bytes=divide(settings.cache_disk).entries,
                 is_leased=lambda key: cache.is_leased(key),
             )
-            transfers = Transfers(tier, notify)
+            disk = DiskTransfers(tier, disk_pool(notify))
         shared = None
         if self._shared is not None and traits.off_because is None:
-            shared = SharedAccess(
-                self._shared,
-                SharedTransfers(
-                    SharedTier(self._shared, fingerprint=root),
-                    notify,
-                    has_rows=traits.has_rows,
-                    has_checkpoints=traits.resumes_at_checkpoints,
-                ),
+            shared = SharedTransfers(
+                self._shared, shared_pool(notify), fingerprint=root, traits=traits
             )
-        cache = PrefixCache(root, traits, policy, transfers, shared)
+        cache = PrefixCache(root, traits, policy, disk, shared)
         return cache
 
 

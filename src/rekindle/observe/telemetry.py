@@ -1,12 +1,12 @@
 """The server's own counters, in a Prometheus registry that belongs to one server.
 
-Written from the event loop only; what the engine counts is read when someone looks. Every label
-has a bounded set of values.
+Only the event loop writes to them. The engine's counters are read on each scrape. Every label has
+a bounded set of values.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,7 +20,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.generation.status import (
+    CacheCounters,
+    CacheStatus,
+    EngineStatus,
+    TierCounters,
+    TierStatus,
+)
 from rekindle.observe.request_record import MissReason, RequestRecord
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
@@ -28,57 +34,52 @@ OTHER = "other"
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
 
 FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
-# Seconds; from what nobody notices to what everybody gives up on. Picked.
+# Seconds, from unnoticeable to far too long. Picked.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+MOVED_BETWEEN = (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED)
 PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
 
 
 class Telemetry:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "rekindle_http_requests",
-            "Requests answered, by route and status.",
-            ["route", "status"],
-            registry=self._registry,
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
+            "rekindle_http_requests", "Requests answered, by route and status.", ["route", "status"]
         )
         self._in_flight = Gauge(
             "rekindle_http_requests_in_flight",
             "Requests being answered now.",
             registry=self._registry,
         )
-        self._prompt_tokens = Counter(
-            "rekindle_prompt_tokens",
-            "Prompt tokens of all complete replies.",
-            registry=self._registry,
+        self._prompt_tokens = counter(
+            "rekindle_prompt_tokens", "Prompt tokens of all complete replies."
         )
-        self._generated_tokens = Counter(
-            "rekindle_generated_tokens", "Tokens of all complete replies.", registry=self._registry
+        self._generated_tokens = counter(
+            "rekindle_generated_tokens", "Tokens of all complete replies."
         )
-        self._remembered_turns = Counter(
+        self._remembered_turns = counter(
             "rekindle_remembered_turns",
             "Earlier replies that kept their sampled tokens in a prompt.",
-            registry=self._registry,
         )
-        self._ignored_fields = Counter(
+        self._ignored_fields = counter(
             "rekindle_ignored_fields",
             "Request fields that this server does not know, by name.",
             ["field"],
-            registry=self._registry,
         )
         self._field_names: set[str] = set()
         self._replies = _Replies(self._registry)
 
     def observe(self, record: RequestRecord) -> None:
-        """Counts a reply that has ended."""
+        """Count a reply that has ended."""
         self._replies.count(record)
 
     def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Shows how many lines were written, and how many dropped."""
+        """Add the trace's counts of written and dropped lines."""
         self._registry.register(_TraceCollector(counts))
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
-        """Shows the engines' numbers, too."""
+        """Add the engines' numbers."""
         self._registry.register(_EngineCollector(status))
 
     def request_began(self) -> None:
@@ -97,7 +98,7 @@ class Telemetry:
         self._ignored_fields.labels(field=self._bounded(name)).inc()
 
     def render(self) -> bytes:
-        """The text exposition format that `GET /metrics` serves."""
+        """Return the text exposition format that `GET /metrics` serves."""
         return generate_latest(self._registry)
 
     def _bounded(self, name: str) -> str:
@@ -110,45 +111,39 @@ class Telemetry:
 
 
 class _Replies:
-    """What the records of replies add up to."""
+    """Counters and histograms over the records of replies."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "rekindle_replies", "Replies that ended, by how.", ["finish"], registry=registry
-        )
-        self._twice = Counter(
+        counter = partial(Counter, registry=registry)
+        waits = partial(Histogram, buckets=WAITS, registry=registry)
+        self._ended = counter("rekindle_replies", "Replies that ended, by how.", ["finish"])
+        self._twice = counter(
             "rekindle_prompt_tokens_prefilled_twice",
             "Prompt tokens computed that this process had computed before.",
-            registry=registry,
         )
-        self._misses = Counter(
+        self._misses = counter(
             "rekindle_misses",
             "Prompts that found less than an earlier one had left, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self._lost = Counter(
-            "rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"], registry=registry
-        )
+        self._lost = counter("rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"])
         for finish in FINISHES:
             self._ended.labels(finish=finish)
         for reason in MissReason:
             self._misses.labels(reason=reason.value)
             self._lost.labels(reason=reason.value)
-        self._decode_tokens = Counter(
-            "rekindle_decode_tokens", "Tokens sampled after each reply's first.", registry=registry
+        self._decode_tokens = counter(
+            "rekindle_decode_tokens", "Tokens sampled after each reply's first."
         )
-        self._decode_seconds = Counter(
-            "rekindle_decode_seconds",
-            "From each reply's first token to its last.",
-            registry=registry,
+        self._decode_seconds = counter(
+            "rekindle_decode_seconds", "From each reply's first token to its last."
         )
-        self._build = _waits("rekindle_render_seconds", "To render and tokenise.", registry)
-        self._queue = _waits("rekindle_queue_seconds", "Waiting for a slot.", registry)
-        self._restore = _waits("rekindle_restore_seconds", "Bringing stored rows back.", registry)
-        self._prefill = _waits("rekindle_prefill_seconds", "Computing the prompt.", registry)
-        self._first_token = _waits("rekindle_first_token_seconds", "To the first token.", registry)
-        self._total = _waits("rekindle_reply_seconds", "To the end of the reply.", registry)
+        self._build = waits("rekindle_render_seconds", "To render and tokenise.")
+        self._queue = waits("rekindle_queue_seconds", "Waiting for a slot.")
+        self._restore = waits("rekindle_restore_seconds", "Bringing stored rows back.")
+        self._prefill = waits("rekindle_prefill_seconds", "Computing the prompt.")
+        self._first_token = waits("rekindle_first_token_seconds", "To the first token.")
+        self._total = waits("rekindle_reply_seconds", "To the end of the reply.")
         self._pace = Histogram(
             "rekindle_inter_token_seconds",
             "Between two tokens: the mean of each reply.",
@@ -178,14 +173,10 @@ class _Replies:
             self._pace.observe(record.decode_seconds / (record.n_generated - 1))
 
 
-def _waits(name: str, about: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, about, buckets=WAITS, registry=registry)
-
-
 def total(
     engines: Sequence[EngineStatus], caches: Sequence[CacheStatus], past: CacheCounters
 ) -> EngineStatus:
-    """Of all models. What `past` ones have counted stays counted."""
+    """Sum the status of all models. `past` are the counters of closed caches."""
     return EngineStatus(
         n_slots=sum(each.n_slots for each in engines),
         n_running=sum(each.n_running for each in engines),
@@ -198,11 +189,6 @@ def total(
     )
 
 
-def sum_of(counters: Sequence[CacheCounters]) -> CacheCounters:
-    names = [each.name for each in fields(CacheCounters)]
-    return CacheCounters(**{name: sum(getattr(one, name) for one in counters) for name in names})
-
-
 def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheStatus:
     tiers: dict[CacheSource, list[TierStatus]] = {}
     for cache in caches:
@@ -212,12 +198,12 @@ def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheSta
         model_class="",
         off_because=None,
         tiers=tuple(_total_tier(name, parts) for name, parts in tiers.items()),
-        counters=sum_of([past, *(cache.counters for cache in caches)]),
+        counters=sum((cache.counters for cache in caches), past),
     )
 
 
 def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
-    # Memory is divided among the models; on disk, each counts all of them.
+    # Models divide memory among them. On disk, each model counts the bytes of all.
     joined = max if name is CacheSource.DISK else sum
     return TierStatus(
         name=name,
@@ -230,7 +216,7 @@ def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
 
 
 class _EngineCollector(Collector):
-    """Asks the engine once per look, so that its numbers belong together."""
+    """Reads the engine's status once per scrape, so that its numbers belong together."""
 
     def __init__(self, status: Callable[[], EngineStatus]) -> None:
         self._status = status
@@ -246,7 +232,7 @@ class _EngineCollector(Collector):
         if status.cache is not None:
             yield from _tier_metrics(status.cache.tiers)
             yield from _cache_counters(status.cache.counters)
-            yield from _shared_counters(status.cache.counters)
+            yield from _shared_counters(status.cache.counters.shared)
 
 
 class _TraceCollector(Collector):
@@ -268,7 +254,7 @@ def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
     for tier in tiers:
         entries.add_metric([tier.name], tier.n_entries)
         if tier.name is CacheSource.SHARED:
-            # Others store there, too: nobody here knows its bytes.
+            # Other servers write there, too: its bytes are not known here.
             is_up = int(tier.trouble is None)
             yield GaugeMetricFamily("rekindle_shared_store_up", "1: it answers; 0: not.", is_up)
         else:
@@ -278,38 +264,35 @@ def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
 
 
 def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
-    reused = CounterMetricFamily(
+    disk = counted.disk
+    yield _family(
         "rekindle_prompt_tokens_reused",
         "Prompt tokens taken from the cache, by where they were.",
-        labels=["source"],
+        "source",
+        {source: counted.of(source).tokens for source in CacheSource},
     )
-    reused.add_metric([CacheSource.LIVE], counted.live_tokens)
-    reused.add_metric([CacheSource.MEMORY], counted.memory_tokens)
-    reused.add_metric([CacheSource.DISK], counted.disk_tokens)
-    reused.add_metric([CacheSource.SHARED], counted.shared_tokens)
-    reused.add_metric([CacheSource.UPSTREAM], counted.upstream_tokens)
-    evictions = CounterMetricFamily(
-        "rekindle_cache_evictions", "Entries dropped to make room.", labels=["tier"]
+    yield _family(
+        "rekindle_cache_evictions",
+        "Entries dropped to make room.",
+        "tier",
+        {CacheSource.MEMORY: counted.memory.evictions, CacheSource.DISK: disk.evictions},
     )
-    evictions.add_metric([CacheSource.MEMORY], counted.memory_evictions)
-    evictions.add_metric([CacheSource.DISK], counted.disk_evictions)
-    drops = CounterMetricFamily(
-        "rekindle_cache_drops", "Entries dropped for another reason than room.", labels=["reason"]
+    yield _family(
+        "rekindle_cache_drops",
+        "Entries dropped for another reason than room.",
+        "reason",
+        {"covered": counted.covered, "thinned": counted.thinned, "deleted": counted.deleted},
     )
-    drops.add_metric(["covered"], counted.covered)
-    drops.add_metric(["thinned"], counted.thinned)
-    drops.add_metric(["deleted"], counted.deleted)
-    yield from (reused, evictions, drops)
     yield from _moved_bytes(counted)
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
-        ("rekindle_cache_quarantined", "Entries that failed a check.", counted.quarantined),
-        ("rekindle_cache_vanished", "Entries missed on disk.", counted.vanished),
-        ("rekindle_cache_writes", "Entries written to disk.", counted.writes),
-        ("rekindle_cache_written_bytes", "Bytes written to disk.", counted.written_bytes),
-        ("rekindle_cache_read_bytes", "Bytes read from disk.", counted.read_bytes),
-        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", counted.writes_refused),
-        ("rekindle_cache_writes_failed", "Writes that failed.", counted.writes_failed),
+        ("rekindle_cache_quarantined", "Entries that failed a check.", disk.quarantined),
+        ("rekindle_cache_vanished", "Entries missed on disk.", disk.vanished),
+        ("rekindle_cache_writes", "Entries written to disk.", disk.writes),
+        ("rekindle_cache_written_bytes", "Bytes written to disk.", disk.written_bytes),
+        ("rekindle_cache_read_bytes", "Bytes read from disk.", disk.read_bytes),
+        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", disk.writes_refused),
+        ("rekindle_cache_writes_failed", "Writes that failed.", disk.writes_failed),
         ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
         ("rekindle_steps", "Batches computed.", counted.steps),
         ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
@@ -318,51 +301,48 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
 
 
 def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
-    for name, about, memory, disk, shared in (
-        (
-            "rekindle_cache_restored_bytes",
-            "Bytes brought back: from disk or the shared store into memory, from memory to a slot.",
-            counted.put_bytes,
-            counted.read_bytes,
-            counted.shared_read_bytes,
-        ),
-        (
-            "rekindle_cache_restore_seconds",
-            "Seconds that took.",
-            counted.put_microseconds / 1e6,
-            counted.read_microseconds / 1e6,
-            counted.shared_read_microseconds / 1e6,
-        ),
-        (
-            "rekindle_cache_saved_bytes",
-            "Bytes stored: from a slot into memory, from memory to disk or the shared store.",
-            counted.saved_bytes,
-            counted.written_bytes,
-            counted.shared_written_bytes,
-        ),
-        (
-            "rekindle_cache_save_seconds",
-            "Seconds that took.",
-            counted.save_microseconds / 1e6,
-            counted.write_microseconds / 1e6,
-            counted.shared_write_microseconds / 1e6,
-        ),
-    ):
-        family = CounterMetricFamily(name, about, labels=["tier"])
-        family.add_metric([CacheSource.MEMORY], memory)
-        family.add_metric([CacheSource.DISK], disk)
-        family.add_metric([CacheSource.SHARED], shared)
-        yield family
+    tiers = {source: counted.of(source) for source in MOVED_BETWEEN}
+    yield _family(
+        "rekindle_cache_restored_bytes",
+        "Bytes restored: from disk or the shared store to memory, from memory to a slot.",
+        "tier",
+        {source: tier.read_bytes for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_restore_seconds",
+        "Seconds that took.",
+        "tier",
+        {source: tier.read_microseconds / 1e6 for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_saved_bytes",
+        "Bytes stored: from a slot to memory, from memory to disk or the shared store.",
+        "tier",
+        {source: tier.written_bytes for source, tier in tiers.items()},
+    )
+    yield _family(
+        "rekindle_cache_save_seconds",
+        "Seconds that took.",
+        "tier",
+        {source: tier.write_microseconds / 1e6 for source, tier in tiers.items()},
+    )
 
 
-def _shared_counters(counted: CacheCounters) -> Iterator[Metric]:
+def _family(name: str, about: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, about, labels=[label])
+    for of, value in values.items():
+        family.add_metric([of], value)
+    return family
+
+
+def _shared_counters(counted: TierCounters) -> Iterator[Metric]:
     for name, about, value in (
-        ("probes", "Prompts looked up there.", counted.shared_probes),
-        ("probes_failed", "Look-ups without an answer in time.", counted.shared_probes_failed),
-        ("writes", "Entries written there.", counted.shared_writes),
-        ("writes_refused", "Writes ruled out, or too many.", counted.shared_writes_refused),
-        ("writes_failed", "Writes that failed.", counted.shared_writes_failed),
-        ("vanished", "Entries missed there.", counted.shared_vanished),
-        ("quarantined", "Entries that failed a check.", counted.shared_quarantined),
+        ("probes", "Prompts looked up there.", counted.lookups),
+        ("probes_failed", "Lookups without an answer in time.", counted.lookups_failed),
+        ("writes", "Entries written there.", counted.writes),
+        ("writes_refused", "Writes ruled out, or too many.", counted.writes_refused),
+        ("writes_failed", "Writes that failed.", counted.writes_failed),
+        ("vanished", "Entries missed there.", counted.vanished),
+        ("quarantined", "Entries that failed a check.", counted.quarantined),
     ):
         yield CounterMetricFamily(f"rekindle_shared_{name}", about, value)

@@ -177,7 +177,10 @@ class VllmEngine:
             n_cells=n_ctx,
             n_cells_used=0,
             cache=CacheStatus(
-                model_class="upstream", off_because=None, tiers=(tier,), counters=self._counters
+                model_class="upstream",
+                off_because=None,
+                tiers=(tier,),
+                counters=self._counters.copy(),
             ),
             slots=tuple(sorted(map(_slot_status, running), key=lambda slot: slot.id)),
         )
@@ -312,11 +315,8 @@ class VllmEngine:
             prefill_seconds=first_at - job.sent_at,
             spans=spans,
         )
-        self._counters = replace(
-            self._counters,
-            upstream_tokens=self._counters.upstream_tokens + n_cached,
-            prefilled_tokens=self._counters.prefilled_tokens + n_prompt - n_cached,
-        )
+        self._counters.upstream.tokens += n_cached
+        self._counters.prefilled_tokens += n_prompt - n_cached
         self._deliver(job, job.evaluated)
 
     def _learn(self, job: _RunningRequest, upstream: Upstream) -> None:

@@ -25,6 +25,7 @@ from rekindle.generation.status import (
     EngineStatus,
     SlotPhase,
     SlotStatus,
+    TierCounters,
     TierStatus,
 )
 from rekindle.observe.request_record import Miss, MissReason, RequestRecord
@@ -74,7 +75,9 @@ STATUS = EngineStatus(
         model_class="dense",
         off_because=None,
         tiers=(TierStatus(name=DISK, n_entries=3, n_bytes=5, budget_bytes=7, trouble="full"),),
-        counters=CacheCounters(live_tokens=1, prefilled_tokens=2, writes_failed=3),
+        counters=CacheCounters(
+            live=TierCounters(tokens=1), disk=TierCounters(writes_failed=3), prefilled_tokens=2
+        ),
     ),
 )
 
@@ -183,7 +186,9 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
         trouble="connection refused",
         directory="redis://store:6379/0",
     )
-    counters = CacheCounters(shared_tokens=4, upstream_tokens=5, shared_probes=6)
+    counters = CacheCounters(
+        shared=TierCounters(tokens=4, lookups=6), upstream=TierCounters(tokens=5)
+    )
     status = replace(STATUS, cache=replace(STATUS.cache, tiers=(tier,), counters=counters))
     history = HourHistory()
     spans = Spans([CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64)])

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.generation.request import USUAL_TERMS
 from tests.cache.test_prefix_cache import (
     ROW_BYTES,
     Open,
@@ -55,9 +56,9 @@ def test_what_vanished_from_disk_is_written_again_when_it_is_used(
     save(cache, conversation)
     wait_for_writes(cache, 3)
     shutil.rmtree(tmp_path / "cache")
-    cache.use(cache.match(keys_of(cache, conversation), 700))
+    cache.use(cache.match(keys_of(cache, conversation), 700), USUAL_TERMS)
     wait_for_writes(cache, 6)
-    assert cache.status().counters.vanished == 3
+    assert cache.status().counters.disk.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700
 
 
@@ -72,5 +73,5 @@ def test_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_wr
     shutil.rmtree(tmp_path / "cache")
     save(cache, text(5000, 100))
     wait_for_writes(cache, 7)
-    assert cache.status().counters.vanished == 3
+    assert cache.status().counters.disk.vanished == 3
     assert n_found(opened(tmp_path / "cache"), conversation) == 700

@@ -6,12 +6,13 @@ from pathlib import Path
 from threading import Event as Signal
 from unittest.mock import patch
 
-from rekindle.cache.disk import residency as disk_store
+from rekindle.cache.disk import residency as disk_residency
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.entry import BLOCK_TOKENS, Key
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.names import Named
 from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.cache.stores.transfers import Lane
 from rekindle.generation.request import CacheTerms
 from tests.cache.test_prefix_cache import DENSE, save
 from tests.support.caches import ROOT, cache_opener
@@ -37,10 +38,10 @@ def test_a_prompt_is_found_before_the_index_is_read(tmp_path: Path) -> None:
     may_list = Signal()
     cache = open_cache(tmp_path)
     transfers = cache._disk._transfers  # type: ignore[union-attr]
-    transfers._tell_all = lambda: may_list.wait(WAIT_SECONDS)  # type: ignore[method-assign]
+    transfers._list = lambda: may_list.wait(WAIT_SECONDS)  # type: ignore[method-assign]
     with (
-        patch.object(disk_store, "INDEX_SECONDS", 0.5),
-        patch.object(disk_store, "LOOK_UP_SECONDS", WAIT_SECONDS),
+        patch.object(disk_residency, "INDEX_SECONDS", 0.5),
+        patch.object(disk_residency, "LOOK_UP_SECONDS", WAIT_SECONDS),
     ):
         cache.start()
         keys = PrefixKeys(ROOT, [*PROMPT[:-10], 1, 2, 3])
@@ -63,21 +64,21 @@ def test_a_late_answer_is_taken_in_and_nobody_waits_twice_for_a_slow_disk(tmp_pa
         may_answer.wait(WAIT_SECONDS)
         return rows_along(path)
 
-    transfers._tell_all = lambda: may_list.wait(WAIT_SECONDS)  # type: ignore[method-assign]
+    transfers._list = lambda: may_list.wait(WAIT_SECONDS)  # type: ignore[method-assign]
     keys = PrefixKeys(ROOT, PROMPT)
     with (
-        patch.object(disk_store, "INDEX_SECONDS", 0.2),
-        patch.object(disk_store, "LOOK_UP_SECONDS", 0.05),
+        patch.object(disk_residency, "INDEX_SECONDS", 0.2),
+        patch.object(disk_residency, "LOOK_UP_SECONDS", 0.05),
         patch.object(transfers, "_rows_along", late),
     ):
         cache.start()
         cache.look_up(keys, len(PROMPT))
         cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT))
-        assert transfers._reads.empty()  # the second was not asked for
+        assert transfers.pool._jobs[Lane.READ].empty()  # the second was not asked for
         assert cache.match(keys, len(PROMPT)).n_tokens == 0
         may_answer.set()
         until(lambda: not cache._disk._answers.empty())  # type: ignore[union-attr]
-        with patch.object(disk_store, "LOOK_UP_SECONDS", WAIT_SECONDS):
+        with patch.object(disk_residency, "LOOK_UP_SECONDS", WAIT_SECONDS):
             cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT))
     assert cache.match(keys, len(PROMPT)).n_tokens == len(PROMPT)
     may_list.set()
@@ -95,7 +96,7 @@ def test_a_name_that_was_given_anew_is_not_overwritten_by_what_the_index_says(
     cache.close(WAIT_SECONDS)
     may_tell = Signal()
     cache = open_cache(tmp_path)
-    tier = cache._disk._transfers._tier  # type: ignore[union-attr]
+    tier = cache._disk._transfers.tier  # type: ignore[union-attr]
     names = tier.names
 
     def late() -> list[Named]:
@@ -103,7 +104,7 @@ def test_a_name_that_was_given_anew_is_not_overwritten_by_what_the_index_says(
         may_tell.wait(WAIT_SECONDS)
         return known
 
-    with patch.object(disk_store, "INDEX_SECONDS", 0.2), patch.object(tier, "names", late):
+    with patch.object(disk_residency, "INDEX_SECONDS", 0.2), patch.object(tier, "names", late):
         cache.start()
         cache.give_name(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT), terms)
         may_tell.set()

@@ -6,14 +6,20 @@ from pathlib import Path
 from threading import Event as Signal
 from unittest.mock import patch
 
-from rekindle.cache.disk import residency as disk_store
+from rekindle.cache.disk import residency as disk_residency
 from rekindle.cache.disk.catalogue import Catalog, CatalogRow
 from rekindle.cache.disk.reconcile import Differences
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.disk.transfers import CatalogueOpened, Event, FoundEntries, Transfers, Vanished
+from rekindle.cache.disk.transfers import (
+    CatalogueOpened,
+    DiskTransfers,
+    FoundEntries,
+    disk_pool,
+)
 from rekindle.cache.entry import Key
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.stores.back_store import WriteRules
+from rekindle.cache.stores.transfers import Vanished
 from rekindle.config import WritePolicy
 from rekindle.generation.model_state import ModelClass, StateTraits
 from tests.cache.entries import MIB, MODEL, file_of, make_chain, nobody, open_tier
@@ -49,13 +55,19 @@ def stored(directory: Path, n_entries: int) -> list[Key]:
     return [entry.header.key for entry in chain]
 
 
-def next_event(transfers: Transfers) -> Event:
-    event = transfers.wait(WAIT_SECONDS)
+def start(tier: DiskTier) -> DiskTransfers:
+    transfers = DiskTransfers(tier, disk_pool(lambda: None))
+    transfers.start()
+    return transfers
+
+
+def next_event(transfers: DiskTransfers) -> object:
+    event = transfers.pool.wait(WAIT_SECONDS)
     assert event is not None
     return event
 
 
-def listed(event: Event) -> set[Key]:
+def listed(event: object) -> set[Key]:
     assert isinstance(event, FoundEntries)
     return {row.header.key for row in event.rows}
 
@@ -63,8 +75,7 @@ def listed(event: Event) -> set[Key]:
 def test_what_the_catalogue_lists_is_told_before_any_file_is_looked_at(tmp_path: Path) -> None:
     keys = stored(tmp_path, 3)
     tier = PatientTier(tmp_path)
-    transfers = Transfers(tier, lambda: None)
-    transfers.start()
+    transfers = start(tier)
     assert listed(next_event(transfers)) == set(keys)
     tier.may_look.set()
     assert isinstance(next_event(transfers), CatalogueOpened)
@@ -75,8 +86,7 @@ def test_what_was_deleted_behind_our_back_is_told_before_the_start_is_over(tmp_p
     *_, last = stored(tmp_path, 3)
     tier = PatientTier(tmp_path)
     (tmp_path / "entries" / last.hex()[:2] / f"{last.hex()}.kv").unlink()
-    transfers = Transfers(tier, lambda: None)
-    transfers.start()
+    transfers = start(tier)
     assert last in listed(next_event(transfers))
     tier.may_look.set()
     assert next_event(transfers) == Vanished([last])
@@ -89,13 +99,12 @@ def test_without_its_catalogue_a_store_is_found_again_by_its_files(tmp_path: Pat
     (tmp_path / "catalog.sqlite3").unlink()
     tier = PatientTier(tmp_path)
     tier.may_look.set()
-    transfers = Transfers(tier, lambda: None)
-    transfers.start()
+    transfers = start(tier)
     assert listed(next_event(transfers)) == set(keys)
     opened = next_event(transfers)
     assert isinstance(opened, CatalogueOpened)
     assert opened.trouble is None
-    assert opened.n_bytes > 0
+    assert tier.n_bytes > 0
     transfers.close(WAIT_SECONDS)
 
 
@@ -119,8 +128,8 @@ def test_what_is_deleted_while_files_are_looked_at_is_not_listed_again(tmp_path:
         catalog.open(lambda path: None)
         catalog.remove([unknown])
     tier = StoreWithAStranger(tmp_path)
-    cache = PrefixCache(MODEL, DENSE, POLICY, Transfers(tier, lambda: None))
-    with patch.object(disk_store, "INDEX_SECONDS", 0.0):
+    cache = PrefixCache(MODEL, DENSE, POLICY, DiskTransfers(tier, disk_pool(lambda: None)), None)
+    with patch.object(disk_residency, "INDEX_SECONDS", 0.0):
         cache.start()
     assert tier.was_listed.wait(WAIT_SECONDS)
     while cache.poll():

@@ -3,7 +3,6 @@
 import os
 import random
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from rekindle.cache.disk.catalogue import CatalogRow, Totals
 from rekindle.cache.disk.reconcile import open_catalog
-from rekindle.cache.disk.tier import DiskTier, DiskUsage
+from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.entry import Entry, Key, Kind
 from rekindle.errors import EntryMissing, TierFailed
 from tests.cache.entries import (
@@ -31,17 +30,6 @@ from tests.cache.entries import (
     open_tier,
     stored_keys,
 )
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def tier(directory: Path) -> Iterator[DiskTier]:
-    with closing(open_tier(directory)) as tier:
-        yield tier
 
 
 def rows_of(directory: Path) -> list[CatalogRow]:
@@ -66,7 +54,7 @@ def test_what_was_put_comes_back_the_same_after_a_restart(entry: Entry, director
             if round == 0:
                 assert tier.put(entry) == []
             assert tier.get(entry.header.key) == entry
-            assert [header for batch in tier.headers() for header in batch] == [entry.header]
+            assert [row.header for batch in tier.rows() for row in batch] == [entry.header]
 
 
 def test_an_entry_that_was_never_put_is_missing(tier: DiskTier) -> None:
@@ -99,10 +87,10 @@ def test_headers_come_in_batches_most_recently_used_first_without_opening_a_file
         for n, header in enumerate(headers):
             catalog.add([header], used_at=n)
         catalog.touch([headers[7].key], used_at=5000)
-    batches = list(tier.headers())
+    batches = list(tier.rows())
     assert [len(batch) for batch in batches] == [1000, 200]
     expected = [headers[7], *(header for header in reversed(headers) if header is not headers[7])]
-    assert [header for batch in batches for header in batch] == expected
+    assert [row.header for batch in batches for row in batch] == expected
 
 
 def test_another_models_entries_are_counted_but_not_shown(directory: Path) -> None:
@@ -113,24 +101,20 @@ def test_another_models_entries_are_counted_but_not_shown(directory: Path) -> No
         theirs.put(make_entry(2, model=OTHER_MODEL))
         ours.put(make_entry(3, kind=Kind.CHECKPOINT, n_tokens=7))
         assert stored_keys(theirs) == [make_entry(2, model=OTHER_MODEL).header.key]
-        usage = ours.usage()
-        assert usage == DiskUsage(
-            n_entries=3,
-            n_bytes=usage.n_bytes,
-            own_entries=2,
-            own_tokens=256,
-            own_bytes=24_576 + 20_480 + 2 * 128,
-        )
+        totals = ours._catalog.totals()
+        assert totals[MODEL] == Totals(2, 256, 24_576 + 20_480 + 2 * 128)
+        assert totals[OTHER_MODEL].n_entries == 1
+        assert ours.n_bytes > sum(each.n_bytes for each in totals.values())
 
 
 def test_a_dropped_entry_is_gone_and_its_room_with_it(directory: Path, tier: DiskTier) -> None:
     chain = make_chain(1, 3, payload_bytes=MIB)
     for entry in chain:
         tier.put(entry)
-    full = tier.usage_bytes()
+    full = tier.n_bytes
     tier.drop([chain[2].header.key, chain[0].header.key, b"unknown, harmless"])
     assert stored_keys(tier) == [chain[1].header.key]
-    assert full - tier.usage_bytes() >= 2 * MIB
+    assert full - tier.n_bytes >= 2 * MIB
     assert_catalogue_is_true(directory)
 
 
@@ -160,7 +144,7 @@ def test_a_budget_of_ten_entries_holds_about_ten(directory: Path) -> None:
         for seed in range(40):
             tier.put(make_entry(seed, payload_bytes=MIB))
             if seed >= 10:
-                assert 9 <= tier.usage().n_entries <= 10
+                assert 9 <= len(stored_keys(tier)) <= 10
 
 
 def test_the_budget_holds_under_churn_measured_from_outside(directory: Path) -> None:
@@ -180,10 +164,10 @@ def test_the_budget_holds_under_churn_measured_from_outside(directory: Path) -> 
             parents = [key for key in [*parents, entry.header.key] if key not in evicted]
             tier.touch([key for key in noise.choices(parents, k=3) if key])
             if seed % 2:
-                assert bytes_by_du(directory) <= tier.usage_bytes() <= budget_bytes
-        assert tier.usage_bytes() > budget_bytes - 700_000
+                assert bytes_by_du(directory) <= tier.n_bytes <= budget_bytes
+        assert tier.n_bytes > budget_bytes - 700_000
         # Two folders of names, a log and a table of rows are most of what is not an entry.
-        assert tier.usage_bytes() - bytes_by_du(directory) < 300_000
+        assert tier.n_bytes - bytes_by_du(directory) < 300_000
         assert_catalogue_is_true(directory)
 
 
@@ -203,7 +187,7 @@ def test_a_smaller_budget_is_kept_with_the_next_put(directory: Path) -> None:
             tier.put(make_entry(seed, payload_bytes=100_000))
     with closing(open_tier(directory, budget_bytes=3 * MIB)) as tier:
         evicted = tier.put(make_entry(1000, payload_bytes=100_000))
-        assert len(evicted) == 151 - tier.usage().n_entries > 100
+        assert len(evicted) == 151 - len(stored_keys(tier)) > 100
         assert bytes_by_du(directory) <= 3 * MIB
     assert_catalogue_is_true(directory)
 
@@ -315,16 +299,16 @@ def test_a_catalogue_made_from_the_files_equals_the_one_that_was_lost(directory:
         tips = [make_entry(90 + n, parent=chain[3].header.key, n_tokens=n) for n in range(1, 4)]
         for entry in [*chain, *tips, make_entry(80, kind=Kind.CHECKPOINT, n_tokens=3)]:
             tier.put(entry)
-        usage = tier.usage()
+        totals = tier._catalog.totals()
     before = rows_of(directory)
     for file in directory.glob("catalog*"):
         file.unlink()
     seen: list[tuple[int, int]] = []
     tier = DiskTier(directory, fingerprint=MODEL, budget_bytes=MIB, is_leased=lambda key: False)
-    tier.open(on_progress=lambda done, total: seen.append((done, total)))
+    tier.open_as_it_is()
+    tier.reconcile(on_progress=lambda done, total: seen.append((done, total)))
     with closing(tier):
-        own = (usage.own_entries, usage.own_tokens, usage.own_bytes)
-        assert (tier.usage().own_entries, tier.usage().own_tokens, tier.usage().own_bytes) == own
+        assert tier._catalog.totals() == totals
     assert seen == [(9, 9)]
     assert_catalogue_is_true(directory)
     after = rows_of(directory)

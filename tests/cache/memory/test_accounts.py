@@ -17,7 +17,7 @@ from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.responses.store import ResponseDatabase
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
-from rekindle.generation.request import CacheTerms
+from rekindle.generation.request import USUAL_TERMS, CacheTerms
 from rekindle.generation.stored_responses import StoredResponse
 from tests.support.caches import cache_opener
 from tests.support.tables import anonymous_bytes
@@ -47,7 +47,7 @@ def store(cache: PrefixCache, seed: int, *, n_tokens: int, payload_bytes: int) -
     def export() -> Payload:
         return np.ones(payload_bytes, np.uint8).data.toreadonly()
 
-    cache.keeper.save_rows(
+    cache.writer.save_rows(
         cache.keys(tokens_of(seed, n_tokens), ""),
         0,
         n_tokens,
@@ -62,13 +62,14 @@ def store(cache: PrefixCache, seed: int, *, n_tokens: int, payload_bytes: int) -
 def store_state(cache: PrefixCache, seed: int, *, payload_bytes: int) -> None:
     """A block without rows and the checkpoint behind it, as of a recurrent model."""
     store(cache, seed, n_tokens=BLOCK_TOKENS, payload_bytes=0)
-    cache.keeper.save_checkpoint(
+    cache.writer.save_checkpoint(
         cache.keys(tokens_of(seed, BLOCK_TOKENS), ""),
         BLOCK_TOKENS,
         reason=Reason.TURN_END,
         was_reused=False,
         compute_seconds=1.0,
         export=lambda: bytes(payload_bytes),
+        terms=USUAL_TERMS,
     )
 
 

@@ -71,7 +71,7 @@ def fail(store: SharedStore, n_times: int = 1) -> None:
 
 
 def test_a_store_that_is_well_is_asked(server: RedisServer) -> None:
-    store = open_shared_store(server.url)
+    store = open_shared_store(server.url, None)
     store.objects.write("e/1", [b"bytes"])
     store.objects.add("c/1", "member")
     store.objects.ping()
@@ -141,7 +141,7 @@ def test_answers_between_failures_keep_the_breaker_closed(
 @pytest.mark.usefixtures("quick_pings")
 def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisServer) -> None:
     server.kill()
-    store = open_shared_store(server.url)
+    store = open_shared_store(server.url, None)
     assert not store.health.is_well
     await_change = change_of(store)
     server.start()
@@ -152,7 +152,7 @@ def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisSe
 
 @pytest.mark.usefixtures("quick_pings")
 def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServer) -> None:
-    store = open_shared_store(server.url)
+    store = open_shared_store(server.url, None)
     store.objects.write("e/1", [b"bytes"])
     await_change = change_of(store)
     server.kill()
@@ -169,7 +169,7 @@ def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServ
 
 @pytest.mark.usefixtures("quick_pings")
 def test_a_store_that_hangs_is_left_alone_until_it_answers(server: RedisServer) -> None:
-    store = open_shared_store(server.url)
+    store = open_shared_store(server.url, None)
     await_change = change_of(store)
     server.freeze()
     fail(store, 2)
@@ -184,7 +184,7 @@ def test_a_store_that_hangs_is_left_alone_until_it_answers(server: RedisServer) 
 @pytest.mark.parametrize("url", ["memcached://store", "store:6379", "", "s3://", "redis://h:p"])
 def test_an_address_of_nothing_known_is_refused(url: str) -> None:
     with pytest.raises(StartupError, match="shared store"):
-        open_shared_store(url)
+        open_shared_store(url, None)
 
 
 def test_a_bad_key_is_refused_before_anything_is_opened() -> None:

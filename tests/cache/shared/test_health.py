@@ -31,7 +31,11 @@ class Scene:
         self._pinged = threading.Semaphore(0)
         self.n_changes = 0
         self.health = StoreHealth(
-            "redis://store", self._ping, now=lambda: self.now, wait=self._wait
+            "redis://store",
+            self._ping,
+            ping_seconds=PING_SECONDS,
+            now=lambda: self.now,
+            wait=self._wait,
         )
         self.health.on_change(self._note_change)
 
@@ -120,9 +124,9 @@ def test_a_ping_that_answers_closes_it_again(
     assert scene.health.is_well
     assert scene.waits == [0.5, 1.0, 2.0, 4.0]
     assert caplog.messages == [
-        "cache: the shared store at redis://store does not answer, local tiers go on:"
+        "cache: shared store down, continuing with local tiers: store=redis://store:"
         " connection refused",
-        "cache: the shared store at redis://store is back after 8 s",
+        "cache: shared store up again: store=redis://store after=8s",
     ]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 

@@ -143,7 +143,7 @@ def test_a_server_that_was_killed_is_used_again_when_it_is_back(
 ) -> None:
     monkeypatch.setattr(store_health, "MIN_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(store_health, "MAX_WAIT_SECONDS", 0.05)
-    store = open_shared_store(f"{server.url}/killed")
+    store = open_shared_store(f"{server.url}/killed", None)
     store.objects.write("e/1", [b"bytes"])
     back = threading.Event()
     server.kill()

@@ -25,7 +25,6 @@ from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.shared.sealing import Seal
 from rekindle.cache.shared.tier import DEAR_NAMES, MAX_CHECKPOINTS, MAX_MEMBERS, SharedTier
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
-from rekindle.generation.events import CacheSource
 from tests.cache.entries import MODEL, OTHER_MODEL
 from tests.support.memory_objects import SECRET, MemoryObjects, memory_store
 
@@ -87,7 +86,7 @@ def put_all(tier: SharedTier, entries: Sequence[Entry]) -> None:
         assert tier.put(entry) == []
 
 
-def probed(
+def looked_up(
     tier: SharedTier,
     tokens: bytes,
     *,
@@ -97,7 +96,9 @@ def probed(
     has_checkpoints: bool = False,
 ) -> list[tuple[Kind, int]]:
     """What is found, as kind and position."""
-    headers = tier.probe(parent, start, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints)
+    headers = tier.look_up(
+        parent, start, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints
+    )
     return [(header.kind, header.stop) for header in headers]
 
 
@@ -120,11 +121,9 @@ def test_an_entry_comes_back_as_another_server_stored_it(
     objects = MemoryObjects()
     entry = Prompt(prompt(B), payload_bytes=payload_bytes).entry(Kind.BLOCK, B)
     tier = make_tier(objects, is_sealed=is_sealed)
-    assert tier.name is CacheSource.SHARED
     assert tier.put(entry) == []
     got = make_tier(objects, is_sealed=is_sealed).get(entry.header.key)
     assert (got.header, bytes(got.payload)) == (entry.header, entry.payload)
-    assert list(tier.headers()) == []
 
 
 def test_an_entry_that_is_there_is_not_sent_again() -> None:
@@ -163,7 +162,7 @@ def test_a_store_that_fails_or_is_full_says_so() -> None:
     with pytest.raises(TierFailed):
         tier.get(entry.header.key)
     with pytest.raises(TierFailed):
-        probed(tier, prompt(B))
+        looked_up(tier, prompt(B))
     tier.quarantine(entry.header.key, "it was refused")  # which cannot be done, and is no matter
 
 
@@ -200,7 +199,7 @@ def test_an_entry_under_the_name_of_another_is_a_miss(*, is_sealed: bool) -> Non
     one, other = Prompt(prompt(2 * B)).blocks(2)
     name, other_name = name_in(objects, tier, one), name_in(objects, tier, other)
     objects.objects[name] = objects.objects[other_name]
-    assert probed(tier, prompt(2 * B)) == []
+    assert looked_up(tier, prompt(2 * B)) == []
     objects.objects[name] = objects.objects[other_name]
     with pytest.raises(EntryCorrupt):
         tier.get(one.header.key)
@@ -213,9 +212,9 @@ def test_what_another_model_stored_is_a_miss(*, is_sealed: bool) -> None:
     entry = Prompt(tokens).entry(Kind.BLOCK, B)
     make_tier(objects, is_sealed=is_sealed).put(entry)
     stranger = make_tier(objects, is_sealed=is_sealed, fingerprint=OTHER_MODEL)
-    assert probed(stranger, tokens, parent=OTHER_MODEL) == []
+    assert looked_up(stranger, tokens, parent=OTHER_MODEL) == []
     assert objects.objects
-    assert probed(stranger, tokens) == []
+    assert looked_up(stranger, tokens) == []
     make_tier(objects, is_sealed=is_sealed).put(entry)
     with pytest.raises(EntryCorrupt):
         stranger.get(entry.header.key)
@@ -226,12 +225,12 @@ def test_a_server_with_another_key_finds_nothing() -> None:
     tokens = prompt(300)
     put_all(make_tier(objects, is_sealed=True), [Prompt(tokens).entry(Kind.BLOCK, B)])
     stranger = SharedTier(replace(memory_store(objects), seal=Seal(bytes(32))), fingerprint=MODEL)
-    assert probed(stranger, tokens) == []
-    assert probed(make_tier(objects), tokens) == []
-    assert probed(make_tier(objects, is_sealed=True), tokens) == [(Kind.BLOCK, B)]
+    assert looked_up(stranger, tokens) == []
+    assert looked_up(make_tier(objects), tokens) == []
+    assert looked_up(make_tier(objects, is_sealed=True), tokens) == [(Kind.BLOCK, B)]
 
 
-# -- what a probe finds -------------------------------------------------------------------------
+# -- what a lookup finds -------------------------------------------------------------------------
 
 
 def test_a_conversation_is_found_from_where_the_caller_knows_it() -> None:
@@ -240,11 +239,11 @@ def test_a_conversation_is_found_from_where_the_caller_knows_it() -> None:
     put_all(make_tier(objects), [*known.blocks(3), known.entry(Kind.BLOCK, 800)])
     tier = make_tier(objects)
     blocks = [(Kind.BLOCK, stop) for stop in (256, 512, 768, 800)]
-    assert probed(tier, known.tokens) == blocks
+    assert looked_up(tier, known.tokens) == blocks
     for depth in range(4):
         rest = known.tokens[depth * B * TOKEN_BYTES :]
         parent = known.parents[depth]
-        assert probed(tier, rest, parent=parent, start=depth * B) == blocks[depth:]
+        assert looked_up(tier, rest, parent=parent, start=depth * B) == blocks[depth:]
 
 
 def test_a_block_that_stands_elsewhere_is_not_taken() -> None:
@@ -252,7 +251,7 @@ def test_a_block_that_stands_elsewhere_is_not_taken() -> None:
     tier = make_tier(MemoryObjects())
     known = Prompt(prompt(B))
     put_all(tier, known.blocks(1))
-    assert probed(tier, known.tokens, start=B) == []
+    assert looked_up(tier, known.tokens, start=B) == []
 
 
 def test_of_short_blocks_the_longest_that_fits_is_found() -> None:
@@ -261,10 +260,10 @@ def test_of_short_blocks_the_longest_that_fits_is_found() -> None:
     put_all(make_tier(objects), known.blocks(1))
     put_all(make_tier(objects), [known.entry(Kind.BLOCK, stop) for stop in (300, 400, 450)])
     tier = make_tier(objects)
-    assert probed(tier, known.tokens)[1:] == [(Kind.BLOCK, 450)]
-    assert probed(tier, known.tokens[: 420 * TOKEN_BYTES])[1:] == [(Kind.BLOCK, 400)]
+    assert looked_up(tier, known.tokens)[1:] == [(Kind.BLOCK, 450)]
+    assert looked_up(tier, known.tokens[: 420 * TOKEN_BYTES])[1:] == [(Kind.BLOCK, 400)]
     other_end = known.tokens[: 350 * TOKEN_BYTES] + prompt(200, seed=2)
-    assert probed(tier, other_end)[1:] == [(Kind.BLOCK, 300)]
+    assert looked_up(tier, other_end)[1:] == [(Kind.BLOCK, 300)]
 
 
 def test_a_short_block_that_the_store_forgot_does_not_hide_a_shorter_one() -> None:
@@ -273,7 +272,7 @@ def test_a_short_block_that_the_store_forgot_does_not_hide_a_shorter_one() -> No
     known = Prompt(prompt(200))
     tier.put(known.entry(Kind.BLOCK, 100))
     objects.lose(name_in(objects, tier, known.entry(Kind.BLOCK, 150)))
-    assert probed(tier, known.tokens) == [(Kind.BLOCK, 100)]
+    assert looked_up(tier, known.tokens) == [(Kind.BLOCK, 100)]
 
 
 def test_models_get_what_they_can_use() -> None:
@@ -284,9 +283,9 @@ def test_models_get_what_they_can_use() -> None:
     rows = [(Kind.BLOCK, 256), (Kind.BLOCK, 512)]
     short = [(Kind.BLOCK, 600)]
     states = [(Kind.CHECKPOINT, stop) for stop in (100, 256, 512, 590)]
-    assert probed(tier, known.tokens) == rows + short
-    assert probed(tier, known.tokens, has_checkpoints=True) == rows + short + states
-    assert probed(tier, known.tokens, has_rows=False, has_checkpoints=True) == rows + states
+    assert looked_up(tier, known.tokens) == rows + short
+    assert looked_up(tier, known.tokens, has_checkpoints=True) == rows + short + states
+    assert looked_up(tier, known.tokens, has_rows=False, has_checkpoints=True) == rows + states
 
 
 def test_a_checkpoint_that_no_rows_lead_to_hides_none_that_can_be_used() -> None:
@@ -294,7 +293,7 @@ def test_a_checkpoint_that_no_rows_lead_to_hides_none_that_can_be_used() -> None
     known = Prompt(prompt(600))
     put_all(tier, [*known.blocks(2), known.entry(Kind.CHECKPOINT, 400)])
     put_all(tier, [known.entry(Kind.CHECKPOINT, stop) for stop in range(520, 600, 8)])
-    found = probed(tier, known.tokens, has_checkpoints=True)
+    found = looked_up(tier, known.tokens, has_checkpoints=True)
     assert found[2:] == [(Kind.CHECKPOINT, 400)]
 
 
@@ -305,7 +304,7 @@ def test_of_many_checkpoints_the_deepest_are_found(*, is_dear: bool) -> None:
     positions = range(100, 20 * B, 100)
     put_all(tier, known.blocks(40))
     put_all(tier, [known.entry(Kind.CHECKPOINT, position) for position in positions])
-    found = probed(tier, known.tokens, has_checkpoints=True)[40:]
+    found = looked_up(tier, known.tokens, has_checkpoints=True)[40:]
     deepest = [(Kind.CHECKPOINT, position) for position in positions[-MAX_CHECKPOINTS:]]
     assert found == deepest
 
@@ -318,9 +317,9 @@ def test_a_damaged_member_is_a_miss(damage: str, *, is_sealed: bool) -> None:
     known = Prompt(prompt(300))
     put_all(tier, [known.entry(Kind.BLOCK, B), known.entry(Kind.BLOCK, 300)])
     (group,) = objects.groups
-    assert probed(tier, known.tokens) == [(Kind.BLOCK, B), (Kind.BLOCK, 300)]
+    assert looked_up(tier, known.tokens) == [(Kind.BLOCK, B), (Kind.BLOCK, 300)]
     objects.groups[group] = {damage}
-    assert probed(tier, known.tokens) == [(Kind.BLOCK, B)]
+    assert looked_up(tier, known.tokens) == [(Kind.BLOCK, B)]
 
 
 @both_seals
@@ -330,9 +329,9 @@ def test_a_damaged_head_is_a_gap_that_the_next_put_fills(*, is_sealed: bool) -> 
     known = Prompt(prompt(3 * B))
     names = [name_in(objects, tier, block) for block in known.blocks(3)]
     objects.flip_bit(names[1], 300)
-    assert probed(tier, known.tokens) == [(Kind.BLOCK, B)]
+    assert looked_up(tier, known.tokens) == [(Kind.BLOCK, B)]
     put_all(tier, known.blocks(3))
-    assert len(probed(tier, known.tokens)) == 3
+    assert len(looked_up(tier, known.tokens)) == 3
 
 
 def test_namespaces_share_nothing() -> None:
@@ -341,9 +340,9 @@ def test_namespaces_share_nothing() -> None:
     ours, theirs = namespace_root(MODEL, "ours"), namespace_root(MODEL, "theirs")
     mine = Prompt(tokens, root=ours)
     put_all(make_tier(objects), [*mine.blocks(1), mine.entry(Kind.BLOCK, 300)])
-    assert len(probed(make_tier(objects), tokens, parent=ours)) == 2
-    assert probed(make_tier(objects), tokens, parent=theirs) == []
-    assert probed(make_tier(objects), tokens) == []
+    assert len(looked_up(make_tier(objects), tokens, parent=ours)) == 2
+    assert looked_up(make_tier(objects), tokens, parent=theirs) == []
+    assert looked_up(make_tier(objects), tokens) == []
     assert b"ours" not in objects.everything()
 
 
@@ -386,7 +385,7 @@ def test_a_probe_finds_what_an_index_of_all_entries_would_match(
         : n_tokens * TOKEN_BYTES
     ]
 
-    found = tier.probe(MODEL, 0, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints)
+    found = tier.look_up(MODEL, 0, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints)
 
     by_key = {entry.header.key: entry.header for entry in entries}
     assert all(by_key[header.key] == header for header in found)
@@ -418,14 +417,14 @@ def test_a_probe_takes_at_most_two_reads_and_one_look_at_groups(*, has_checkpoin
     put_all(make_tier(objects), [known.entry(Kind.BLOCK, 120 * B + 9)])
     put_all(make_tier(objects), [known.entry(Kind.CHECKPOINT, at) for at in (700, 120 * B + 3)])
     objects.calls.clear()
-    found = probed(make_tier(objects), known.tokens, has_checkpoints=has_checkpoints)
+    found = looked_up(make_tier(objects), known.tokens, has_checkpoints=has_checkpoints)
     assert len(found) == 121 + 2 * has_checkpoints
     assert objects.calls == {"read": 2, "members": 1}
 
 
 def test_a_prompt_of_which_nothing_is_stored_takes_one_read() -> None:
     objects = MemoryObjects()
-    assert probed(make_tier(objects), prompt(128 * B)) == []
+    assert looked_up(make_tier(objects), prompt(128 * B)) == []
     assert objects.calls == {"read": 1, "members": 1}
 
 
@@ -435,7 +434,7 @@ def test_where_reads_are_dear_a_miss_reads_few_heads(n_stored: int) -> None:
     tier = make_tier(objects)
     known = Prompt(prompt(128 * B), payload_bytes=10)
     put_all(tier, known.blocks(n_stored))
-    assert len(probed(tier, known.tokens)) == n_stored
+    assert len(looked_up(tier, known.tokens)) == n_stored
     assert len(objects.names_read) <= 2
     assert sum(objects.names_read) <= n_stored + DEAR_NAMES + 128 // DEAR_NAMES
 
@@ -446,7 +445,7 @@ def test_where_reads_are_dear_a_gap_ends_what_is_found() -> None:
     known = Prompt(prompt(64 * B), payload_bytes=10)
     names = [name_in(objects, tier, block) for block in known.blocks(64)]
     objects.lose(names[5])
-    assert len(probed(tier, known.tokens)) == 5
+    assert len(looked_up(tier, known.tokens)) == 5
 
 
 def test_a_group_stays_small_however_much_was_stored_behind_it() -> None:
@@ -458,7 +457,7 @@ def test_a_group_stays_small_however_much_was_stored_behind_it() -> None:
     assert len(members) <= 16
     assert MAX_MEMBERS >= 2 * B * 16
     objects.names_read.clear()
-    assert probed(tier, prompt(120, seed=7)) == [(Kind.BLOCK, 100)]
+    assert looked_up(tier, prompt(120, seed=7)) == [(Kind.BLOCK, 100)]
     assert objects.names_read == [1]
 
 
@@ -477,4 +476,4 @@ def test_who_reads_a_sealed_store_learns_lengths_and_nothing_else() -> None:
     assert not [secret for secret in secrets if secret in seen]
     members = [member for group in objects.groups.values() for member in group]
     assert sorted(member.rpartition(".")[0] for member in members) == ["1.44", "2.44"]
-    assert len(probed(tier, known.tokens, has_checkpoints=True)) == 3
+    assert len(looked_up(tier, known.tokens, has_checkpoints=True)) == 3

@@ -362,7 +362,7 @@ def test_a_server_that_is_running_makes_room_for_its_next_put(
         newest = make_entry(71, payload_bytes=1_000_000)
         assert tier.put(newest)  # what had to go
         assert tier.get(newest.header.key) == newest
-        assert tier.usage_bytes() <= 2_000_000
+        assert tier.n_bytes <= 2_000_000
     assert_catalogue_is_true(tmp_path / "target")
 
 

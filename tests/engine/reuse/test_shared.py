@@ -7,13 +7,14 @@ from itertools import count
 import pytest
 
 from rekindle.cache.index import Match, Node, Where
-from rekindle.cache.shared import residency as shared_stock
+from rekindle.cache.shared import residency as shared_residency
 from rekindle.cache.stores.load_gate import LoadGate
+from rekindle.cache.stores.transfers import Lane
 from rekindle.engine.questions import Forget
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import CacheTerms, Rank
-from rekindle.generation.status import CacheCounters
+from rekindle.generation.status import TierCounters
 from tests.engine.reuse.test_reuse import ALL_CLASSES, least_reused
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
@@ -54,10 +55,10 @@ def settle(bench: Bench) -> None:
         bench.step()
 
 
-def counted(bench: Bench) -> CacheCounters:
+def counted(bench: Bench) -> TierCounters:
     cache = bench.loop.status().cache
     assert cache is not None
-    return cache.counters
+    return cache.counters.shared
 
 
 @pytest.mark.parametrize("model_class", STORABLE)
@@ -73,7 +74,7 @@ def test_what_one_server_computed_another_takes_from_the_store(
     assert asked.evaluated.n_cached >= least_reused(model_class, 1529)
     assert {span.source for span in asked.evaluated.spans} == {CacheSource.SHARED}
     assert asked.tokens == expected_reply(longer, 8)
-    assert counted(other).shared_tokens == asked.evaluated.n_cached
+    assert counted(other).tokens == asked.evaluated.n_cached
 
 
 @pytest.mark.parametrize("model_class", STORABLE)
@@ -102,10 +103,10 @@ def test_the_shared_store_is_not_asked_for_local_rows(house: SharedHouse) -> Non
     bench = server(house)
     prompt = text(800)
     bench.ask("cold", prompt)
-    n_probes = counted(bench).shared_probes
+    n_lookups = counted(bench).lookups
     bench.ask("warm", prompt)
-    bench.ask("short", text(shared_stock.MIN_PROBE_TOKENS))
-    assert counted(bench).shared_probes == n_probes
+    bench.ask("short", text(shared_residency.MIN_LOOKUP_TOKENS))
+    assert counted(bench).lookups == n_lookups
 
 
 def test_a_late_answer_delays_no_request_and_is_used_later(
@@ -115,12 +116,12 @@ def test_a_late_answer_delays_no_request_and_is_used_later(
     prompt = text(1000)
     one.ask("a", prompt)
     settle(one)
-    slow = house.transfers[1]
-    slow.holds_probes = True
-    monkeypatch.setattr(shared_stock, "PROBE_SECONDS", (0.0, 0.0))
+    slow = house.pools[1]
+    slow.hold(Lane.LOOKUP)
+    monkeypatch.setattr(shared_residency, "LOOKUP_SECONDS", (0.0, 0.0))
     asked = other.ask("b", prompt, 1)
     assert asked.n_computed == 1000
-    assert counted(other).shared_probes_failed == 1
+    assert counted(other).lookups_failed == 1
     slow.work()
     settle(other)
     assert other.loop.status().n_running == 0
@@ -128,7 +129,7 @@ def test_a_late_answer_delays_no_request_and_is_used_later(
 
 def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
     bench = server(house)
-    house.transfers[0].holds_probes = True
+    house.pools[0].hold(Lane.LOOKUP)
     bench.submit("asks", text(600), 1)
     bench.step()
     assert bench.loop.status().n_waiting == 1
@@ -137,7 +138,7 @@ def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
         bench.step()
     assert bench.tokens("has nothing to ask for")
     assert not bench.tokens("asks")
-    house.transfers[0].work()
+    house.pools[0].work()
     bench.run()
     assert bench.tokens("asks")
 
@@ -154,7 +155,7 @@ def test_a_store_that_is_away_is_not_asked_and_nothing_fails(house: SharedHouse)
     assert [tier.trouble for tier in status.tiers if tier.name is CacheSource.SHARED] == [
         "nobody listens"
     ]
-    assert counted(bench).shared_probes == counted(bench).shared_writes == 0
+    assert counted(bench).lookups == counted(bench).writes == 0
 
 
 def test_what_could_not_be_written_is_written_when_the_store_is_back(house: SharedHouse) -> None:
@@ -164,7 +165,7 @@ def test_what_could_not_be_written_is_written_when_the_store_is_back(house: Shar
     reply = one.ask("a", prompt).tokens
     settle(one)
     assert not house.store.health.is_well
-    assert counted(one).shared_writes == 0
+    assert counted(one).writes == 0
     house.objects.recover()
     wait_until_well(house)
     settle(one)
@@ -183,17 +184,17 @@ def test_an_entry_that_is_lost_on_the_way_is_computed(house: SharedHouse) -> Non
     prompt = text(1000)
     one.ask("a", prompt)
     settle(one)
-    reader = house.transfers[1]
-    reader.holds_reads = True
+    reader = house.pools[1]
+    reader.hold(Lane.READ)
     other.submit("b", prompt)
     for _ in range(5):
         other.step()
     house.objects.lose(*house.objects.objects)
-    reader.holds_reads = False
+    reader.let_go(Lane.READ)
     reader.work()
     other.run()
     assert other.tokens("b") == expected_reply(prompt, 8)
-    assert counted(other).shared_vanished > 0
+    assert counted(other).vanished > 0
 
 
 def test_a_damaged_entry_is_a_miss_and_never_an_answer(house: SharedHouse) -> None:
@@ -204,7 +205,7 @@ def test_a_damaged_entry_is_a_miss_and_never_an_answer(house: SharedHouse) -> No
     for name, data in house.objects.objects.items():
         house.objects.flip_bit(name, len(data) - 1)
     assert other.ask("b", prompt).tokens == expected_reply(prompt, 8)
-    assert counted(other).shared_quarantined > 0
+    assert counted(other).quarantined > 0
 
 
 def test_namespaces_share_nothing(house: SharedHouse) -> None:
@@ -225,10 +226,10 @@ def test_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
     terms = CacheTerms(rank=Rank.EPHEMERAL)
     bench.ask("once", prompt, terms=terms)
     settle(bench)
-    assert counted(bench).shared_writes == 0
+    assert counted(bench).writes == 0
     bench.ask("twice", prompt + text(80), terms=terms)
     settle(bench)
-    assert counted(bench).shared_writes > 0
+    assert counted(bench).writes > 0
 
 
 def test_what_waits_for_the_network_is_bounded_and_goes_when_there_is_room(
@@ -236,14 +237,14 @@ def test_what_waits_for_the_network_is_bounded_and_goes_when_there_is_room(
 ) -> None:
     bench, other = server(house), server(house)
     prompt = text(5000)
-    writer = house.transfers[0]
-    writer.holds_writes = True
-    monkeypatch.setattr(shared_stock, "MAX_BEHIND_BYTES", 4000)
+    writer = house.pools[0]
+    writer.hold(Lane.WRITE)
+    monkeypatch.setattr(shared_residency, "MAX_PENDING_BYTES", 4000)
     bench.ask("a", prompt, 1)
     settle(bench)
-    assert counted(bench).shared_writes == 0
+    assert counted(bench).writes == 0
     assert writer.n_held < 20
-    writer.holds_writes = False
+    writer.let_go(Lane.WRITE)
     writer.work()
     settle(bench)
     assert other.ask("b", [*prompt, 5]).evaluated.n_cached == 5000
@@ -278,7 +279,7 @@ def test_what_only_the_store_has_is_known_of_so_many(
     for n, prompt in enumerate(prompts):
         one.ask(f"a {n}", prompt, 1)
         settle(one)
-    monkeypatch.setattr(shared_stock, "MAX_KNOWN", 3)
+    monkeypatch.setattr(shared_residency, "MAX_KNOWN", 3)
     for n, prompt in enumerate(prompts):
         assert other.ask(f"b {n}", [*prompt, 5]).evaluated.n_cached == 600
         settle(other)
@@ -328,9 +329,9 @@ def test_what_was_computed_although_the_store_has_it_is_kept_here(
     prompt = text(1000)
     one.ask("a", prompt)
     settle(one)
-    late = house.transfers[1]
-    late.holds_probes = True
-    monkeypatch.setattr(shared_stock, "PROBE_SECONDS", (0.0, 0.0))
+    late = house.pools[1]
+    late.hold(Lane.LOOKUP)
+    monkeypatch.setattr(shared_residency, "LOOKUP_SECONDS", (0.0, 0.0))
     other.ask("b", prompt)
     late.work()
     settle(other)

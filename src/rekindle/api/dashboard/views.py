@@ -18,7 +18,7 @@ from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.models import ListedModel, Models, ModelState
 from rekindle.api.openai.response import miss_body
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, SlotStatus
+from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierCounters
 from rekindle.observe.request_record import RequestRecord
 
 
@@ -107,22 +107,22 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
             for tier in cache.tiers
         ],
         tokens=TokensBySource(
-            live=counted.live_tokens,
-            memory=counted.memory_tokens,
-            disk=counted.disk_tokens,
-            shared=counted.shared_tokens,
-            upstream=counted.upstream_tokens,
+            live=counted.live.tokens,
+            memory=counted.memory.tokens,
+            disk=counted.disk.tokens,
+            shared=counted.shared.tokens,
+            upstream=counted.upstream.tokens,
             prefilled=counted.prefilled_tokens,
         ),
         disk=DiskHealth(
-            evictions=counted.disk_evictions,
-            quarantined=counted.quarantined,
-            vanished=counted.vanished,
-            writes=counted.writes,
-            writes_refused=counted.writes_refused,
-            writes_failed=counted.writes_failed,
+            evictions=counted.disk.evictions,
+            quarantined=counted.disk.quarantined,
+            vanished=counted.disk.vanished,
+            writes=counted.disk.writes,
+            writes_refused=counted.disk.writes_refused,
+            writes_failed=counted.disk.writes_failed,
         ),
-        shared=_shared_health(counted) if _has_shared(cache) else None,
+        shared=_shared_health(counted.shared) if _has_shared(cache) else None,
     )
 
 
@@ -130,15 +130,15 @@ def _has_shared(cache: CacheStatus) -> bool:
     return any(tier.name is CacheSource.SHARED for tier in cache.tiers)
 
 
-def _shared_health(counted: CacheCounters) -> SharedHealth:
+def _shared_health(counted: TierCounters) -> SharedHealth:
     return SharedHealth(
-        probes=counted.shared_probes,
-        probes_failed=counted.shared_probes_failed,
-        quarantined=counted.shared_quarantined,
-        vanished=counted.shared_vanished,
-        writes=counted.shared_writes,
-        writes_refused=counted.shared_writes_refused,
-        writes_failed=counted.shared_writes_failed,
+        probes=counted.lookups,
+        probes_failed=counted.lookups_failed,
+        quarantined=counted.quarantined,
+        vanished=counted.vanished,
+        writes=counted.writes,
+        writes_refused=counted.writes_refused,
+        writes_failed=counted.writes_failed,
     )
 
 

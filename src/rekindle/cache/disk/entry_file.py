@@ -1,10 +1,10 @@
-"""Entries as files of a directory: read, written, listed, and set aside when they are wrong.
+"""Entries as files of a directory: read, write, list, and move corrupt ones to quarantine.
 
     entries/ab/<key>.kv          the first byte of the key names the folder
     entries/ab/<key>.<..>.tmp    while it is written; its writer holds a lock on it
-    quarantine/<time>-<name>     what could not be trusted, the newest few
+    quarantine/<time>-<name>     the newest few files that failed a check
 
-Everything raises OSError as the system gives it. Safe to use from any thread.
+Every method raises OSError as the system gives it. Safe to use from any thread.
 """
 
 import fcntl
@@ -46,12 +46,12 @@ _TEMPORARY_SUFFIX = ".tmp"
 
 class EntryFiles:
     def __init__(self, directory: Path, *, quarantine_bytes: int | None = None) -> None:
-        """Beyond `quarantine_bytes`, what was set aside first is deleted; None: no such limit."""
+        """Keep at most `quarantine_bytes` in quarantine, the newest files; None: no limit."""
         self._entries = directory / "entries"
         self._quarantine = directory / "quarantine"
         self._quarantine_bytes = quarantine_bytes
         self._n_folders = 0
-        # The process id is for the eye: containers that share a directory may share it, too.
+        # The process id is for people: containers that share a directory may share ids, too.
         self._writer = f"{os.getpid()}-{secrets.token_hex(4)}"
 
     def create_folders(self) -> None:
@@ -62,7 +62,7 @@ class EntryFiles:
         return self._entries / name_of(key)
 
     def read(self, key: Key) -> Entry:
-        """Verified: key, length and both checksums. Raises EntryCorrupt."""
+        """Return the entry after checking key, length and both checksums. Raises EntryCorrupt."""
         with _open(self.path(key)) as file:
             header, payload_check = _read_preamble(file)
             if header.key != key:
@@ -74,7 +74,7 @@ class EntryFiles:
         return Entry(header, payload)
 
     def read_header(self, path: Path) -> Header:
-        """All that can be verified without reading the payload. Raises EntryCorrupt."""
+        """Return the header, checked as far as it can be alone. Raises EntryCorrupt."""
         with _open(path) as file:
             header, _ = _read_preamble(file)
         if self.path(header.key) != path:
@@ -82,7 +82,7 @@ class EntryFiles:
         return header
 
     def write(self, entry: Entry) -> None:
-        """The entry appears under its name whole or not at all."""
+        """Write the entry under a temporary name, then rename it."""
         path = self.path(entry.header.key)
         temporary = path.with_suffix(f".{self._writer}{_TEMPORARY_SUFFIX}")
         try:
@@ -97,25 +97,25 @@ class EntryFiles:
             raise
 
     def is_whole(self, header: Header) -> bool:
-        """Whether a file of the right size is there."""
+        """Return whether a file of the right size exists."""
         try:
             return self.path(header.key).lstat().st_size == header.file_bytes
         except OSError:
             return False
 
     def remove(self, keys: Sequence[Key]) -> int:
-        """How many bytes stay behind because they could not be removed; it is logged why."""
+        """Delete files. Return the bytes of those that could not be deleted, and log why."""
         n_stuck_bytes = 0
         for path in map(self.path, keys):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                _log.warning("a cache entry cannot be deleted: %s", error)
+                _log.warning("cache: delete failed: %s", error)
                 n_stuck_bytes += _size_on_disk(path)
         return n_stuck_bytes
 
     def names(self) -> set[str]:
-        """Every file that is named like an entry. Removes what killed writers left behind."""
+        """Return the names of all entry files. Remove temporary files of killed writers."""
         names = set()
         for folder in _names_in(self._entries):
             for name in _names_in(self._entries / folder):
@@ -129,6 +129,7 @@ class EntryFiles:
         return self._entries / name
 
     def set_aside(self, path: Path) -> None:
+        """Move a file to quarantine, and delete the oldest ones beyond the limits."""
         self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.rename(self._quarantine / f"{time.time_ns()}-{path.name}")
         n_bytes = 0
@@ -140,7 +141,7 @@ class EntryFiles:
                 _delete(old)
 
     def overhead_bytes(self) -> int:
-        """What the directory takes beside entries and catalogue."""
+        """Return the bytes of the directory besides entries and catalogue."""
         if self._n_folders < _MAX_FOLDERS:  # they are never removed
             self._n_folders = len(_names_in(self._entries))
         set_aside = sum(
@@ -159,7 +160,7 @@ class EntryFiles:
 
 
 def size_on_disk(header: Header) -> int:
-    """As du counts it, with its line in the folder."""
+    """Return the entry's size as du counts it, with its name in the folder."""
     return -(-header.file_bytes // DISK_BLOCK_BYTES) * DISK_BLOCK_BYTES + _NAME_BYTES
 
 
@@ -173,7 +174,7 @@ def _open(path: Path) -> FileIO:
 
 
 def _opener(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a named pipe would wait for somebody to write to it.
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 

@@ -1,7 +1,7 @@
-"""What of the holdings is on disk, on its way there, or on its way back.
+"""Which entries are on disk, on their way there, or on their way back.
 
-Decides what is worth writing, keeps count of what moves, and turns what the transfer threads
-report into changes of the holdings. Owned by the engine thread.
+Decides what is written, and applies the events of the transfer threads to the holdings. Owned
+by the engine thread.
 """
 
 import gc
@@ -12,37 +12,36 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.transfers import (
-    Arrived,
     CatalogueOpened,
-    Dropped,
-    Event,
+    DiskTransfers,
     FoundEntries,
-    ReadFailed,
     Relisted,
-    Transfers,
-    Vanished,
-    WriteFailed,
-    Written,
 )
-from rekindle.cache.entry import Key
+from rekindle.cache.entry import Key, Kind
 from rekindle.cache.index import Node, Where
 from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
 from rekindle.cache.residency import Holdings
-from rekindle.cache.stores.back_store import BackStore, WriteRules
-from rekindle.errors import EntryCorrupt, EntryMissing
+from rekindle.cache.stores.back_store import Transit, WriteRules
+from rekindle.cache.stores.transfers import (
+    Dropped,
+    Vanished,
+    WriteFailed,
+    Written,
+)
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import TierStatus
+from rekindle.generation.status import TierCounters, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
-MAX_FAILED = 4096  # picked
 # All picked.
-INDEX_SECONDS = 1.0  # that a start waits for the index, and later whoever must know all of it
-LONG_INDEX = 1000  # entries; it is read while we serve
-LOOK_UP_SECONDS = 0.25  # that the engine waits for what there is of one prompt
+MAX_FAILED = 4096
+INDEX_SECONDS = 1.0  # that a start waits for the index, and later a question about all entries
+LONG_INDEX = 1000  # entries; a longer index is read while we serve
+LOOK_UP_SECONDS = 0.25  # that the engine waits for the entries of one prompt
 
 
 class WriteFailure(NamedTuple):
@@ -50,106 +49,96 @@ class WriteFailure(NamedTuple):
     why: str
 
 
-class DiskStore(BackStore):
+class DiskResidency:
+    place = Where.DISK
+
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: DiskTransfers,
         holdings: Holdings,
         names: Names,
         rules: WriteRules,
-        count: Callable[[str, int], None],
+        counters: TierCounters,
         read_speed: Speed,
+        *,
+        budget_bytes: int,
+        row_bytes: int,
     ) -> None:
-        super().__init__(Where.DISK, transfers, holdings, count, read_speed)
+        self.transit = Transit(self, transfers.entries, holdings, counters, read_speed)
+        self.is_listed = False  # every entry that was there at the start
+        self.trouble: str | None = None  # why the disk takes no writes at the moment
         self._transfers = transfers
+        self._holdings = holdings
         self._names = names
         self._rules = rules
-        self._budget = WriteBudget(rules.bytes_per_hour)
-        self._n_bytes = 0
-        self.is_listed = False  # all that was there at the start
-        self._was_awaited = False  # all of the index, once after the start
+        self._counters = counters
+        self._budget_bytes = budget_bytes
+        self._row_bytes = row_bytes
+        self._writable = WriteBudget(rules.bytes_per_hour)
+        self._started_at = 0.0
+        self._was_awaited = False  # the whole index, once after the start
         self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
         self._n_unanswered = 0  # look-ups
-        self._trouble: str | None = None
-        self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk is well again
-        self._failures: dict[Key, WriteFailure] = {}  # of the same, and why
+        self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk works again
+        self._failures: BoundedCache[Key, WriteFailure] = BoundedCache(max_items=MAX_FAILED)
         self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
-    @property
-    def trouble(self) -> str | None:
-        """Why the disk takes nothing in at the moment."""
-        return self._trouble
-
-    def start(self) -> bool:
-        """Reads the index of what is there; False: a long one goes on being read while we serve."""
+    def start(self) -> None:
+        """Read the index of the disk tier. A long one is still being read after this."""
+        self._started_at = time.monotonic()
         self._transfers.start()
-        self._take_in_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)
-        return self.is_listed
-
-    def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
-        """While the index is being read: takes in what lies along these keys, first a root."""
-        if self.is_listed:
-            return
-        while self._n_unanswered and self._take_in_answer(0.0):
-            pass
-        if self._n_unanswered:
-            return  # the disk is slow: nobody waits for it twice
-        self._transfers.look_up(path(), self._answers)
-        self._n_unanswered += 1
-        self._take_in_answer(LOOK_UP_SECONDS)
-
-    def _take_in_answer(self, seconds: float) -> bool:
-        try:
-            rows = self._answers.get(block=seconds > 0, timeout=seconds)
-        except Empty:
-            return False
-        self._n_unanswered -= 1
-        self._on_found(rows)
-        return True
-
-    def wait_for_index(self) -> None:
-        """For whoever must know all of it; once, as a disk may hang."""
-        if not self.is_listed and not self._was_awaited:
-            self._was_awaited = True
-            self._take_in_until(lambda: self.is_listed)
-
-    def _take_in_until(self, is_enough: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + INDEX_SECONDS
-        while not is_enough() and (left := deadline - time.monotonic()) > 0:
-            if (event := self._transfers.wait(left)) is None:
-                return
-            self._on(event)
+        self._handle_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)
+        if not self.is_listed:
+            _log.info("cache: still reading the index, %d entries so far", self._holdings.n_on_disk)
 
     def close(self, grace_seconds: float) -> None:
         self._transfers.close(grace_seconds)
-        while (event := self._transfers.poll()) is not None:
+        while (event := self._transfers.pool.poll()) is not None:
             self._on(event)
 
     def poll(self) -> bool:
-        """Takes in what is finished; True: there is more, but it would take too long at once."""
-        while (event := self._transfers.poll()) is not None:
+        """Handle finished transfers. Return True if more are waiting: a long index takes time."""
+        while (event := self._transfers.pool.poll()) is not None:
             self._on(event)
             if isinstance(event, FoundEntries):
                 return True
         return False
 
     def wait(self, timeout_seconds: float) -> bool:
-        event = self._transfers.wait(timeout_seconds)
+        event = self._transfers.pool.wait(timeout_seconds)
         if event is not None:
             self._on(event)
         return event is not None
 
+    def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
+        """Add the entries along these keys, a root first, while the index is being read."""
+        if self.is_listed:
+            return
+        while self._n_unanswered and self._handle_answer(0.0):
+            pass
+        if self._n_unanswered:
+            return  # the disk is slow: no second prompt waits for it
+        self._transfers.look_up(path(), self._answers)
+        self._n_unanswered += 1
+        self._handle_answer(LOOK_UP_SECONDS)
+
+    def wait_for_index(self) -> None:
+        """Wait for the whole index, once: the disk may hang."""
+        if not self.is_listed and not self._was_awaited:
+            self._was_awaited = True
+            self._handle_until(lambda: self.is_listed)
+
     def failure_since(self, node: Node, since: float) -> str | None:
-        """Why it was not written, if that was tried since then."""
-        failure = self._failures.get(node.key)
+        """Return why a write of the node failed since then; None if none failed."""
+        failure = self._failures.peek(node.key)
         return failure.why if failure is not None and failure.at >= since else None
 
     def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
-        """Writes the entry, and what leads to it, unless that would wear out the disk.
+        """Write the entry and its ancestors, unless that would wear out the disk.
 
-        It `must` where somebody waits for it: then only the budget counts.
+        With `must`, because a client waits for it, only the write budget counts.
         """
-        if not self._may_be_offered(node):
+        if not self.transit.may_write(node):
             return
         now = time.monotonic()
         is_admitted = must or admits_to_disk(
@@ -157,22 +146,22 @@ class DiskStore(BackStore):
             n_prefix_tokens=node.stop,
             min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
-            budget_left_share=self._budget.left_share(now),
+            budget_left_share=self._writable.left_share(now),
         )
-        # Parents first: an entry that nothing on disk leads to would never be found.
-        for each in self._unwritten_path(node) if is_admitted else [node]:
-            if not is_admitted or not self._budget.take(each.payload_bytes, now):
-                self._count("writes_refused", 1)
+        # Parents first: an entry without its ancestors on disk would never be found.
+        for each in self.transit.unwritten_path(node) if is_admitted else [node]:
+            if not is_admitted or not self._writable.take(each.payload_bytes, now):
+                self._counters.writes_refused += 1
                 return
-            self._begin_write(each)
+            self.transit.begin_write(each)
 
     def touch(self, nodes: Sequence[Node]) -> None:
         if keys := [node.key for node in nodes if Where.DISK in node.where]:
-            self._transfers.touch(keys)
+            self._transfers.entries.touch(keys)
 
     def mark(self, node: Node) -> None:
-        """Behind the write that may still be under way, as jobs are done in order."""
-        if Where.DISK in node.where or node.key in self._writing:
+        """Record the node's changed retention. Jobs run in order: after a write under way."""
+        if Where.DISK in node.where or node.key in self.transit.writing:
             self._transfers.mark(node.key, node.retention)
 
     def give_name(self, named: Named) -> None:
@@ -183,59 +172,56 @@ class DiskStore(BackStore):
 
     def drop(self, keys: Sequence[Key]) -> None:
         self._dropping.update(keys)
-        self._transfers.drop(keys)
+        self._transfers.entries.drop(keys)
+
+    def discard(self, keys: Sequence[Key]) -> None:
+        self.drop(keys)
 
     def quarantine(self, node: Node, why: str) -> None:
         if Where.DISK in node.where:
-            self._transfers.quarantine(node.key, why)
+            self._transfers.entries.quarantine(node.key, why)
 
-    def status(self, budget_bytes: int) -> TierStatus:
+    def status(self) -> TierStatus:
         return TierStatus(
             name=CacheSource.DISK,
             n_entries=self._holdings.n_on_disk,
-            n_bytes=self._n_bytes,
-            budget_bytes=budget_bytes,
-            trouble=self._trouble,
-            directory=str(self._transfers.directory),
+            n_bytes=self._transfers.tier.n_bytes,
+            budget_bytes=self._budget_bytes,
+            trouble=self.trouble,
+            directory=str(self._transfers.tier.directory),
         )
 
-    def _on(self, event: Event) -> None:
+    def _handle_answer(self, seconds: float) -> bool:
+        try:
+            rows = self._answers.get(block=seconds > 0, timeout=seconds)
+        except Empty:
+            return False
+        self._n_unanswered -= 1
+        self._on_found(rows)
+        return True
+
+    def _handle_until(self, is_enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + INDEX_SECONDS
+        while not is_enough() and (left := deadline - time.monotonic()) > 0:
+            if not self.wait(left):
+                return
+
+    def _on(self, event: object) -> None:
         match event:
             case FoundEntries(rows):
                 self._on_found(rows)
-            case CatalogueOpened(trouble, n_bytes, names):
-                self._n_bytes = n_bytes
-                self.is_listed = True
-                for named in names:
-                    newer = self._names.get(named.root, named.name)
-                    if newer is None or newer.named_at < named.named_at:
-                        self._names.give(named)
-                self._note_trouble(trouble)
-                # A full collection over a million nodes would stop the engine for half a second.
-                gc.freeze()
-            case Written():
-                self._n_bytes = event.n_bytes
-                self._take_in(event)
+            case CatalogueOpened(trouble, names):
+                self._on_opened(trouble, names)
+            case Written(_, evicted):
+                self._on_written(evicted)
             case WriteFailed(key, trouble):
-                self._count("writes_failed", 1)
-                self._note_trouble(trouble)
-                if trouble is not None:
-                    self._failed.append(self._writing[key])
-                self._note_failure(key, trouble or "the disk has no room for it")
-                self._end_write(key)
-            case Vanished(keys):
-                self._on_vanished(keys)
+                self._on_write_failed(self.transit.writing[key], trouble)
             case Relisted(there):
                 known = self._holdings.index.nodes()
-                self._on_vanished([node.key for node in known if node.key not in there])
+                event = Vanished([node.key for node in known if node.key not in there])
             case Dropped(keys):
-                self._on_dropped(keys)
-            case Arrived(entry, seconds):
-                self._on_arrived(entry, seconds)
-            case ReadFailed(key, error):
-                self._count("quarantined", isinstance(error, EntryCorrupt))
-                self._count("vanished", isinstance(error, EntryMissing))
-                self._on_read_failed(key)
+                self._dropping -= Counter(keys)  # without those that reach 0
+        self.transit.handle(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
         for row in rows:
@@ -244,34 +230,62 @@ class DiskStore(BackStore):
                 node.hits = max(node.hits, row.hits - 1)
                 node.used_at = max(node.used_at, row.last_used_at)
 
-    def _on_dropped(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            self._dropping[key] -= 1
-            if not self._dropping[key]:
-                del self._dropping[key]
+    def _on_opened(self, trouble: str | None, names: Sequence[Named]) -> None:
+        self.is_listed = True
+        for named in names:
+            newer = self._names.get(named.root, named.name)
+            if newer is None or newer.named_at < named.named_at:
+                self._names.give(named)
+        self._note_trouble(trouble)
+        self._log_found()
+        # A full collection over a million nodes would stop the engine for half a second.
+        gc.freeze()
 
-    def _take_in(self, written: Written) -> None:
+    def _on_written(self, evicted: Sequence[Key]) -> None:
         self._note_trouble(None)
-        self._on_written(written.key)
-        self._count("disk_evictions", len(written.evicted))
-        for key in written.evicted:
+        self._counters.evictions += len(evicted)
+        for key in evicted:
             if (gone := self._holdings.index.get(key)) is not None:
                 self._holdings.remove(gone, Where.DISK)
         failed = list(self._failed)
         self._failed.clear()
-        self._offer_again(failed)
+        self.transit.offer_again(failed)
 
-    def _note_failure(self, key: Key, why: str) -> None:
-        self._budget.give_back(self._writing[key].payload_bytes)
-        self._failures[key] = WriteFailure(time.monotonic(), why)
-        while len(self._failures) > MAX_FAILED:
-            del self._failures[next(iter(self._failures))]
+    def _on_write_failed(self, node: Node, trouble: str | None) -> None:
+        self._note_trouble(trouble)
+        if trouble is not None:
+            self._failed.append(node)
+        self._writable.give_back(node.payload_bytes)
+        why = trouble or "the disk has no room for it"
+        self._failures.put(node.key, WriteFailure(time.monotonic(), why))
 
     def _note_trouble(self, trouble: str | None) -> None:
-        if trouble == self._trouble:
+        if trouble == self.trouble:
             return
         if trouble is not None:
-            _log.warning("cache: the disk takes nothing in, memory goes on: %s", trouble)
-        elif self._trouble is not None:
-            _log.info("cache: the disk takes entries again")
-        self._trouble = trouble
+            _log.warning("cache: disk writes failing, continuing in memory: %s", trouble)
+        else:
+            _log.info("cache: disk writes work again")
+        self.trouble = trouble
+
+    def _log_found(self) -> None:
+        n_tokens = n_bytes = 0
+        for node in self._holdings.index.nodes():
+            n_bytes += node.payload_bytes
+            n_tokens += node.n_tokens if node.kind is Kind.BLOCK else 0
+        _log.info(
+            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; memory holds %s, disk %s",
+            self._holdings.n_on_disk,
+            n_tokens,
+            n_bytes / 1e6,
+            time.monotonic() - self._started_at,
+            self._capacity(self._holdings.memory.budget_bytes),
+            self._capacity(self._budget_bytes),
+        )
+
+    def _capacity(self, n_bytes: int) -> str:
+        """Describe a budget, in tokens too if a token has a size: a recurrent state has one."""
+        gigabytes = f"{n_bytes / 1e9:.1f} GB"
+        if not self._row_bytes:
+            return gigabytes
+        return f"{gigabytes} (about {n_bytes // self._row_bytes} tokens)"

@@ -1,10 +1,9 @@
 """The disk tier: one file per entry, a catalogue of them, and a budget for both.
 
-Several servers, of one model or of several, may share a directory. Each evicts from all that is
-in it, so an entry may be gone although this server never dropped it: that is a miss.
+Several servers, of one model or of several, may share a directory. Each of them evicts from all
+entries, so an entry may vanish although this server never dropped it: that is a miss.
 
-`get` may run in several threads at once; everything else belongs to one thread, but for
-`usage`, which never waits.
+Several threads may call `get` at once. All other methods belong to one thread.
 """
 
 import errno
@@ -12,10 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.cache.disk.catalogue import Catalog, CatalogRow, Totals
+from rekindle.cache.disk.catalogue import Catalog, CatalogRow
 from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import (
     Differences,
@@ -27,12 +25,11 @@ from rekindle.cache.entry import Entry, Header, Key, Retention
 from rekindle.cache.listing.names import Named
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
-from rekindle.generation.events import CacheSource
 
 _log = logging.getLogger(__name__)
 
 # All three are picked.
-_SPARE_SHARE = 0.02  # of the budget: evicting goes on until this much is free
+_SPARE_SHARE = 0.02  # of the budget: an eviction frees this much
 _QUARANTINE_SHARE = 1 / 16
 _WAL_SHARE = 1 / 128
 
@@ -41,18 +38,7 @@ _MAX_GROWTH_BYTES = 4 * DISK_BLOCK_BYTES
 _NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUsage:
-    n_entries: int = 0
-    n_bytes: int = 0  # everything that counts against the budget
-    own_entries: int = 0  # of this model
-    own_tokens: int = 0
-    own_bytes: int = 0
-
-
 class DiskTier:
-    name = CacheSource.DISK
-
     def __init__(
         self,
         directory: Path,
@@ -70,24 +56,24 @@ class DiskTier:
         self._now = now
         self._files = EntryFiles(directory, quarantine_bytes=int(budget_bytes * _QUARANTINE_SHARE))
         self._catalog = Catalog(directory, wal_bytes=int(budget_bytes * _WAL_SHARE))
-        self._evicted: list[Key] = []  # and not yet told
+        self._evicted: list[Key] = []  # since the last put returned
         self._stuck_bytes = 0  # of files without a row that could not be deleted
-        self._usage = DiskUsage()
+        self.n_bytes = 0  # all that counts against the budget; any thread may read it
 
-    def open(self, *, on_progress: OnProgress | None = None) -> None:
+    def open(self) -> None:
         """Raises TierFailed."""
         self.open_as_it_is()
-        self.reconcile(on_progress=on_progress)
+        self.reconcile()
 
     def open_as_it_is(self) -> None:
-        """What can be listed after this is what the catalogue says. Raises TierFailed."""
+        """Open the catalogue without looking at the files. Raises TierFailed."""
         open_as_it_is(self._catalog, self._files)
         self.n_opens += 1
         self._stuck_bytes = 0
         self._count()
 
     def reconcile(self, *, on_progress: OnProgress | None = None) -> Differences:
-        """Reads names, and the headers of files the catalogue does not know. Raises TierFailed."""
+        """Compare the catalogue with the files, and read unknown files. Raises TierFailed."""
         differences = reconcile(self._catalog, self._files, on_progress=on_progress)
         self._catalog.drop_lost_names()
         self._count()
@@ -96,21 +82,11 @@ class DiskTier:
     def close(self) -> None:
         self._catalog.close()
 
-    def usage(self) -> DiskUsage:
-        return self._usage
-
-    def usage_bytes(self) -> int:
-        return self._usage.n_bytes
-
-    def headers(self) -> Iterator[list[Header]]:
-        for batch in self.rows():
-            yield [row.header for row in batch]
-
     def rows(self) -> Iterator[list[CatalogRow]]:
         yield from self._catalog.batches(fingerprint=self._fingerprint)
 
     def along(self, path: Sequence[Key]) -> list[CatalogRow]:
-        """What there is of a prompt, by its keys. Raises TierFailed."""
+        """Return the rows of the entries along a prompt's keys. Raises TierFailed."""
         return self._catalog.along(path)
 
     def names(self) -> list[Named]:
@@ -126,10 +102,10 @@ class DiskTier:
         self._ensure_open()
         self._catalog.drop_names(names)
 
-    def mark(self, standings: Sequence[tuple[Key, Retention]]) -> None:
+    def mark(self, key: Key, retention: Retention) -> None:
         """Raises TierFailed."""
         self._ensure_open()
-        self._catalog.mark(standings)
+        self._catalog.mark([(key, retention)])
 
     def get(self, key: Key) -> Entry:
         try:
@@ -142,10 +118,10 @@ class DiskTier:
         except OSError as error:
             if error.errno in _NOT_THE_FILES_FAULT:
                 raise TierFailed(f"{self.directory}: {error.strerror}") from error
-            self._set_aside(key)
+            self._move_to_quarantine(key)
             raise EntryCorrupt(f"it cannot be read: {error.strerror}") from error
         except EntryCorrupt:
-            self._set_aside(key)
+            self._move_to_quarantine(key)
             raise
         return entry
 
@@ -155,7 +131,7 @@ class DiskTier:
         if self._files.is_whole(header) and self._catalog.has(header.key):
             self._catalog.touch([header.key], used_at=self._now())
         else:
-            # Between making room and using it, nobody else may see that there is some.
+            # The lock covers both steps: no other server may use the room made here.
             with self._alone():
                 self._make_room(header)
                 self._write(entry)
@@ -164,7 +140,7 @@ class DiskTier:
         return evicted
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
-        """They were used once more; those that are not there any more. Raises TierFailed."""
+        """Mark the entries as used. Return the missing keys. Raises TierFailed."""
         self._ensure_open()
         return self._catalog.touch(keys, used_at=self._now())
 
@@ -177,12 +153,12 @@ class DiskTier:
         self._count()
 
     def quarantine(self, key: Key, why: str) -> None:
-        """For bytes that are as they were written, and that their user refused all the same."""
-        _log.warning("cache entry %s is set aside: %s", key.hex(), why)
-        self._set_aside(key)
+        """Move away an entry that the backend refused although its checksums match."""
+        _log.warning("cache: quarantined entry=%s: %s", key.hex(), why)
+        self._move_to_quarantine(key)
 
     def _ensure_open(self) -> None:
-        """The directory may have been deleted or unmounted since the last call, and be back."""
+        """Reopen the directory if it was deleted, unmounted or replaced since the last call."""
         if not self._catalog.is_current():
             self.open()
 
@@ -200,7 +176,7 @@ class DiskTier:
             limit_bytes=room_bytes - needed_bytes,
             target_bytes=room_bytes - spare_bytes,
             now=self._now(),
-            # Without its parent, nobody would ever find the entry that the room is for.
+            # Without its parent the new entry would never be found.
             is_spared=lambda key: key == header.parent or self._is_leased(key),
         ):
             self._evicted += evicted
@@ -215,12 +191,12 @@ class DiskTier:
             raise
 
     def _forget(self, key: Key) -> None:
-        """Unless it was stored again since it was missed."""
+        """Remove the row of a missing file, unless it was written again meanwhile."""
         with suppress(TierFailed):
             self._catalog.remove([key], unless=lambda key: self._files.path(key).exists())
             self._count()
 
-    def _set_aside(self, key: Key) -> None:
+    def _move_to_quarantine(self, key: Key) -> None:
         with suppress(OSError):
             self._files.set_aside(self._files.path(key))
         with suppress(TierFailed):
@@ -228,29 +204,22 @@ class DiskTier:
             self._count()
 
     def _overhead_bytes(self) -> int:
-        with self._failures_told():
+        with self._raising_tier_failed():
             files_bytes = self._files.overhead_bytes()
         return files_bytes + self._catalog.disk_bytes() + self._stuck_bytes
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with self._failures_told(), alone_in(self.directory):
+        with self._raising_tier_failed(), alone_in(self.directory):
             yield
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _raising_tier_failed(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise TierFailed(f"{self.directory}: {error.strerror}") from error
 
     def _count(self) -> None:
-        totals = self._catalog.totals()
-        own = totals.get(self._fingerprint, Totals())
-        self._usage = DiskUsage(
-            n_entries=sum(each.n_entries for each in totals.values()),
-            n_bytes=sum(each.n_bytes for each in totals.values()) + self._overhead_bytes(),
-            own_entries=own.n_entries,
-            own_tokens=own.n_tokens,
-            own_bytes=own.n_bytes,
-        )
+        totals = self._catalog.totals().values()
+        self.n_bytes = sum(each.n_bytes for each in totals) + self._overhead_bytes()

@@ -1,1 +1,1 @@
-"""What the cache holds, as people see it."""
+"""The contents of the cache, as people see them."""

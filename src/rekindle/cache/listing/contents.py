@@ -1,4 +1,4 @@
-"""What the cache holds, as people see it: prompts with a name, and ends of conversations."""
+"""The contents of the cache, as people see them: named prompts and ends of conversations."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,10 +9,9 @@ import numpy as np
 
 from rekindle.cache.entry import TOKEN_BYTES, Key, Kind
 from rekindle.cache.index import Node
-from rekindle.cache.listing.forest import branches, path_to, pinned_until, sources_of
+from rekindle.cache.listing.forest import branches, pinned_until, sources_of
 from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.residency import Holdings
-from rekindle.cache.stores.load_gate import nodes_of
 from rekindle.generation.status import StoredBranch, StoredPrefix
 
 
@@ -20,7 +19,7 @@ from rekindle.generation.status import StoredBranch, StoredPrefix
 class Forgotten:
     n_entries: int
     names: tuple[Named, ...]
-    prefix: bytes  # what begins with these tokens is gone
+    prefix: bytes  # all that starts with these tokens was dropped
 
 
 class Contents:
@@ -30,27 +29,30 @@ class Contents:
         self._index = holdings.index
 
     def listed(self, root: Key, limit: int) -> list[StoredPrefix]:
-        """Names first, then conversations, the last used first."""
+        """List names first, then conversations, the most recently used first."""
         named = [self._named(each) for each in self._names.of(root)[:limit]]
         tips = [node for node in self._index.below(root) if _is_tip(node)]
         last_used = nlargest(limit - len(named), tips, key=lambda node: node.used_at)
-        return named + [_described(path_to(node), None) for node in last_used]
+        return named + [_described(node.path, None) for node in last_used]
 
     def forest(self, root: Key, limit: int) -> list[StoredBranch]:
         names = defaultdict(list)
         for named in self._names.of(root):
-            if nodes := nodes_of(self._index.match(root, named.tokens)):
+            if nodes := self._index.match(root, named.tokens).nodes:
                 names[nodes[-1].key].append(named.name)
         return branches(self._index.below(root), names, limit)
 
     def tokens(self, root: Key, key: str) -> tuple[int, ...] | None:
-        """All up to the end of an entry, or of a prompt with this name; None: it is not there."""
+        """Return the tokens of a named prompt, or up to an entry's end; None if unknown."""
         named = self._names.get(root, key)
         stored = named.tokens if named is not None else self._tokens_of(root, key)
         return None if stored is None else tuple(np.frombuffer(stored, dtype=">u4").tolist())
 
     def forget(self, root: Key, key: str | None) -> Forgotten:
-        """All that begins with what the key or name stands for, and what led only there."""
+        """Drop everything that starts with a key's or name's tokens; None: the whole namespace.
+
+        Ancestors that only led there are dropped too.
+        """
         if key is None:
             doomed = self._index.below(root)
             names = tuple(self._names.of(root))
@@ -78,7 +80,7 @@ class Contents:
 
     def _named(self, named: Named) -> StoredPrefix:
         match = self._index.match(named.root, named.tokens)
-        return _described(nodes_of(match), named, n_tokens=match.n_tokens)
+        return _described(match.nodes, named, n_tokens=match.n_tokens)
 
     def _tokens_of(self, root: Key, key: str) -> bytes | None:
         try:
@@ -87,13 +89,13 @@ class Contents:
             return None
         if node is None:
             return None
-        path = path_to(node)
+        path = node.path
         is_ours = self._index.is_below(path[0], root)
         return b"".join(each.tokens for each in path) if is_ours else None
 
     def _drop(self, nodes: Iterable[Node]) -> int:
         there = [node for node in reversed(list(nodes)) if node.where]
-        self._holdings.drop_all(there)
+        self._holdings.drop(there)
         return len(there)
 
     def _names_gone(self, names: Sequence[Named]) -> None:
@@ -101,7 +103,7 @@ class Contents:
             self._names.drop(named)
 
     def _is_kept(self, root: Key, path: Sequence[Node]) -> bool:
-        """Somebody pinned its end, or gave a name to it or to what goes on from there."""
+        """Return whether the path's end is pinned, or a named prompt starts with it."""
         if pinned_until(path[-1]) is not None:
             return True
         tokens = b"".join(node.tokens for node in path)
@@ -112,7 +114,7 @@ class Contents:
 
 
 def _is_tip(node: Node) -> bool:
-    """Nothing goes on from it. A checkpoint stands in for its rows only where there are none."""
+    """Return whether a conversation ends here. Checkpoints count only in models without rows."""
     if node.kind is Kind.CHECKPOINT:
         return node.payload_bytes > 0 and (node.parent is None or not node.parent.payload_bytes)
     return node.children is None and node.payload_bytes > 0
@@ -121,7 +123,7 @@ def _is_tip(node: Node) -> bool:
 def _described(
     path: Sequence[Node], named: Named | None, *, n_tokens: int | None = None
 ) -> StoredPrefix:
-    """Of a name whose prompt is no longer stored there is little to tell."""
+    """Describe a path; an empty one for a name whose prompt is no longer stored."""
     tip = path[-1] if path else None
     retention = tip.retention if tip else Node(b"").retention
     if n_tokens is None:

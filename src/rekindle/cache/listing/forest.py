@@ -1,31 +1,22 @@
-"""What is stored as a tree of shared prefixes: blocks in a row without a fork are one branch."""
+"""Stored prefixes as a tree: consecutive blocks without a fork form one branch."""
 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from heapq import nlargest
+from operator import and_
 
 from rekindle.cache.entry import Key, Kind
-from rekindle.cache.index import Node
-from rekindle.cache.stores.sources import CHEAPEST_FIRST
+from rekindle.cache.index import NOWHERE, Node
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import StoredBranch
 
 
-def path_to(node: Node) -> list[Node]:
-    path = [node]
-    while (parent := path[-1].parent) is not None:
-        path.append(parent)
-    return path[::-1]
-
-
 def sources_of(nodes: Sequence[Node]) -> tuple[CacheSource, ...]:
-    """Those that hold all of them."""
-    return tuple(
-        source
-        for source, where in CHEAPEST_FIRST
-        if nodes and all(where in node.where for node in nodes)
-    )
+    """Return the tiers that hold all of the nodes."""
+    everywhere = reduce(and_, (node.where for node in nodes)) if nodes else NOWHERE
+    return everywhere.sources
 
 
 def pinned_until(node: Node) -> float | None:
@@ -36,9 +27,10 @@ def pinned_until(node: Node) -> float | None:
 def branches(
     nodes: Sequence[Node], names: Mapping[Key, Sequence[str]], limit: int
 ) -> list[StoredBranch]:
-    """`nodes` have parents before their children; `names` are those of prompts that end there.
+    """Group nodes into branches. `nodes` list parents before their children.
 
-    Of more than `limit` blocks those that were used last, with all that lead to them.
+    `names` maps a node to the names of prompts that end there. Beyond `limit` blocks, only the
+    most recently used ones and their ancestors are kept.
     """
     blocks = [node for node in nodes if node.kind is Kind.BLOCK]
     if len(blocks) > limit:
@@ -53,18 +45,18 @@ def branches(
     n_behind = Counter(node.parent.key for node in blocks if node.parent is not None)
     rows: list[list[Node]] = []
     parents: list[int | None] = []
-    places: dict[Key, int] = {}  # of the row that a node stands in
+    places: dict[Key, int] = {}  # the row of each node
     for node in blocks:
         before = node.parent
         place = places.get(before.key) if before is not None else None
-        goes_on = (
+        continues = (
             before is not None
             and place is not None
             and n_behind[before.key] == 1
             and before.key not in names
             and _is_alike(before, node)
         )
-        if goes_on and place is not None:
+        if continues and place is not None:
             rows[place].append(node)
             places[node.key] = place
         else:

@@ -1,12 +1,11 @@
-"""Prompts that somebody gave a name: the token ids that it stands for.
+"""Named prompts: each name stands for token ids.
 
-A name outlives the entries of its prompt: these are cut anew when longer ones come, evicted and
-computed again.
+A name outlives the entries of its prompt, which may be replaced by longer ones or evicted.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.entry import TOKEN_BYTES, Key
 
 MAX_NAMES = 1024  # picked
@@ -27,30 +26,26 @@ class Named:
 
 
 class Names:
-    """Those of every namespace of one model; the one that was given longest ago goes first."""
+    """The names of every namespace of one model, bounded: the oldest one is evicted first."""
 
     def __init__(self) -> None:
-        self._named: OrderedDict[tuple[Key, str], Named] = OrderedDict()
-        self._n_bytes = 0
+        self._named: BoundedCache[tuple[Key, str], Named] = BoundedCache(
+            max_items=MAX_NAMES, max_bytes=MAX_BYTES
+        )
 
     def give(self, named: Named) -> list[Named]:
-        """Those that had to go for it."""
-        self.drop(named)
-        self._named[named.root, named.name] = named
-        self._n_bytes += len(named.tokens)
-        gone = []
-        while len(self._named) > MAX_NAMES or self._n_bytes > MAX_BYTES:
-            gone.append(next(iter(self._named.values())))
-            self.drop(gone[-1])
-        return gone
+        """Add or replace a name. Return the names evicted for it."""
+        place = named.root, named.name
+        evicted = self._named.put(place, named, n_bytes=len(named.tokens))
+        return [each for _, each in evicted]
 
     def get(self, root: Key, name: str) -> Named | None:
-        return self._named.get((root, name))
+        return self._named.peek((root, name))
 
     def drop(self, named: Named) -> None:
-        known = self._named.pop((named.root, named.name), None)
-        self._n_bytes -= len(known.tokens) if known is not None else 0
+        self._named.pop((named.root, named.name))
 
     def of(self, root: Key) -> list[Named]:
-        """The latest first."""
-        return [named for named in reversed(self._named.values()) if named.root == root]
+        """Return the names of one namespace, the latest first."""
+        known = [self._named.peek(place) for place in self._named if place[0] == root]
+        return [named for named in reversed(known) if named is not None]

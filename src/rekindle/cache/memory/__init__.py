@@ -1,1 +1,1 @@
-"""The RAM tier."""
+"""The memory tier."""

@@ -1,9 +1,9 @@
-"""Memory for payloads that are read from disk.
+"""Memory for payloads read from disk.
 
-The first touch of new memory takes longer than reading into it, and far less time in huge pages.
-Of a payload without a multiple of their size the end would be touched in small ones. So a buffer
-takes whole huge pages while it is filled, and gives back what is too much. (The kernel may keep
-that, at most an eighth, until memory is short.)
+The first touch of new memory takes longer than the read itself, but far less in huge pages. A
+payload that is not a multiple of their size would end in small pages. A buffer is therefore
+filled in whole huge pages and then shrunk. The kernel may keep the rest, at most an eighth, until
+memory is short.
 """
 
 import mmap
@@ -19,16 +19,16 @@ Fill = Callable[[memoryview], None]
 
 
 def filled_buffer(n_bytes: int, fill: Fill) -> memoryview:
-    """New memory, after `fill` has written all of it; it lives as long as anybody refers to it."""
+    """Return new memory after `fill` has written all of it. It is freed with its last reference."""
     n_huge_bytes = -(-n_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     is_worth_it = n_bytes > 0 and n_huge_bytes - n_bytes <= n_bytes * _MAX_REST_SHARE
     if not is_worth_it or not hasattr(mmap, "MADV_HUGEPAGE"):
         plain = np.empty(n_bytes, np.uint8).data
         fill(plain)
         return plain
-    # Linux places what has whole huge pages at the start of one, since 6.7.
+    # Since 6.7, Linux aligns a mapping of whole huge pages to one.
     memory = mmap.mmap(-1, n_huge_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     with memoryview(memory) as whole, whole[:n_bytes] as view:
         fill(view)

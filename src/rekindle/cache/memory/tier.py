@@ -1,22 +1,21 @@
-"""The RAM tier: payloads in a dictionary, and the bytes that are spoken for.
+"""The memory tier: payloads in a dictionary, and the count of used and reserved bytes.
 
-Whoever puts something in has made room before; which entry goes is not decided here.
+The holdings decide what to evict, and make room before they put an entry.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Entry, Header, Key
 from rekindle.errors import EntryMissing
-from rekindle.generation.events import CacheSource
 
-# What CPython needs for an entry beside its payload and its token ids: header, node, places in
-# tables. Measured 1,220 to 1,300, see tests/cache/memory/test_accounts.py.
+# CPython's own bytes for an entry, besides payload and token ids: header, node, table slots.
+# Measured 1,220 to 1,300, see tests/cache/memory/test_accounts.py.
 ENTRY_OVERHEAD_BYTES = 1300
 
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use, or "max"
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit in bytes, or "max"
 
 
 def machine_memory_bytes() -> int:
@@ -28,8 +27,6 @@ def machine_memory_bytes() -> int:
 
 
 class MemoryTier:
-    name = CacheSource.MEMORY
-
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.n_bytes = 0  # held and reserved
@@ -47,22 +44,18 @@ class MemoryTier:
         except KeyError:
             raise EntryMissing(f"{key.hex()} is not in memory") from None
 
-    def put(self, entry: Entry) -> list[Key]:
+    def put(self, entry: Entry) -> None:
         assert entry.header.key not in self._entries
         self._entries[entry.header.key] = entry
         self.n_bytes += _size_of(entry.header)
-        return []
 
     def drop(self, keys: Sequence[Key]) -> None:
         for key in keys:
             if entry := self._entries.pop(key, None):
                 self.n_bytes -= _size_of(entry.header)
 
-    def headers(self) -> Iterator[list[Header]]:
-        yield [entry.header for entry in self._entries.values()]
-
     def reserve(self, payload_bytes: int) -> None:
-        """Counts bytes that are on their way in; every reservation is given back."""
+        """Count the bytes of a read under way. Every reservation is given back."""
         self.n_bytes += size_in_memory(payload_bytes)
 
     def give_back(self, payload_bytes: int) -> None:
@@ -70,7 +63,7 @@ class MemoryTier:
 
 
 def size_in_memory(payload_bytes: int, token_bytes: int = BLOCK_TOKENS * TOKEN_BYTES) -> int:
-    """Of an entry with that many token ids; where nobody knows yet, with the most there may be."""
+    """Return the memory used by an entry. Its token ids count as a whole block if not known yet."""
     return payload_bytes + token_bytes + ENTRY_OVERHEAD_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The store that several servers use, opened once for the process."""
+"""The shared store, which several servers use, opened once for the process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class GuardedObjects:
-    """Asks the store only while it is well, and tells its health what came of it."""
+    """An object store behind the circuit breaker: calls fail at once while the store is down."""
 
     def __init__(self, objects: ObjectStore, health: StoreHealth) -> None:
         self._objects = objects
@@ -58,11 +58,11 @@ class GuardedObjects:
 
     def _ask(self, call: Callable[[], Answer]) -> Answer:
         if trouble := self._health.trouble:
-            raise TierFailed(f"the shared store at {self.place} is not asked: {trouble}")
+            raise TierFailed(f"the shared store at {self.place} is down: {trouble}")
         began_at = self._health.now()
         try:
             answer = call()
-        except TierFull:  # it answered, so it is well
+        except TierFull:  # the store answered
             raise
         except StoreUnreachable as error:
             self._health.note_unreachable(error.message)
@@ -82,7 +82,7 @@ class SharedStore:
 
     @property
     def place(self) -> str:
-        """For people to read: where it is, without a password."""
+        """The store's address without its password, for people to read."""
         return self.objects.place
 
     def close(self) -> None:
@@ -90,11 +90,8 @@ class SharedStore:
         self.objects.close()
 
 
-def open_shared_store(url: str, key: str | None = None) -> SharedStore:
-    """A store that is down is none the less opened, and used when it is back.
-
-    Raises StartupError.
-    """
+def open_shared_store(url: str, key: str | None) -> SharedStore:
+    """Open the store. A store that is down is used once it is back. Raises StartupError."""
     try:
         seal = new_seal(key)
         objects = _open_objects(url)
@@ -112,7 +109,7 @@ def guarded_store(objects: ObjectStore, seal: Seal | NoSeal) -> SharedStore:
 
 
 def _open_objects(url: str) -> ObjectStore:
-    """The packages are optional: they are imported with the class that uses them."""
+    """Import the client class on demand: its packages are optional."""
     scheme = url.partition("://")[0]
     if scheme == S3_SCHEME:
         from rekindle.cache.shared.s3_objects import S3Objects

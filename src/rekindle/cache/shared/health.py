@@ -1,6 +1,7 @@
-"""Whether the shared store answers: the circuit breaker that all who ask it go by.
+"""The shared store's circuit breaker.
 
-While it is open nobody asks; a thread pings the store, less and less often, and closes it.
+While it is open, calls to the store fail at once. A thread pings the store, less and less often,
+and closes the breaker when the store answers.
 """
 
 import logging
@@ -29,7 +30,7 @@ class StoreHealth:
         place: str,
         ping: Callable[[], None],
         *,
-        ping_seconds: float = PING_SECONDS,
+        ping_seconds: float,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
@@ -45,7 +46,7 @@ class StoreHealth:
         self._troubled_since = 0.0
         self._n_failures = 0  # in a row
         self._failed_at = float("-inf")
-        # Pings that succeed where real work fails must not make it ask twice a second.
+        # A store whose pings succeed but whose calls fail must not be tried twice a second.
         self._wait_seconds = MIN_WAIT_SECONDS
         self._watcher: threading.Thread | None = None
 
@@ -55,23 +56,27 @@ class StoreHealth:
 
     @property
     def trouble(self) -> str | None:
-        """Why nobody asks the store; None: it is well."""
+        """Why the breaker is open; None while it is closed."""
         return self._trouble
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Called, in any thread, when the store fails and when it is back; ends with the result."""
+        """Call `listener`, in any thread, when the breaker opens or closes.
+
+        Return a function that removes the listener.
+        """
         with self._lock:
             self._listeners.append(listener)
-        return lambda: self._forget(listener)
+        return lambda: self._remove(listener)
 
     def check(self) -> None:
-        """One ping, for the start: a store that is down opens the breaker at once."""
+        """Ping once, at the start. A store that is down opens the breaker at once."""
         if why := self._ping_trouble():
             self._note(why, n_failures=MAX_FAILURES)
 
     def note_success(self, *, began_at: float | None = None) -> None:
-        """An answer that came, but too late for whom it was meant, makes up for nothing:
-        `began_at`, by `now`, is when it was asked for.
+        """Reset the failure count, unless the call began before the last failure.
+
+        A reply to a call that already timed out does not count. `began_at` is in terms of `now`.
         """
         with self._lock:
             if self._trouble is None and (began_at is None or began_at >= self._failed_at):
@@ -82,7 +87,7 @@ class StoreHealth:
         self._note(why, n_failures=1)
 
     def note_slow(self, why: str) -> None:
-        """It did not answer in the time its caller had."""
+        """Count a call that took longer than its caller could wait."""
         self._note(why, n_failures=1)
 
     def note_unreachable(self, why: str) -> None:
@@ -109,11 +114,11 @@ class StoreHealth:
             self._watcher = threading.Thread(target=self._watch, name="store-health", daemon=True)
             self._watcher.start()
         _log.warning(
-            "cache: the shared store at %s does not answer, local tiers go on: %s",
+            "cache: shared store down, continuing with local tiers: store=%s: %s",
             self._place,
             why,
         )
-        self._tell()
+        self._notify()
 
     def _watch(self) -> None:
         while True:
@@ -127,8 +132,8 @@ class StoreHealth:
             self._trouble = None
             self._n_failures = 0
         if not self._closed.is_set():
-            _log.info("cache: the shared store at %s is back after %.0f s", self._place, seconds)
-            self._tell()
+            _log.info("cache: shared store up again: store=%s after=%.0fs", self._place, seconds)
+            self._notify()
 
     def _next_wait_seconds(self) -> float:
         with self._lock:
@@ -142,18 +147,18 @@ class StoreHealth:
             self._ping()
         except TierFailed as error:
             return error.message
-        except Exception as error:  # without its watcher the store would never be back
+        except Exception as error:  # without its watcher the breaker would never close
             return f"it failed: {error!r}"
         seconds = self.now() - began_at
         return f"a ping took {seconds:.2f} s" if seconds > self._ping_seconds else None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
 
-    def _forget(self, listener: Callable[[], None]) -> None:
+    def _remove(self, listener: Callable[[], None]) -> None:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)

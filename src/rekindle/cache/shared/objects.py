@@ -1,7 +1,7 @@
-"""What a store that several servers use has to do: named bytes, and groups of short names.
+"""The operations of a shared object store: named bytes, and groups of short names.
 
-`redis_objects` and `s3_objects` do it; `shared` knows what the bytes are. Any thread may call.
-Every verb waits for a bounded time and raises TierFailed.
+`redis_objects` and `s3_objects` implement them; `tier` knows what the bytes mean. Any thread may
+call. Every call takes a bounded time and raises TierFailed.
 """
 
 from collections.abc import Sequence
@@ -13,30 +13,32 @@ from rekindle.generation.model_state import Payload
 class ObjectStore(Protocol):
     @property
     def reads_are_dear(self) -> bool:
-        """Whether each name that is read costs a round trip of its own, as with S3."""
+        """Whether each name read costs a round trip of its own, as with S3."""
         ...
 
     @property
     def place(self) -> str:
-        """For people to read: where it is, without a password."""
+        """The store's address without its password, for people to read."""
         ...
 
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
-        """All at once, each whole or as far as asked for; None: it is not there."""
+        """Return the objects, whole or their first bytes; None for each that is missing."""
         ...
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
-        """All of it or nothing, over what was there. Raises TierFull where there is no room."""
+        """Write or replace an object, all of it or nothing. Raises TierFull if there is no room."""
         ...
 
-    def add(self, group: str, member: str) -> None: ...
+    def add(self, group: str, member: str) -> None:
+        """Add a member to a group."""
+        ...
 
     def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
-        """Of each group at most so many, in no order."""
+        """Return the members of each group, at most `limit`, in no order."""
         ...
 
     def touch(self, names: Sequence[str]) -> list[bool]:
-        """They were used: they stay longer, where the store forgets. Which of them are there."""
+        """Extend the objects' expiry, if the store has one. Return which of them exist."""
         ...
 
     def remove(self, names: Sequence[str]) -> None: ...

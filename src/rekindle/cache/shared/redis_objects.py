@@ -1,7 +1,7 @@
 """Objects in Redis or Valkey: one server, behind Sentinel, or a cluster.
 
-Names are strings that expire when nobody used them for a week; groups are sets. Each verb is one
-pipeline, however many names it is about. Needs the package `redis`.
+Objects are strings that expire a week after their last use; groups are sets. Each call is one
+pipeline, however many names it has. Needs the package `redis`.
 """
 
 import re
@@ -39,8 +39,8 @@ _OPTIONS_OF_POOLS = ("connection_class", "max_connections", "ssl")
 _FAILURES = (redis.RedisError, RedisClusterException, OSError)
 _NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError, gaierror)
 _BAD_URL = (
-    "The address of the shared store is not one that redis-py understands."
-    " Special characters in a password are written as %XX."
+    "redis-py does not understand the address of the shared store."
+    " Write special characters in a password as %XX."
 )
 
 Client = redis.Redis | redis.RedisCluster
@@ -51,16 +51,16 @@ class RedisAddress:
     scheme: str
     place: str
     prefix: str
-    hosts: tuple[tuple[str, int], ...]  # sentinels, or nodes of a cluster; else only one
-    master: str  # as sentinels call it
-    options: dict[str, Any]  # redis-py's, of a connection
+    hosts: tuple[tuple[str, int], ...]  # sentinels, or nodes of a cluster; else empty
+    master: str  # its name among the sentinels
+    options: dict[str, Any]  # redis-py's connection options
 
 
 class RedisObjects:
     reads_are_dear = False
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises StartupError."""
+        """Connect to nothing yet. Raises StartupError."""
         address = parse_address(url)
         self._place = address.place
         self._prefix = address.prefix
@@ -76,7 +76,7 @@ class RedisObjects:
         if first_bytes is None:
             return self._pipeline([("GET", self._key(name)) for name in names])
         ranges = [("GETRANGE", self._key(name), 0, first_bytes - 1) for name in names]
-        # What is not there reads as an empty string.
+        # A missing object reads as an empty string.
         return [found or None for found in self._pipeline(ranges)]
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
@@ -110,13 +110,13 @@ class RedisObjects:
         return f"{self._prefix}:{name}"
 
     def _pipeline(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
-        """Their answers; the first that is an error is raised."""
+        """Return the commands' answers. Raise the first error among them."""
 
         def run() -> list[Any]:
             with self._reader.get().pipeline(transaction=False) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                # redis-py would put the command into the error's text, values and all.
+                # redis-py would put the whole command, with its values, into the error's text.
                 answers = pipeline.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, Exception):
@@ -129,21 +129,21 @@ class RedisObjects:
         try:
             return call()
         except OutOfMemoryError as error:
-            raise TierFull(self._told(error)) from error
+            raise TierFull(self._message(error)) from error
         except _FAILURES as error:
             kind = StoreUnreachable if _nobody_listens(error) else TierFailed
-            raise kind(self._told(error)) from error
+            raise kind(self._message(error)) from error
 
-    def _told(self, error: Exception) -> str:
-        """A server that knows no AUTH repeats what it was sent."""
+    def _message(self, error: Exception) -> str:
+        """Return the error's text without the password: a server without AUTH repeats it."""
         text = str(error) or type(error).__name__
         if isinstance(error, MasterNotFoundError):
-            text = text.partition(" : ")[0]  # what follows is all that redis-py knows of each
+            text = text.partition(" : ")[0]  # redis-py adds all it knows about each sentinel
         return text.replace(self._password, "***") if self._password else text
 
 
 class _LazyClient:
-    """A cluster's client connects when it is made, and whoever opens a store must not wait."""
+    """A client made on first use: a cluster's client connects when it is made."""
 
     def __init__(self, address: RedisAddress, *, answer_seconds: float) -> None:
         self._address = address
@@ -186,14 +186,14 @@ def _common_options(answer_seconds: float) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": answer_seconds,
         "socket_read_size": READ_BYTES,
-        # A pooled connection that the server closed is noticed and opened again without one.
+        # redis-py reopens a pooled connection that the server closed even without retries.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Raises StartupError, which shows nothing of the URL."""
+    """Parse the URL. Raises StartupError, whose text has no part of the URL."""
     try:
         return _parse(url)
     except (ValueError, TypeError):
@@ -201,12 +201,12 @@ def parse_address(url: str) -> RedisAddress:
 
 
 def _parse(url: str) -> RedisAddress:
-    # By hand as far as the hosts go: Python refuses lists of them that have an IPv6 address.
+    # Hosts are parsed by hand: urlsplit refuses a list of hosts with an IPv6 address.
     scheme_name, _, rest = url.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     parts = urlsplit(f"{scheme_name}://host{rest.removeprefix(authority)}")
     login, at, netloc = authority.rpartition("@")
-    # A password with an unescaped / or # in it looks like this.
+    # A password with an unescaped / or # ends up like this.
     if parts.fragment or (parts.scheme != "unix" and netloc.partition(":")[0] == ""):
         raise ValueError("there is no host")
     query = dict(parse_qsl(parts.query))
@@ -239,7 +239,7 @@ def _parse(url: str) -> RedisAddress:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """redis-py looks at most of them when it connects, which is too late to complain."""
+    """Check the options now: redis-py would reject most of them only when it connects."""
     of_connections = {
         name: value for name, value in options.items() if name not in _OPTIONS_OF_POOLS
     }

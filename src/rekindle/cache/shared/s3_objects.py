@@ -1,8 +1,8 @@
-"""Objects in S3, or in what speaks like it. Needs the package `obstore`.
+"""Objects in S3 or a compatible store. Needs the package `obstore`.
 
-A group is a folder of empty objects. Nothing expires by itself and nothing is ever full: what goes,
-and when, is a lifecycle rule of the bucket. Endpoint, region and credentials come from the
-environment, as obstore reads it: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
+A group is a folder of empty objects. Objects expire only by a lifecycle rule of the bucket, and a
+bucket is never full. obstore reads endpoint, region and credentials from the environment:
+AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
 """
 
 import re
@@ -34,7 +34,7 @@ MAX_COMPLAINT_LETTERS = 300
 _FAILURES = (BaseError, OSError, ValueError)
 _NOBODY_LISTENS = ("Connection refused", "dns error")
 _SYSTEM_SAID = re.compile(r'message: "([^"]{1,100})"')
-_NO_BUCKET = "NoSuchBucket"  # an object that is not there is a FileNotFoundError as well
+_NO_BUCKET = "NoSuchBucket"  # a FileNotFoundError, like a missing object
 
 Answer = TypeVar("Answer")
 
@@ -43,12 +43,12 @@ class S3Objects:
     reads_are_dear = True
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises StartupError."""
+        """Connect to nothing yet. Raises StartupError."""
         self._place = url
         self._quick = _new_store(url, seconds=ANSWER_SECONDS)
         self._bodies = _new_store(url, seconds=BODY_SECONDS)
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="s3")
-        # Hundreds of names at a time, which nobody waits for and which stand in no one's way.
+        # Touches have threads of their own: hundreds of names, and no request waits for them.
         self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
 
     @property
@@ -89,7 +89,7 @@ class S3Objects:
         return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
 
     def _read_first(self, name: str, n_bytes: int) -> bytes | None:
-        # Unlike get_range, it takes a range that goes beyond the end.
+        # Unlike get_range, get accepts a range beyond the end.
         options: GetOptions = {"range": (0, n_bytes)}
         return self._found(lambda: self._quick.get(name, options=options).bytes().to_bytes())
 
@@ -109,7 +109,7 @@ class S3Objects:
         return list(self._threads.map(ask, names))
 
     def _found(self, call: Callable[[], Answer]) -> Answer | None:
-        """None: it is not there."""
+        """Return the call's answer; None if the object is missing."""
 
         def try_to_find() -> Answer | None:
             try:
@@ -159,7 +159,7 @@ def _new_store(url: str, *, seconds: float) -> S3Store:
 
 
 def _complaint(text: str) -> str:
-    """obstore's errors go on with a page of causes; of these, what the system said."""
+    """Shorten an obstore error to its first line and the system's own message."""
     head, _, causes = text.partition("\n\n")
     line = " ".join(head.split())[:MAX_COMPLAINT_LETTERS]
     said = _SYSTEM_SAID.search(causes)

@@ -1,4 +1,4 @@
-"""What others may read in a shared store: with a key, neither the bytes nor what they are of."""
+"""Encryption of the shared store: without the key, readers learn neither contents nor names."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ _BAD_KEY = "The key of the shared store must be 32 bytes, as 64 hex digits or in
 
 
 class NoSeal:
-    """Without a key: everything as it is."""
+    """No key: contents and names stay in clear."""
 
     OVERHEAD_BYTES = 0
 

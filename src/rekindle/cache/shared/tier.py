@@ -1,17 +1,17 @@
-"""The shared tier: entries in a store that several servers use, found by asking for their names.
+"""The shared tier: entries in a store that several servers use, found by their names.
 
     e/<key>      head (a preamble of fixed length), then payload; each sealed by itself
-    c/<parent>   group: which lengths of short blocks and of checkpoints stand behind it
+    c/<parent>   group: the lengths of short blocks and checkpoints behind the parent
 
-Whoever has the tokens knows the names of whole blocks. For the others a group names lengths, so
-that only those are asked for; a hint, one digit of the entry's name, rules out most that are of
-other tokens. A group therefore never has more than MAX_MEMBERS, however many entries come and go.
+A prompt's tokens give the names of its whole blocks. For short blocks and checkpoints, a group
+lists the lengths to ask for. A hint, one digit of the entry's name, excludes most entries of other
+tokens. So a group has at most MAX_MEMBERS members, however many entries there are.
 
-Nothing is listed, and there is no state here: any thread may call.
+Entries are never listed, and this class has no state: any thread may call.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -31,14 +31,13 @@ from rekindle.cache.entry import (
 )
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed
-from rekindle.generation.events import CacheSource
 
 _log = logging.getLogger(__name__)
 
-MAX_MEMBERS = len(Kind) * BLOCK_TOKENS * 16  # kinds, lengths and hints that there are
-MAX_CHECKPOINTS = 8  # of one probe, the deepest; picked
-MAX_CANDIDATES = 256  # heads that a probe asks for behind whole blocks; picked
-# Where each name is a round trip, as many as a store answers side by side; picked.
+MAX_MEMBERS = len(Kind) * BLOCK_TOKENS * 16  # all kinds, lengths and hints
+MAX_CHECKPOINTS = 8  # that a lookup returns, the deepest; picked
+MAX_CANDIDATES = 256  # heads that a lookup asks for behind whole blocks; picked
+# Where each name is a round trip: as many as a store answers in parallel; picked.
 DEAR_NAMES = 16
 MAX_DEAR_CANDIDATES = 2 * DEAR_NAMES
 
@@ -46,8 +45,6 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 class SharedTier:
-    name = CacheSource.SHARED
-
     def __init__(self, store: SharedStore, *, fingerprint: Key) -> None:
         self._objects = store.objects
         self._seal = store.seal
@@ -67,7 +64,7 @@ class SharedTier:
             raise
 
     def put(self, entry: Entry) -> list[Key]:
-        """Nothing else has to go: the store makes its own room. Raises TierFailed."""
+        """Store the entry. Evict nothing: the store makes its own room. Raises TierFailed."""
         header = entry.header
         name = self._name(header.key)
         (is_there,) = self._objects.touch([name])
@@ -79,8 +76,8 @@ class SharedTier:
             ]
             self._objects.write(name, parts)
         if header.kind is Kind.CHECKPOINT or header.n_tokens < BLOCK_TOKENS:
-            # After the entry: who finds the one finds the other. Again each time: a store that
-            # forgets may have forgotten either.
+            # After the entry, so that a listed member exists. Added on every put: either object
+            # may have expired.
             member = _member(header.kind, header.n_tokens, name)
             self._objects.add(self._group(header.parent), member)
         return []
@@ -89,21 +86,17 @@ class SharedTier:
         """Raises TierFailed."""
         self._objects.remove([self._name(key) for key in keys])
 
-    def headers(self) -> Iterator[list[Header]]:
-        """None: what others stored is found by `probe`."""
-        yield from ()
-
     def touch(self, keys: Sequence[Key]) -> list[Key]:
-        """They were used once more; those that are not there any more. Raises TierFailed."""
+        """Extend the entries' expiry. Return the missing keys. Raises TierFailed."""
         are_there = self._objects.touch([self._name(key) for key in keys])
         return [key for key, is_there in zip(keys, are_there, strict=True) if not is_there]
 
     def quarantine(self, key: Key, why: str) -> None:
-        """For bytes that are as they were written, and that their user refused all the same."""
-        _log.warning("cache entry %s is removed from the shared store: %s", key.hex(), why)
+        """Remove an entry that the backend refused although its checksums match."""
+        _log.warning("shared: removed entry=%s: %s", key.hex(), why)
         self._remove([self._name(key)])
 
-    def probe(
+    def look_up(
         self,
         parent: Key,
         start: int,
@@ -112,25 +105,25 @@ class SharedTier:
         has_rows: bool,
         has_checkpoints: bool,
     ) -> list[Header]:
-        """What is stored of the prompt that goes on with `tokens` behind `parent`, in order.
+        """Return the stored headers of a prompt that continues with `tokens` behind `parent`.
 
-        `parent` is a root or a whole block that ends at `start`. Whole blocks up to the first
-        that is not there, then the longest short one and the deepest checkpoints on the way.
+        `parent` is a root or a whole block that ends at `start`. The result has whole blocks up
+        to the first missing one, the longest short block, and the deepest checkpoints.
         Raises TierFailed.
         """
         assert start % BLOCK_TOKENS == 0
-        way = _Way(parent, start, tokens)
-        blocks = self._probe_blocks(way)
-        short, checkpoints = self._probe_behind(
-            way, len(blocks), has_rows=has_rows, has_checkpoints=has_checkpoints
+        path = _PromptPath(parent, start, tokens)
+        blocks = self._find_blocks(path)
+        short, checkpoints = self._find_behind(
+            path, len(blocks), has_rows=has_rows, has_checkpoints=has_checkpoints
         )
         return [*blocks, *short, *reversed(checkpoints)]
 
-    def _probe_blocks(self, way: "_Way") -> list[Header]:
-        wanted = way.blocks()
+    def _find_blocks(self, path: "_PromptPath") -> list[Header]:
+        wanted = path.blocks()
         found: dict[int, Header | None] = {}
         if self._objects.reads_are_dear and len(wanted) > DEAR_NAMES:
-            # Most prompts end early in the store: a few heads tell how many others to read.
+            # Most prompts diverge early: a few heads show how many others to read.
             spread = [-(-len(wanted) * n // DEAR_NAMES) - 1 for n in range(1, DEAR_NAMES + 1)]
             heads = self._read_heads([wanted[place] for place in spread])
             found = dict(zip(spread, heads, strict=True))
@@ -144,25 +137,30 @@ class SharedTier:
             blocks.append(header)
         return blocks
 
-    def _probe_behind(
-        self, way: "_Way", n_blocks: int, *, has_rows: bool, has_checkpoints: bool
+    def _find_behind(
+        self, path: "_PromptPath", n_blocks: int, *, has_rows: bool, has_checkpoints: bool
     ) -> tuple[list[Header], list[Header]]:
-        """The longest short block behind the last one, and the checkpoints that rows lead to,
-        deepest first.
+        """Return the longest short block behind the whole ones, and the checkpoints, deepest first.
+
+        Rows must lead up to each checkpoint, in models that have rows.
         """
-        places = [_Place(n_blocks, (Kind.BLOCK,) * has_rows + (Kind.CHECKPOINT,) * has_checkpoints)]
+        places = [
+            _GroupQuery(n_blocks, (Kind.BLOCK,) * has_rows + (Kind.CHECKPOINT,) * has_checkpoints)
+        ]
         if has_checkpoints:
-            places += [_Place(depth, (Kind.CHECKPOINT,)) for depth in reversed(range(n_blocks))]
+            places += [
+                _GroupQuery(depth, (Kind.CHECKPOINT,)) for depth in reversed(range(n_blocks))
+            ]
         is_dear = self._objects.reads_are_dear
         n_at_once = DEAR_NAMES if is_dear else len(places)
         n_candidates = MAX_DEAR_CANDIDATES if is_dear else MAX_CANDIDATES
         short: list[Header] = []
         checkpoints: list[Header] = []
         for first in range(0, len(places), n_at_once):
-            candidates = self._candidates(way, places[first : first + n_at_once])
+            candidates = self._candidates(path, places[first : first + n_at_once])
             heads = [head for head in self._read_heads(candidates[:n_candidates]) if head]
             short += [head for head in heads if head.kind is Kind.BLOCK][:1]
-            n_rows = short[0].stop if short else way.start_of(n_blocks)
+            n_rows = short[0].stop if short else path.start_of(n_blocks)
             checkpoints += [
                 head
                 for head in heads
@@ -172,21 +170,21 @@ class SharedTier:
                 break
         return short, checkpoints[:MAX_CHECKPOINTS]
 
-    def _candidates(self, way: "_Way", places: Sequence["_Place"]) -> list["_Wanted"]:
-        """What fits the prompt and may be there, deepest first."""
-        groups = [self._group(way.parents[place.depth]) for place in places]
+    def _candidates(self, path: "_PromptPath", places: Sequence["_GroupQuery"]) -> list["_Wanted"]:
+        """Return the entries that fit the prompt and that the groups list, deepest first."""
+        groups = [self._group(path.parents[place.depth]) for place in places]
         answers = self._objects.members(groups, limit=MAX_MEMBERS)
         found = []
         for place, members in zip(places, answers, strict=True):
             told = set(members)
             for kind, n_tokens in {length for each in told if (length := _length_in(each))}:
-                wanted = way.behind(place.depth, kind, n_tokens) if kind in place.kinds else None
+                wanted = path.behind(place.depth, kind, n_tokens) if kind in place.kinds else None
                 if wanted and _member(kind, n_tokens, self._name(wanted.key)) in told:
                     found.append(wanted)
         return sorted(found, key=lambda each: each.stop, reverse=True)
 
     def _read_heads(self, wanted: Sequence["_Wanted"]) -> list[Header | None]:
-        """Verified as far as a head can be; one that is not sound is removed, and absent."""
+        """Return the verified headers; None for missing ones. Corrupt objects are removed."""
         if not wanted:
             return []
         names = [self._name(each.key) for each in wanted]
@@ -199,9 +197,9 @@ class SharedTier:
                 try:
                     header = self._head(name, each.key, data)[0]
                     if (header.start, header.tokens) != (each.start, each.tokens):
-                        raise EntryCorrupt("it stands somewhere else")
+                        raise EntryCorrupt("it belongs to another position")
                 except EntryCorrupt as error:
-                    _log.warning("%s is removed from the shared store: %s", name, error.message)
+                    _log.warning("shared: removed object=%s: %s", name, error.message)
                     unsound.append(name)
                     header = None
             heads.append(header)
@@ -244,15 +242,15 @@ class SharedTier:
         return self._seal.name("c", parent)
 
 
-class _Place(NamedTuple):
-    """Behind so many blocks, and what is looked for there."""
+class _GroupQuery(NamedTuple):
+    """The kinds of entries to look for behind so many blocks."""
 
     depth: int
     kinds: tuple[Kind, ...]
 
 
 class _Wanted(NamedTuple):
-    """An entry that may be there, as it has to be to fit the prompt."""
+    """An entry that would fit the prompt and may be stored."""
 
     key: Key
     kind: Kind
@@ -264,8 +262,8 @@ class _Wanted(NamedTuple):
         return self.start + len(self.tokens) // TOKEN_BYTES
 
 
-class _Way:
-    """The blocks that a prompt goes on with: `parents[n]` is the key behind n of them."""
+class _PromptPath:
+    """The next whole blocks of a prompt: `parents[n]` is the key behind n of them."""
 
     def __init__(self, parent: Key, start: int, tokens: bytes) -> None:
         self._start = start
@@ -284,7 +282,10 @@ class _Way:
         ]
 
     def behind(self, depth: int, kind: Kind, n_tokens: int) -> _Wanted | None:
-        """None: the prompt is not that long, or a state at position 0, which saves nothing."""
+        """Return the entry of that length; None if the prompt is too short.
+
+        A state at position 0 saves nothing, so it is None too.
+        """
         start = self.start_of(depth)
         tokens = self._piece(depth)[: n_tokens * TOKEN_BYTES]
         if len(tokens) != n_tokens * TOKEN_BYTES or start + n_tokens == 0:
@@ -296,12 +297,12 @@ class _Way:
 
 
 def _member(kind: Kind, n_tokens: int, name: str) -> str:
-    """The hint is of the name, which a key hides, so that a member tells no more than a length."""
+    """Return a group's member. Its hint is a digit of the keyed name, which reveals no tokens."""
     return f"{kind:d}.{n_tokens}.{name[-1]}"
 
 
 def _length_in(member: str) -> tuple[Kind, int] | None:
-    """None: it is not one of ours."""
+    """Return a member's kind and length; None if its format is unknown."""
     try:
         kind, n_tokens, _ = member.split(".")
         return Kind(int(kind)), int(n_tokens)
@@ -310,5 +311,5 @@ def _length_in(member: str) -> tuple[Kind, int] | None:
 
 
 def _payload_of(name: str) -> str:
-    """What a payload is sealed for: it cannot take the place of a head, or of another's."""
+    """Return the name that a payload is sealed for: it cannot replace a head or another payload."""
     return f"{name}/payload"

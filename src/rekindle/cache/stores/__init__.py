@@ -1,1 +1,1 @@
-"""What disk and shared store have in common."""
+"""The parts that the disk tier and the shared store have in common."""

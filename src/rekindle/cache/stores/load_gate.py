@@ -1,9 +1,9 @@
-"""Whether a stored prefix is loaded or computed again: whichever is faster, as measured."""
+"""The choice between loading a stored prefix and recomputing it: the faster one, as measured."""
 
 from collections.abc import Sequence
 
 from rekindle.cache.index import Match, Node, Where
-from rekindle.cache.policy import Span, Speed, best_cut
+from rekindle.cache.policy import LoadableSpan, Speed, best_cut
 
 
 class LoadGate:
@@ -21,21 +21,23 @@ class LoadGate:
         n_gained: int,
         prefill_seconds_per_token: float | None,
     ) -> int:
-        """How far to load the match behind `n_live` rows so that it is faster than computing.
+        """Return how many tokens of the match to load so that it is faster than computing.
 
-        `n_gained` tokens are not in the context in any case.
+        `n_live` rows are in place. `n_gained` tokens of the match are not in the context.
         """
         speed = prefill_seconds_per_token if self._may_recompute else None
-        blocks = blocks_behind(match, n_live)
+        blocks = match.blocks_after(n_live)
         if match.checkpoint is not None:
-            # Rows without the state at their end are worth nothing: all of it or none.
+            # Rows without the state at their end are useless: load all or nothing.
             load_seconds = self._total_load_seconds([*blocks, match.checkpoint])
-            n_tokens = match.n_tokens if best_cut([Span(n_gained, load_seconds)], speed) else 0
+            n_tokens = (
+                match.n_tokens if best_cut([LoadableSpan(n_gained, load_seconds)], speed) else 0
+            )
         else:
             stops = [min(node.stop, match.n_tokens) for node in blocks]
             starts = [max(node.start, match.n_tokens - n_gained) for node in blocks]
             spans = [
-                Span(max(stop - start, 0), self._load_seconds(node))
+                LoadableSpan(max(stop - start, 0), self._load_seconds(node))
                 for node, start, stop in zip(blocks, starts, stops, strict=True)
             ]
             n_spans = best_cut(spans, speed)
@@ -43,20 +45,21 @@ class LoadGate:
         return n_tokens
 
     def note_refusal(self) -> None:
-        """A prefix was computed although it is stored: one bad measurement must not do that
-        for ever.
+        """Lower the estimates after a stored prefix was recomputed.
+
+        One bad measurement must not cause that for ever.
         """
         self.read_speed.soften()
         self.shared_speed.soften()
         self.put_speed.soften()
 
     def load_seconds(self, match: Match, *, n_live: int = 0) -> float | None:
-        """How long bringing back what follows `n_live` would take; None: nobody knows yet."""
+        """Return how long a restore behind `n_live` rows would take; None if not measured yet."""
         checkpoint = [match.checkpoint] if match.checkpoint else []
-        return self._total_load_seconds([*blocks_behind(match, n_live), *checkpoint])
+        return self._total_load_seconds([*match.blocks_after(n_live), *checkpoint])
 
     def reload_seconds(self, node: Node) -> float | None:
-        """From where it is besides memory, back into it."""
+        """Return how long it takes to read the node from disk or the shared store into memory."""
         speed = self.read_speed if Where.DISK in node.where else self.shared_speed
         return speed.seconds(node.payload_bytes)
 
@@ -70,12 +73,3 @@ class LoadGate:
             return put
         read = self.reload_seconds(node)
         return None if read is None else put + read
-
-
-def nodes_of(match: Match) -> list[Node]:
-    return [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-
-
-def blocks_behind(match: Match, n_live: int) -> list[Node]:
-    """Those with rows that are not in place yet; a recurrent model's have none at all."""
-    return [node for node in match.blocks if node.stop > n_live and node.payload_bytes]

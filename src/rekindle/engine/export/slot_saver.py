@@ -161,7 +161,7 @@ class SlotSaver:
                 continue
             slot.cost_seconds += seconds_per_cell * self._slots.own_cells(slot)
             if self._is_saved(slot) and should_park(slot.cost_seconds, self._reload_seconds(slot)):
-                self._cache.count("parked", 1)
+                self._cache.counters.parked += 1
                 self.clear(slot)
         return seconds_per_cell
 
@@ -186,7 +186,7 @@ class SlotSaver:
                 kept.append(slot)
                 continue
             budget -= cost
-            self._cache.count("parked", 1)
+            self._cache.counters.parked += 1
             self.clear(slot)
 
     def _eviction_seconds(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
@@ -249,7 +249,7 @@ class SlotSaver:
         assert slot.keys is not None
         start = slot.n_saved // BLOCK_TOKENS * BLOCK_TOKENS
         try:
-            saved = self._cache.keeper.save_rows(
+            saved = self._cache.writer.save_rows(
                 slot.keys,
                 start,
                 stop,
@@ -282,7 +282,7 @@ class SlotSaver:
     def _save_checkpoint(self, slot: Slot, reason: Reason) -> Saved:
         assert slot.keys is not None
         try:
-            saved = self._cache.keeper.save_checkpoint(
+            saved = self._cache.writer.save_checkpoint(
                 slot.keys,
                 slot.n_rows,
                 reason=reason,

@@ -34,7 +34,7 @@ def _n_shared(sequence: Sequence, slots: Slots, cache: PrefixCache) -> int:
     A prefix that merely ends there is excluded: its checkpoint was evicted.
     """
     n_limit = len(sequence.tokens) - 1
-    longest = cache.parting(sequence.keys, n_limit)
+    longest = cache.divergence(sequence.keys, n_limit)
     for slot in slots.all:
         is_private = slot.sequence is not None and not slot.sequence.request.cache_prompt
         if slot.keys is None or is_private or slot.keys.root != sequence.keys.root:

@@ -99,7 +99,7 @@ class PrefixFinder:
         n_limit = len(sequence.tokens) - 1
         self._cache.look_up(sequence.keys, n_limit)
         if self._cache.has_others:
-            sequence.probe = self._cache.ask_others(
+            sequence.shared_lookup = self._cache.ask_others(
                 sequence.keys,
                 n_limit,
                 n_have=self.find(sequence).n_tokens,
@@ -107,10 +107,10 @@ class PrefixFinder:
             )
 
     def awaits_lookup(self, sequence: Sequence) -> bool:
-        probe = sequence.probe
-        if probe is not None and self._cache.is_asking(probe, time.monotonic()):
+        lookup = sequence.shared_lookup
+        if lookup is not None and self._cache.is_asking(lookup, time.monotonic()):
             return True
-        sequence.probe = None
+        sequence.shared_lookup = None
         return False
 
     def find_leader(self, sequence: Sequence, start: Start, running: list[Sequence]) -> None:

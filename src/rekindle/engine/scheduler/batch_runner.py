@@ -116,8 +116,8 @@ class BatchRunner:
             return False
         elapsed = time.perf_counter() - started
         self._saver.earn(elapsed)
-        self._cache.count("steps", 1)
-        self._cache.count("step_tokens", len(tokens))
+        self._cache.counters.steps += 1
+        self._cache.counters.step_tokens += len(tokens)
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         elif not n_prefill:

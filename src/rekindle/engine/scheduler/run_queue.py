@@ -53,8 +53,8 @@ class RunQueue:
         Never 0: a sequence without a slot has nothing else to do.
         """
         now = time.monotonic()
-        probes = [each.probe for each in self.waiting if each.probe is not None]
-        patience = [probe.deadline - now for probe in probes if not probe.is_over]
+        lookups = [each.shared_lookup for each in self.waiting if each.shared_lookup is not None]
+        patience = [each.deadline - now for each in lookups if not each.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
     def add(self, sequence: Sequence) -> None:
