@@ -21,7 +21,7 @@ from rekindle.models.pool import ModelPool
 from rekindle.observe.telemetry import Telemetry
 from rekindle.priming.warm_list import WarmList
 from rekindle.server import Assembly, drain
-from tests.api.client import USER
+from tests.api.client import USER, app_on
 from tests.api.fakes import CARD, FakeResponder, FixedModels
 from tests.models.test_pool import GIB, FakeLoader, FakeModel
 
@@ -89,7 +89,7 @@ def refusing(**settings: Any) -> tuple[Drain, Clock, httpx.AsyncClient]:
     clock = Clock()
     gate = Drain(clock)
     models = FixedModels(FakeResponder(), CARD)
-    app = create_app(models, ApiSettings(**settings), Telemetry(), MemoryResponses(), None, gate)
+    app = app_on(models, ApiSettings(**settings), drain=gate)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
     return gate, clock, client
 

@@ -3,12 +3,10 @@ import re
 
 import httpx
 
-from rekindle.api.app import ApiSettings, create_app
-from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
 from rekindle.observe.telemetry import MAX_FIELD_NAMES, Telemetry, total
-from tests.api.client import USER, client_of
+from tests.api.client import USER, app_on, client_of
 from tests.api.fakes import CARD, FakeResponder, FixedModels
 
 
@@ -56,7 +54,7 @@ def test_field_names_cannot_grow_without_bound() -> None:
 def test_requests_and_tokens_are_counted() -> None:
     telemetry = Telemetry()
     models = FixedModels(FakeResponder(), CARD)
-    app = create_app(models, ApiSettings(), telemetry, MemoryResponses())
+    app = app_on(models, telemetry=telemetry)
 
     async def run() -> None:
         transport = httpx.ASGITransport(app)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from fastapi import FastAPI, Response
 from pydantic_core import to_json
@@ -11,10 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
 from rekindle.api.anthropic import routes as anthropic
+from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.cache import routes as cache_routes
 from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
@@ -30,8 +31,11 @@ from rekindle.api.models import (
 )
 from rekindle.api.native import routes as native
 from rekindle.api.openai import routes as openai
+from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
 from rekindle.api.openapi import describe
+from rekindle.api.pipeline import Pipeline, WireFormat
 from rekindle.api.responses import routes as responses
+from rekindle.api.responses.wire_format import responses_format
 from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.generation.stored_responses import ResponseStore
@@ -53,15 +57,15 @@ def create_app(
     settings: ApiSettings,
     telemetry: Telemetry,
     stored_responses: ResponseStore,
-    feed: Feed | None = None,  # None: its own, which hears of no request
-    drain: Drain | None = None,  # None: it lets everyone in until its end
+    feed: Feed,
+    drain: Drain,
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
         version=__version__,
         openapi_url=None,  # served below; FastAPI's own would lack the request bodies
         redirect_slashes=False,
-        middleware=_middleware(settings, telemetry, drain or Drain()),
+        middleware=_middleware(settings, telemetry, drain),
         exception_handlers={
             RekindleError: answer_rekindle_error,
             UnknownModel: answer_model_error,
@@ -77,20 +81,20 @@ def create_app(
         namespace_by=settings.namespace_by,
         explains=settings.explains,
     )
-    openai_api = openai.OpenAiApi(context)
-    responses_api = responses.ResponsesApi(context, stored_responses)
-    anthropic_api = anthropic.AnthropicApi(context)
-    prompts = {
-        "chat": openai_api.chat_prompt,
-        "completions": openai_api.completion_prompt,
-        "messages": anthropic_api.message_prompt,
-        "responses": responses_api.response_prompt,
+    pipeline = Pipeline(context)
+    stored_format = responses_format(stored_responses)
+    formats: dict[str, WireFormat[Any]] = {
+        "chat": CHAT,
+        "completions": COMPLETIONS,
+        "messages": MESSAGES,
+        "responses": stored_format,
     }
     native.NativeApi(models, telemetry).add_routes(app)
-    cache_api = cache_routes.CacheApi(context, prompts)
-    dashboard_api = dashboard.DashboardApi(context, feed or Feed(models, HourHistory()))
-    for api in (openai_api, responses_api, anthropic_api, cache_api, dashboard_api):
-        api.add_routes(app)
+    openai.add_routes(app, context, pipeline)
+    responses.ResponsesApi(context, pipeline, stored_responses, stored_format).add_routes(app)
+    anthropic.AnthropicApi(context, pipeline).add_routes(app)
+    cache_routes.CacheApi(context, pipeline, formats).add_routes(app)
+    dashboard.DashboardApi(context, feed).add_routes(app)
 
     @cache
     def document() -> bytes:

@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rekindle.api.body import Ignored, WireModel
 from rekindle.api.http.caller import Caller, Hints
 from rekindle.chat.conversation import Conversation, Role
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.generation.request import CacheTerms, Pin, Rank
 
 TTL_SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "24h": 86400.0}
@@ -23,9 +24,11 @@ MAX_BREAKPOINTS = 4  # both vendors'
 AUTO_KEY_BYTES = 8
 
 
-class CacheFields(WireModel):
-    """Ours, in every dialect."""
+class CommonFields(WireModel):
+    """Fields of every wire format that generates. All but the first two are ours."""
 
+    model: str | None = None
+    stream: bool | None = None
     cache_prompt: bool | None = None
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
@@ -33,6 +36,16 @@ class CacheFields(WireModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache_class: Literal["main", "background", "ephemeral"] | None = None
     id_slot: Annotated[int | None, Ignored()] = None  # llama-server's: prefixes are found anyway
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        """Names for the caller's session. The first that is not empty counts."""
+        return ()
+
+    @property
+    def primes(self) -> bool:
+        """Whether to evaluate and keep the prompt, and generate nothing."""
+        return bool(self.prefill)
 
 
 class PromptCacheOptions(WireModel):
@@ -46,13 +59,17 @@ class PromptCacheBreakpoint(WireModel):
     mode: Literal["explicit"] | None = None
 
 
-class OpenAiCacheFields(CacheFields):
-    """Of both of OpenAI's APIs."""
+class OpenAiFields(CommonFields):
+    """Fields that chat completions, completions and Responses share."""
 
     user: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        return (self.prompt_cache_key, self.user)
 
     @property
     def primes(self) -> bool:
@@ -66,32 +83,15 @@ class Mark:
     seconds: float
 
 
-class Positions(Protocol):
-    """What marks need of a prompt."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def n_dropped(self) -> int: ...
-
-    def position_of(self, n_messages: int) -> int:
-        """Of the boundary behind so many messages, or the last one before it."""
-        ...
-
-
-def openai_hints(body: OpenAiCacheFields) -> Hints:
+def hints_of(body: CommonFields) -> Hints:
     return Hints(
-        sessions=(body.prompt_cache_key, body.user),
+        sessions=body.session_names,
         cache_class=body.cache_class,
         cache_salt=body.cache_salt,
     )
 
 
-def openai_marks(body: OpenAiCacheFields, breakpoints: Sequence[int]) -> tuple[Mark, ...]:
+def openai_marks(body: OpenAiFields, breakpoints: Sequence[int]) -> tuple[Mark, ...]:
     """`breakpoints`: how many messages each explicit one covers, in their order."""
     options = body.prompt_cache_options or PromptCacheOptions()
     seconds = TTL_SECONDS[options.ttl or OPENAI_TTL]
@@ -109,14 +109,14 @@ def covered(conversation: Conversation, n_messages: int) -> int:
     return 0 if is_head else n_messages
 
 
-def position_of(mark: Mark, prompt: Positions) -> int:
+def position_of(mark: Mark, prompt: Prompt) -> int:
     if mark.n_messages is None:
         return len(prompt.tokens)
     # The oldest messages may have been left out.
     return prompt.position_of(max(mark.n_messages - prompt.n_dropped, 0))
 
 
-def pins_of(marks: Iterable[Mark], prompt: Positions) -> tuple[Pin, ...]:
+def pins_of(marks: Iterable[Mark], prompt: Prompt) -> tuple[Pin, ...]:
     """The fewest that keep what the marks ask for: a pin holds all that leads to it, too.
 
     Blocking, as `Prompt.position_of` is.
@@ -141,10 +141,10 @@ def auto_key(conversation: Conversation) -> str:
 
 def terms_of(
     caller: Caller,
-    body: CacheFields,
+    body: CommonFields,
     marks: Iterable[Mark],
     conversation: Conversation | None,
-    prompt: Positions,
+    prompt: Prompt,
     *,
     primes: bool,
 ) -> CacheTerms:

@@ -17,6 +17,7 @@ from rekindle.errors import (
     Overloaded,
     PromptTooLong,
     RekindleError,
+    RequestError,
     ShuttingDown,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -65,6 +66,15 @@ ANTHROPIC_TYPES = {
 }
 
 
+class NotFound(RequestError):
+    """Something that a client names is not there."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "not_found") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     status: int
@@ -99,6 +109,8 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case InvalidRequest():
             return invalid(error.message, param=error.param)
+        case NotFound():
+            return invalid(error.message, status=404, param=error.param, code=error.code)
         case PromptTooLong():
             detail = _detail(error.message, code="context_length_exceeded")
             detail["n_prompt_tokens"] = error.n_prompt

@@ -8,7 +8,7 @@ from typing import Protocol
 from fastapi import Request, Response
 
 from rekindle.api.errors import Failure, failure_of, invalid
-from rekindle.api.responder import Responder
+from rekindle.chat.responder import Responder
 from rekindle.errors import EngineError, RequestError
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard

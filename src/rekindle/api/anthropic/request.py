@@ -1,9 +1,8 @@
 """From a Messages request to `ReplyOptions`, and to the marks of what it wants kept."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rekindle.api.anthropic.messages import n_messages_of
 from rekindle.api.anthropic.schema import (
@@ -14,38 +13,17 @@ from rekindle.api.anthropic.schema import (
     MessagesRequest,
 )
 from rekindle.api.anthropic.tools import tool_choice_of
-from rekindle.api.cache_controls import (
-    MAX_BREAKPOINTS,
-    TTL_SECONDS,
-    Mark,
-    Positions,
-    covered,
-    position_of,
-)
-from rekindle.api.http.caller import Hints, session_in_user_id
+from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
-Ttl = Literal["5m", "1h"]
-DEFAULT_TTL: Ttl = "5m"
-
-
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """The last place in the prompt up to which the client wants it kept."""
-
-    position: int  # in tokens
-    ttl: Ttl
+DEFAULT_TTL = "5m"
 
 
 def options_of(
-    body: MessagesRequest,
-    conversation: Conversation,
-    defaults: Sampling,
-    *,
-    default_cache_prompt: bool,
+    body: MessagesRequest, conversation: Conversation, defaults: Sampling, _n_vocab: int
 ) -> ReplyOptions:
     tool_choice = tool_choice_of(body, conversation)
     grammar = _grammar(body)
@@ -63,19 +41,10 @@ def options_of(
     )
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=0 if body.prefill else body.max_tokens,
+        max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
-        cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
         tool_choice=tool_choice,
-    )
-
-
-def hints_of(body: MessagesRequest) -> Hints:
-    user_id = body.metadata.user_id if body.metadata is not None else None
-    return Hints(
-        sessions=(session_in_user_id(user_id),),
-        cache_class=body.cache_class,
-        cache_salt=body.cache_salt,
+        compare_with=body.diagnostics.previous_message_id if body.diagnostics else None,
     )
 
 
@@ -95,13 +64,6 @@ def marks_of(body: CountTokensRequest, conversation: Conversation) -> tuple[Mark
         )
     marks = [Mark(n, TTL_SECONDS[control.ttl or DEFAULT_TTL]) for n, control in placed]
     return tuple(sorted(marks, key=lambda mark: mark.n_messages or 0))
-
-
-def last_breakpoint(marks: Sequence[Mark], prompt: Positions) -> Breakpoint | None:
-    if not marks:
-        return None
-    ttl: Ttl = "1h" if marks[-1].seconds == TTL_SECONDS["1h"] else "5m"
-    return Breakpoint(position_of(marks[-1], prompt), ttl)
 
 
 def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:

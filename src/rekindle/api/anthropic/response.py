@@ -1,8 +1,7 @@
 """Complete replies in Anthropic's shape."""
 
 import json
-import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic_core import from_json
@@ -19,11 +18,12 @@ from rekindle.api.anthropic.bodies import (
     ToolUseBlock,
     UnknownMiss,
 )
-from rekindle.api.anthropic.request import Breakpoint
+from rekindle.api.anthropic.schema import DiagnosticsRequest, MessagesRequest
+from rekindle.api.cache_controls import TTL_SECONDS
 from rekindle.api.openai.response import rekindle_of
-from rekindle.api.replies import Reply
+from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone
+from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyStats
 from rekindle.observe.request_record import MissReason
 
 # Nobody checks it, but some clients send thinking without a signature back as plain text.
@@ -39,18 +39,8 @@ CHANGES: dict[
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MessageEnvelope:
-    """What is known of a reply before it begins."""
-
-    model: str
-    last_breakpoint: Breakpoint | None
-    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
-    wants_diagnostics: bool = False
-    has_previous: bool = False  # a message to compare with: without one nothing is diagnosed
-
-
-def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
+def message_of(body: MessagesRequest, envelope: Envelope, replies: Sequence[Reply]) -> MessageBody:
+    [reply] = replies
     content: list[ThinkingBlock | TextBlock | ToolUseBlock] = []
     if reply.reasoning:
         content.append(
@@ -71,21 +61,16 @@ def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
         content=content,
         stop_reason=stop_reason_of(reply.done),
         stop_sequence=reply.done.stop_sequence,
-        usage=usage_of(
-            envelope.last_breakpoint,
-            n_prompt=stats.n_prompt,
-            n_cached=stats.n_cached,
-            n_generated=stats.n_generated,
-        ),
+        usage=final_usage(envelope, stats),
         rekindle=rekindle_of([stats]),
     )
-    if envelope.wants_diagnostics:
-        message["diagnostics"] = diagnostics_of(envelope, stats.diagnosis)
+    if body.diagnostics is not None:
+        message["diagnostics"] = diagnostics_of(body.diagnostics, stats.diagnosis)
     return message
 
 
-def diagnostics_of(envelope: MessageEnvelope, diagnosis: Diagnosis | None) -> Diagnostics | None:
-    if not envelope.has_previous or diagnosis is None:
+def diagnostics_of(wanted: DiagnosticsRequest, diagnosis: Diagnosis | None) -> Diagnostics | None:
+    if wanted.previous_message_id is None or diagnosis is None:
         return None
     miss = diagnosis.miss
     if not diagnosis.is_compared:
@@ -101,13 +86,20 @@ def diagnostics_of(envelope: MessageEnvelope, diagnosis: Diagnosis | None) -> Di
     return Diagnostics(cache_miss_reason=UnknownMiss(type="unavailable"))
 
 
-def usage_of(
-    last_breakpoint: Breakpoint | None, *, n_prompt: int, n_cached: int, n_generated: int
-) -> MessageUsage:
-    n_created = 0
-    if last_breakpoint is not None:
-        n_created = max(min(last_breakpoint.position, n_prompt) - n_cached, 0)
-    for_an_hour = last_breakpoint is not None and last_breakpoint.ttl == "1h"
+def final_usage(envelope: Envelope, stats: ReplyStats) -> MessageUsage:
+    return usage_of(
+        envelope,
+        n_prompt=stats.n_prompt,
+        n_cached=stats.n_cached,
+        n_generated=stats.n_generated,
+    )
+
+
+def usage_of(envelope: Envelope, *, n_prompt: int, n_cached: int, n_generated: int) -> MessageUsage:
+    """Count input up to the last breakpoint as created, as far as it was not cached."""
+    pins = envelope.wanted[0].options.terms.pins
+    n_created = max(min(pins[-1].n_tokens, n_prompt) - n_cached, 0) if pins else 0
+    for_an_hour = bool(pins) and pins[-1].seconds == TTL_SECONDS["1h"]
     return MessageUsage(
         input_tokens=n_prompt - n_cached - n_created,
         cache_creation_input_tokens=n_created,

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rekindle.api.body import Ignored, WireModel
-from rekindle.api.cache_controls import CacheFields
+from rekindle.api.cache_controls import CommonFields
+from rekindle.api.http.caller import session_in_user_id
 
 MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
 
@@ -107,7 +108,7 @@ class MessagesMetadata(WireModel):
     user_id: str | None = None
 
 
-class Diagnostics(WireModel):
+class DiagnosticsRequest(WireModel):
     previous_message_id: str | None = None
 
 
@@ -129,7 +130,7 @@ class CountTokensRequest(WireModel):
     mcp_servers: Annotated[Any, Ignored()] = None
 
 
-class MessagesRequest(CountTokensRequest, CacheFields):
+class MessagesRequest(CountTokensRequest, CommonFields):
     max_tokens: Annotated[int, Field(ge=0)]
     stop_sequences: (
         Annotated[list[NonEmpty], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
@@ -137,10 +138,13 @@ class MessagesRequest(CountTokensRequest, CacheFields):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    stream: bool | None = None
     overflow: Literal["error", "trim"] | None = None  # ours, as in chat completions
     metadata: MessagesMetadata | None = None
-    diagnostics: Diagnostics | None = None
+    diagnostics: DiagnosticsRequest | None = None
 
     service_tier: Annotated[str | None, Ignored()] = None
     container: Annotated[Any, Ignored()] = None
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        return (session_in_user_id(self.metadata.user_id if self.metadata else None),)

@@ -5,7 +5,6 @@ join.
 """
 
 from collections.abc import Iterator
-from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
 
@@ -21,13 +20,16 @@ from rekindle.api.anthropic.bodies import (
 )
 from rekindle.api.anthropic.response import (
     SIGNATURE,
-    MessageEnvelope,
     diagnostics_of,
+    final_usage,
     input_json,
     stop_reason_of,
     usage_of,
 )
+from rekindle.api.anthropic.schema import MessagesRequest
+from rekindle.api.json import quoted
 from rekindle.api.openai.response import rekindle_of
+from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     ReplyCall,
     ReplyDone,
@@ -53,8 +55,10 @@ class MessageEvents:
     was cached, which clients read there. With diagnostics it waits until all is evaluated.
     """
 
-    def __init__(self, envelope: MessageEnvelope) -> None:
+    def __init__(self, body: MessagesRequest, envelope: Envelope) -> None:
+        self._diagnostics = body.diagnostics
         self._envelope = envelope
+        self._compares = envelope.wanted[0].options.compare_with is not None
         self._is_started = False
         self._index = -1  # of the newest block
         self._open: type[ReplyText] | type[ReplyReasoning] | None = None
@@ -67,7 +71,7 @@ class MessageEvents:
         assert index == 0
         if isinstance(event, ReplyText | ReplyReasoning):
             if type(event) is self._open:
-                return self._delta + _quoted(event.text) + END
+                return self._delta + quoted(event.text) + END
             if not event.text:
                 return b""
             frames = self._opened(event)
@@ -75,7 +79,7 @@ class MessageEvents:
             frames = self._closed() + b"".join(self._call(event))
         elif isinstance(event, ReplyDone):
             frames = self._closed() + self._ended(event)
-        elif self._envelope.has_previous and event.diagnosis is None:
+        elif self._compares and event.diagnosis is None:
             return b""
         else:
             frames = b""
@@ -107,15 +111,10 @@ class MessageEvents:
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=usage_of(
-                self._envelope.last_breakpoint,
-                n_prompt=n_prompt,
-                n_cached=n_cached,
-                n_generated=0,
-            ),
+            usage=usage_of(self._envelope, n_prompt=n_prompt, n_cached=n_cached, n_generated=0),
         )
-        if self._envelope.wants_diagnostics:
-            message["diagnostics"] = diagnostics_of(self._envelope, diagnosis)
+        if self._diagnostics is not None:
+            message["diagnostics"] = diagnostics_of(self._diagnostics, diagnosis)
         return _frame(MessageStart(type="message_start", message=message))
 
     def _opened(self, event: ReplyText | ReplyReasoning) -> bytes:
@@ -129,7 +128,7 @@ class MessageEvents:
         start = self._start(block)
         self._open = type(event)
         self._delta = DELTA % self._index + kind
-        return closed + start + self._delta + _quoted(event.text) + END
+        return closed + start + self._delta + quoted(event.text) + END
 
     def _closed(self) -> bytes:
         """The end of the open block, if there is one."""
@@ -138,7 +137,7 @@ class MessageEvents:
             return b""
         signature = b""
         if was_open is ReplyReasoning:
-            delta = b'{"type":"signature_delta","signature":' + _quoted(SIGNATURE)
+            delta = b'{"type":"signature_delta","signature":' + quoted(SIGNATURE)
             signature = DELTA % self._index + delta + END
         return signature + self._stop()
 
@@ -147,7 +146,7 @@ class MessageEvents:
         head = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
         arguments = input_json(call)
         for start in range(0, len(arguments), INPUT_CHARACTERS):
-            yield head + _quoted(arguments[start : start + INPUT_CHARACTERS]) + END
+            yield head + quoted(arguments[start : start + INPUT_CHARACTERS]) + END
         yield self._stop()
 
     def _start(self, block: Block) -> bytes:
@@ -168,12 +167,7 @@ class MessageEvents:
             MessageDelta(
                 type="message_delta",
                 delta=Ending(stop_reason=stop_reason_of(event), stop_sequence=event.stop_sequence),
-                usage=usage_of(
-                    self._envelope.last_breakpoint,
-                    n_prompt=stats.n_prompt,
-                    n_cached=stats.n_cached,
-                    n_generated=stats.n_generated,
-                ),
+                usage=final_usage(self._envelope, stats),
                 rekindle=rekindle_of([stats]),
             )
         )
@@ -182,8 +176,3 @@ class MessageEvents:
 def _frame(data: MessageStart | BlockStart | MessageDelta) -> bytes:
     name = data["type"].encode()
     return b"event: " + name + b"\ndata: " + to_json(data, ensure_ascii=True) + b"\n\n"
-
-
-def _quoted(text: str) -> bytes:
-    # ASCII, because clients that split lines as `str.splitlines` does would cut at a raw U+2028.
-    return encode_basestring_ascii(text).encode("ascii")

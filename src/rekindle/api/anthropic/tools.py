@@ -1,6 +1,6 @@
 """The tools of a request: those at the head of the prompt, and those that are loaded later."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
@@ -22,7 +22,7 @@ class OfferedTools:
 
 
 def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
-    """Anthropic's own tools are left out: see `served_by_anthropic`."""
+    """Anthropic's own tools are left out: see `unsupported_tools`."""
     names: set[str] = set()
     head: list[Tool] = []
     deferred: list[Tool] = []
@@ -40,9 +40,11 @@ def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
     return OfferedTools(tuple(head), tuple(deferred))
 
 
-def served_by_anthropic(entries: Sequence[MessagesTool]) -> Iterator[str]:
-    """The types of tools that stand for a schema or a service which only Anthropic has."""
-    return (entry.type for entry in entries if entry.type and not _is_custom(entry))
+def unsupported_tools(body: CountTokensRequest) -> list[str]:
+    """Name the tools whose schema or service only Anthropic has, as ignored fields."""
+    return [
+        f"tools.{entry.type}" for entry in body.tools or () if entry.type and not _is_custom(entry)
+    ]
 
 
 def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> ToolChoice:

@@ -1,11 +1,10 @@
 """The cache endpoints: what is stored, stays and goes, what would be found, who computed it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic_core import to_json
 
 from rekindle.api.body import parse_json, read_body
 from rekindle.api.cache.bodies import (
@@ -25,15 +24,15 @@ from rekindle.api.cache.bodies import (
     StoredText,
     TierUsage,
 )
-from rekindle.api.cache.wire_format import dialect_of, named_dialect
-from rekindle.api.errors import invalid
-from rekindle.api.http.caller import Hints
+from rekindle.api.cache.detect import detect
+from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
-from rekindle.api.models import Lease
+from rekindle.api.http.query import model_wanted, whole_number
+from rekindle.api.json import json_response
 from rekindle.api.openai.response import miss_body
 from rekindle.api.openapi import ERRORS, REF, reply, request_body
+from rekindle.api.pipeline import Pipeline, WireFormat
 from rekindle.chat.accounts.sessions import Session
-from rekindle.chat.prompt.prompt import Prompt
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
@@ -61,16 +60,17 @@ LOOKED_UP = (
 )
 
 
-PromptOf = Callable[[Request, Lease], Awaitable[Prompt]]
-
-
 class CacheApi:
-    """`prompts` reads the prompt of a request, by its dialect."""
-
-    def __init__(self, context: RequestContext, prompts: Mapping[str, PromptOf]) -> None:
-        self._desk = context
+    def __init__(
+        self,
+        context: RequestContext,
+        pipeline: Pipeline,
+        formats: Mapping[str, WireFormat[Any]],
+    ) -> None:
+        self._context = context
         self._models = context.models
-        self._prompts = prompts
+        self._pipeline = pipeline
+        self._formats = formats
 
     def add_routes(self, app: FastAPI) -> None:
         for method, path, endpoint, model in (
@@ -102,7 +102,7 @@ class CacheApi:
 
     async def list_stored(self, request: Request) -> Response:
         limit = _limit(request, MAX_LISTED)
-        with await self._models.lease(_model(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             store = served.responder.store
             stored = await store.list_stored(namespace=self._namespace(request), limit=limit)
             cache = served.responder.status().cache
@@ -115,93 +115,82 @@ class CacheApi:
             )
             for tier in (cache.tiers if cache is not None else ())
         ]
-        return _json(StoredList(object="list", data=[_entry(each) for each in stored], usage=usage))
+        return json_response(
+            StoredList(object="list", data=[_entry(each) for each in stored], usage=usage)
+        )
 
     async def show_forest(self, request: Request) -> Response:
         limit = _limit(request, MAX_BRANCHES)
-        with await self._models.lease(_model(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             store = served.responder.store
             branches = await store.forest(namespace=self._namespace(request), limit=limit)
-        return _json(Forest(object="list", data=[_branch(each) for each in branches]))
+        return json_response(Forest(object="list", data=[_branch(each) for each in branches]))
 
     async def read_text(self, request: Request, key: str) -> Response:
-        start = _whole_number(request, "start", "0", most=MAX_POSITION)
-        with await self._models.lease(_model(request)) as served:
+        start = whole_number(request, "start", default=0, most=MAX_POSITION)
+        with await self._models.lease(model_wanted(request)) as served:
             responder = served.responder
             tokens = await responder.store.stored_tokens(key, namespace=self._namespace(request))
             if tokens is None:
-                return _not_there(request, key)
+                raise _unknown(key)
             own = tokens[start:]
             text = await asyncio.to_thread(_text, own, responder.tokenizer)
         stop = len(tokens)
         start = min(start, stop)
-        return _json(StoredText(object="cache.text", key=key, start=start, stop=stop, text=text))
+        return json_response(
+            StoredText(object="cache.text", key=key, start=start, stop=stop, text=text)
+        )
 
     async def pin(self, request: Request, key: str) -> Response:
-        body = await read_body(request, PinRequest, self._desk.telemetry)
-        with await self._models.lease(_model(request)) as served:
+        body = await read_body(request, PinRequest, self._context.telemetry)
+        with await self._models.lease(model_wanted(request)) as served:
             is_there = await served.responder.store.pin(
                 key, seconds=body.seconds, namespace=self._namespace(request)
             )
         if not is_there:
-            return _not_there(request, key)
-        return _json(CachePinned(object="cache.pinned", key=key, seconds=body.seconds))
+            raise _unknown(key)
+        return json_response(CachePinned(object="cache.pinned", key=key, seconds=body.seconds))
 
     async def delete(self, request: Request, key: str) -> Response:
         n_deleted = await self._forget(request, key)
         if n_deleted == 0:
-            return _not_there(request, key)
-        return _json(CacheDeleted(object="cache.deleted", key=key, deleted=n_deleted))
+            raise _unknown(key)
+        return json_response(CacheDeleted(object="cache.deleted", key=key, deleted=n_deleted))
 
     async def delete_all(self, request: Request) -> Response:
         n_deleted = await self._forget(request, None)
-        return _json(CacheDeleted(object="cache.deleted", key=None, deleted=n_deleted))
+        return json_response(CacheDeleted(object="cache.deleted", key=None, deleted=n_deleted))
 
     async def look_up(self, request: Request) -> Response:
-        """Nothing is computed, and nothing changes."""
-        body = parse_json(await request.body())
-        named = request.query_params.get("dialect")
-        dialect = dialect_of(body, request.headers) if named is None else named_dialect(named)
-        model = body.get("model")
-        with await self._models.lease(model if isinstance(model, str) else None) as served:
-            prompt = await self._prompts[dialect](request, served)
-            session = self._desk.caller(request, Hints()).session
-            return _json(_lookup(*await served.responder.look_up(prompt, session=session)))
+        """Forecast what a request would find. Nothing is computed, and nothing changes."""
+        name = request.query_params.get("dialect")
+        if name is None:
+            name = detect(parse_json(await request.body()), request.headers)
+        elif name not in self._formats:
+            allowed = ", ".join(f"`{each}`" for each in self._formats)
+            raise InvalidRequest(f"`dialect` should be one of {allowed}.", "dialect")
+        forecast, miss = await self._pipeline.look_up(request, self._formats[name])
+        return json_response(_lookup(forecast, miss))
 
     async def list_sessions(self, request: Request) -> Response:
-        with await self._models.lease(_model(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             sessions = served.responder.sessions.list(self._namespace(request))
-        return _json(SessionList(object="list", data=[_session(each) for each in sessions]))
+        return json_response(SessionList(object="list", data=[_session(each) for each in sessions]))
 
     async def _forget(self, request: Request, key: str | None) -> int:
-        with await self._models.lease(_model(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             return await served.responder.store.forget(key, namespace=self._namespace(request))
 
     def _namespace(self, request: Request) -> str:
-        return self._desk.caller(request, Hints()).namespace
-
-
-def _model(request: Request) -> str | None:
-    return request.query_params.get("model")
+        return self._context.caller(request).namespace
 
 
 def _limit(request: Request, most: int) -> int:
-    return _whole_number(request, "limit", "100", least=1, most=most)
+    return whole_number(request, "limit", default=100, least=1, most=most)
 
 
-def _whole_number(request: Request, name: str, default: str, *, most: int, least: int = 0) -> int:
-    value = request.query_params.get(name, default)
-    if not (
-        value.isascii() and value.isdecimal() and len(value) < 10 and least <= int(value) <= most
-    ):
-        raise InvalidRequest(f"`{name}` should be {least} to {most}.", name)
-    return int(value)
-
-
-def _not_there(request: Request, key: str) -> Response:
-    message = f"Nothing is cached under the key '{key}'."
-    refusal = invalid(message, status=404, param="key", code="not_found")
-    return refusal.response(request.scope)
+def _unknown(key: str) -> NotFound:
+    return NotFound(f"Nothing is cached under the key '{key}'.", "key")
 
 
 def _text(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
@@ -276,7 +265,3 @@ def _ms(seconds: float | None) -> float | None:
 def _any_request() -> dict[str, Any]:
     schema = {"anyOf": [{"$ref": REF.format(model=name)} for name in LOOKED_UP]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _json(value: object) -> Response:
-    return Response(to_json(value), media_type="application/json")

@@ -10,8 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import Feed, FeedReader
-from rekindle.api.errors import invalid
-from rekindle.api.http.caller import Hints
+from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
 from rekindle.api.openapi import ERRORS, REF
@@ -47,7 +46,7 @@ STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 class DashboardApi:
     def __init__(self, context: RequestContext, feed: Feed) -> None:
-        self._desk = context
+        self._context = context
         self._feed = feed
         folder = files("rekindle") / "dashboard"
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
@@ -69,14 +68,13 @@ class DashboardApi:
     async def page(self) -> Response:
         return self._file(PAGE)
 
-    async def file(self, request: Request, name: str) -> Response:
+    async def file(self, name: str) -> Response:
         if name == PAGE or name not in self._files:
-            refusal = invalid(f"There is no file '{name}'.", status=404, code="not_found")
-            return refusal.response(request.scope)
+            raise NotFound(f"There is no file '{name}'.")
         return self._file(name)
 
     async def events(self, request: Request) -> Response:
-        return FeedStream(self._feed, self._desk.caller(request, Hints()).namespace)
+        return FeedStream(self._feed, self._context.caller(request).namespace)
 
     def _file(self, name: str) -> Response:
         return Response(self._files[name], media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)

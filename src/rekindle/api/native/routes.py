@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
+from rekindle.api.http.query import model_wanted
 from rekindle.api.models import Lease, Models, ModelState
 from rekindle.api.native.schema import (
     CacheProps,
@@ -93,11 +94,11 @@ class NativeApi:
         return Health(status="ok", shared_store="ok" if is_well else "not answering")
 
     async def props(self, request: Request) -> Props:
-        with await self._models.lease(_model_wanted(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             return _props(served)
 
     async def slots(self, request: Request) -> list[SlotProps]:
-        status = self._models.status(_model_wanted(request))
+        status = self._models.status(model_wanted(request))
         return [_slot_props(slot, status) for slot in status.slots] if status else []
 
     async def metrics(self) -> Response:
@@ -133,10 +134,6 @@ def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
     """The store as each model sees it."""
     tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
     return [tier for tier in tiers if tier.name is CacheSource.SHARED]
-
-
-def _model_wanted(request: Request) -> str | None:
-    return request.query_params.get("model")
 
 
 def _props(served: Lease) -> Props:

@@ -232,19 +232,6 @@ class ModelMeta(TypedDict):
     size: int
 
 
-class Model(TypedDict):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    meta: ModelMeta
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-
-
 class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int

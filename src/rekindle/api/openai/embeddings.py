@@ -14,8 +14,8 @@ from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.schema import EmbeddingsRequest
 from rekindle.api.openapi import ERRORS, reply, request_body
-from rekindle.api.responder import Responder
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest
 from rekindle.observe.telemetry import Telemetry
 

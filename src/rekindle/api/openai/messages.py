@@ -99,8 +99,7 @@ def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
 def _texts(entry: ChatMessage, path: str) -> list[str]:
     if isinstance(entry.content, list):
         texts = [
-            part_text(part.type, part.text, part.refusal, f"{path}.content.{index}")
-            for index, part in enumerate(entry.content)
+            part_text(part, f"{path}.content.{index}") for index, part in enumerate(entry.content)
         ]
     else:
         texts = [entry.content or ""]

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.api.openai.schema import (
@@ -13,12 +12,12 @@ from rekindle.api.openai.schema import (
     ResponseFormat,
 )
 from rekindle.api.openai.tools import tool_choice_of
+from rekindle.api.pipeline import N_SEEDS
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
-SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 ANY_OBJECT = {"type": "object"}
 T = TypeVar("T")
 
@@ -28,8 +27,6 @@ def chat_options(
     tools: Sequence[Tool],
     defaults: Sampling,
     n_vocab: int,
-    *,
-    default_cache_prompt: bool,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
         raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
@@ -46,40 +43,23 @@ def chat_options(
     )
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=_max_tokens(body, limits),
+        max_tokens=_max_tokens(limits),
         stop=_stop(body),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
         tool_choice=tool_choice,
     )
 
 
-def completion_options(
-    body: CompletionRequest, defaults: Sampling, n_vocab: int, *, default_cache_prompt: bool
-) -> ReplyOptions:
+def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
     if body.best_of not in (None, 1):
         raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
     return ReplyOptions(
         sampling=_sampling(body, defaults, n_vocab),
-        max_tokens=_max_tokens(
-            body, (("max_tokens", body.max_tokens), ("n_predict", body.n_predict))
-        ),
+        max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
         stop=_stop(body),
         n_top_logprobs=body.logprobs,
-        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
-    )
-
-
-def variants(options: ReplyOptions, n: int) -> tuple[ReplyOptions, ...]:
-    """Options for n replies to one prompt: each has its own seed, repeatable if the first is."""
-    seed = options.sampling.seed
-    if seed is None:
-        return (options,) * n
-    return tuple(
-        replace(options, sampling=replace(options.sampling, seed=(seed + i) % SEEDS))
-        for i in range(n)
     )
 
 
@@ -102,7 +82,7 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
         repeat_last_n=_given(body.repeat_last_n, defaults.repeat_last_n),
         frequency_penalty=_given(body.frequency_penalty, defaults.frequency_penalty),
         presence_penalty=_given(body.presence_penalty, defaults.presence_penalty),
-        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % SEEDS,
+        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
         ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
         grammar=grammar,
@@ -126,8 +106,7 @@ def _given(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]) -> int | None:
-    """0: the prompt is evaluated and kept, and nothing is written."""
+def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
     for name, limit in limits:
         if limit is not None and limit < -1:
             raise InvalidRequest(
@@ -135,8 +114,6 @@ def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]
                 " or -1 for as much as the context holds.",
                 name,
             )
-    if body.primes:
-        return 0
     first = next((limit for _, limit in limits if limit is not None), None)
     return None if first == -1 else first
 

@@ -1,9 +1,6 @@
 """Complete replies in OpenAI's shapes, with llama-server's timings."""
 
-import time
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from rekindle import __version__
 from rekindle.api.cache.bodies import CLASSES
@@ -32,7 +29,11 @@ from rekindle.api.openai.bodies import (
     TopLogprob,
     Usage,
 )
-from rekindle.api.replies import Reply
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.observe.request_record import Miss
@@ -46,20 +47,12 @@ FINISH: dict[FinishReason, Finish] = {
 CHAT_FINISH: dict[FinishReason, ChatFinish] = {**FINISH, FinishReason.TOOL_CALLS: "tool_calls"}
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every reply and every chunk of one request carries."""
-
-    model: str
-    n_per_prompt: int
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatCompletion:
+def chat_completion(
+    body: ChatCompletionRequest, envelope: Envelope, replies: Sequence[Reply]
+) -> ChatCompletion:
     stats = [reply.done.stats for reply in replies]
     return ChatCompletion(
-        id=f"chatcmpl-{envelope.id}",
+        id=envelope.id,
         object="chat.completion",
         created=envelope.created,
         model=envelope.model,
@@ -73,16 +66,17 @@ def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatComplet
             )
             for index, reply in enumerate(replies)
         ],
-        usage=usage_of(stats, envelope.n_per_prompt),
+        usage=usage_of(stats, body.n or 1),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )
 
 
-def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[str]) -> Completion:
+def completion(body: CompletionRequest, envelope: Envelope, replies: Sequence[Reply]) -> Completion:
     stats = [reply.done.stats for reply in replies]
+    echoes = [one.prompt.text if body.echo else "" for one in envelope.wanted]
     return Completion(
-        id=f"cmpl-{envelope.id}",
+        id=envelope.id,
         object="text_completion",
         created=envelope.created,
         model=envelope.model,
@@ -96,7 +90,7 @@ def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[st
             )
             for index, (echo, reply) in enumerate(zip(echoes, replies, strict=True))
         ],
-        usage=usage_of(stats, envelope.n_per_prompt),
+        usage=usage_of(stats, body.n or 1),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, WithJsonSchema
 
 from rekindle.api.body import Ignored, Refused, WireModel
-from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
+from rekindle.api.cache_controls import OpenAiFields
+from rekindle.api.content import ContentPart
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
@@ -44,10 +45,8 @@ class ResponseFormat(WireModel):
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class GenerationFields(OpenAiCacheFields):
+class GenerationFields(OpenAiFields):
     """What both endpoints share."""
-
-    model: str | None = None
 
     max_tokens: int | None = None
     n_predict: int | None = None
@@ -69,7 +68,6 @@ class GenerationFields(OpenAiCacheFields):
     logit_bias: dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)] | None = None
     response_format: ResponseFormat | None = None
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
 
@@ -85,13 +83,6 @@ class GenerationFields(OpenAiCacheFields):
     dynatemp_range: Annotated[Any, Refused()] = None
     dry_multiplier: Annotated[Any, Refused()] = None
     xtc_probability: Annotated[Any, Refused()] = None
-
-
-class ContentPart(WireModel):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class FunctionCall(WireModel):

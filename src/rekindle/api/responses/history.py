@@ -9,9 +9,10 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from rekindle.api.body import WireModel
+from rekindle.api.errors import NotFound
+from rekindle.api.replies import Envelope
 from rekindle.api.responses.bodies import ResponseBody
 from rekindle.api.responses.items import Placed
-from rekindle.api.responses.response import Envelope
 from rekindle.api.responses.schema import (
     CreateResponseRequest,
     InputItem,
@@ -25,14 +26,6 @@ ID_PREFIXES = {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ct
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
-class NotStored(Exception):
-    """A client refers to what is not here, or not any more."""
-
-    def __init__(self, id: str, param: str) -> None:
-        self.id = id
-        self.param = param
-
-
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A response and the items it answered, those of earlier responses first; as JSON."""
@@ -44,7 +37,7 @@ class Kept:
 class ResponseHistory:
     """Of one namespace: what another one stored is not there."""
 
-    def __init__(self, store: ResponseStore, namespace: str = "") -> None:
+    def __init__(self, store: ResponseStore, namespace: str) -> None:
         self._store = store
         self._prefix = f"{namespace}/" if namespace else ""
 
@@ -52,10 +45,11 @@ class ResponseHistory:
         """The whole conversation: what was stored, then what was sent."""
         placed: list[Placed] = []
         if body.previous_response_id is not None:
-            param = "previous_response_id"
-            kept = await self.find(body.previous_response_id)
+            id, param = body.previous_response_id, "previous_response_id"
+            kept = await self.find(id)
             if kept is None:
-                raise NotStored(body.previous_response_id, param)
+                message = f"Previous response with id '{id}' not found."
+                raise NotFound(message, param, code="previous_response_not_found")
             for item in _parsed([*kept.items, *kept.response["output"]]):
                 placed.append(Placed(item, param))
         if isinstance(body.input, str):
@@ -80,7 +74,7 @@ class ResponseHistory:
     def keep(self, envelope: Envelope, items: Sequence[Placed], body: ResponseBody) -> None:
         listed = [_with_id(placed.item, envelope.key, index) for index, placed in enumerate(items)]
         data = to_json({"response": body, "items": listed})
-        self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created_at, data))
+        self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created, data))
 
     async def delete(self, id: str) -> bool:
         if "/" in id:
@@ -93,7 +87,7 @@ class ResponseHistory:
         for item in [*kept.items, *kept.response["output"]] if kept else ():
             if item["id"] == id:
                 return _parsed([item])[0]
-        raise NotStored(id, param)
+        raise NotFound(f"Item with id '{id}' not found.", param)
 
 
 def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:

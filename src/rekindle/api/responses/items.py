@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.api.call_ids import CallIds
-from rekindle.api.content import part_text
+from rekindle.api.content import TextPart, part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
     CustomCallItem,
@@ -20,7 +20,6 @@ from rekindle.api.responses.schema import (
     MessageItem,
     OtherItem,
     ReasoningItem,
-    TextPart,
 )
 from rekindle.api.responses.tools import CUSTOM_ARGUMENT, full_name
 from rekindle.chat.conversation import (
@@ -219,10 +218,7 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
 def _texts(content: str | Sequence[TextPart], path: str) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
-    texts = [
-        part_text(part.type, part.text, getattr(part, "refusal", None), f"{path}.{index}")
-        for index, part in enumerate(content)
-    ]
+    texts = [part_text(part, f"{path}.{index}") for index, part in enumerate(content)]
     return [text for text in texts if text]
 
 

@@ -18,7 +18,8 @@ from rekindle.api.responses.bodies import (
     ReasoningText,
 )
 from rekindle.api.responses.items import encrypted
-from rekindle.api.responses.tools import CUSTOM_ARGUMENT, Toolbox
+from rekindle.api.responses.response import ResponseHead
+from rekindle.api.responses.tools import CUSTOM_ARGUMENT
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
@@ -27,6 +28,8 @@ from rekindle.chat.reply.events import (
     ReplyText,
     ScoredToken,
 )
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,13 @@ Step = Opened | Grown | Closed
 
 
 class Output:
-    """Made for one reply; `items` has those that are whole."""
+    """The output of one reply as it grows; `items` has those that are whole."""
 
-    def __init__(self, response_key: str, toolbox: Toolbox, *, encrypts_reasoning: bool) -> None:
+    def __init__(self, head: ResponseHead) -> None:
         self.items: list[OutputItem] = []
-        self._response_key = response_key
-        self._toolbox = toolbox
-        self._encrypts_reasoning = encrypts_reasoning
+        self._response_key = head.envelope.key
+        self._toolbox = head.toolbox
+        self._encrypts_reasoning = ENCRYPTED_REASONING in (head.body.include or ())
         self._open: OutputMessage | ReasoningBody | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []

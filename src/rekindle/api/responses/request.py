@@ -15,7 +15,6 @@ from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 ANY_OBJECT = {"type": "object"}
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED_REASONING = "reasoning.encrypted_content"
 UNTHINKING_EFFORTS = frozenset({"none", "minimal"})
 
 
@@ -40,11 +39,7 @@ def marks_of(
 
 
 def reply_options(
-    body: CreateResponseRequest,
-    toolbox: Toolbox,
-    defaults: Sampling,
-    *,
-    default_cache_prompt: bool,
+    body: CreateResponseRequest, toolbox: Toolbox, defaults: Sampling, _n_vocab: int
 ) -> ReplyOptions:
     grammar = _grammar(body.text.format if body.text else None)
     tool_choice = tool_choice_of(body, toolbox)
@@ -58,13 +53,14 @@ def reply_options(
         sampling = replace(sampling, temperature=body.temperature)
     if body.top_p is not None:
         sampling = replace(sampling, top_p=body.top_p)
+    cache_options = body.prompt_cache_options
     wants_logprobs = body.top_logprobs or includes(body, LOGPROBS)
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=0 if body.primes else body.max_output_tokens,
+        max_tokens=body.max_output_tokens,
         n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
         tool_choice=tool_choice,
+        compare_with=cache_options.comparison_response_id if cache_options else None,
     )
 
 

@@ -10,24 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rekindle.api.body import Ignored, Refused, WireModel
-from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
+from rekindle.api.cache_controls import OpenAiFields
+from rekindle.api.content import ContentPart, InputPart, TextPart
 
 MAX_TOP_LOGPROBS = 20
 
 Unused = Annotated[str | None, Ignored()]
-
-
-class TextPart(WireModel):
-    type: str
-    text: str | None = None
-
-
-class InputPart(TextPart):
-    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
-
-
-class ContentPart(InputPart):
-    refusal: str | None = None
 
 
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
@@ -191,18 +179,18 @@ ToolEntry = Annotated[
 ]
 
 
-class ToolReference(WireModel):
+class ResponseToolReference(WireModel):
     type: str = "function"
     name: str | None = None
     namespace: str | None = None
 
 
-class ToolChoiceEntry(WireModel):
+class ResponseToolChoice(WireModel):
     type: str
     name: str | None = None
     namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[ToolReference] | None = None
+    tools: list[ResponseToolReference] | None = None
 
 
 class TextFormat(WireModel):
@@ -224,14 +212,13 @@ class ReasoningConfig(WireModel):
     generate_summary: Unused = None
 
 
-class CreateResponseRequest(OpenAiCacheFields):
-    model: str | None = None
+class CreateResponseRequest(OpenAiFields):
     input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
 
     tools: list[ToolEntry] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
     max_output_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -242,7 +229,6 @@ class CreateResponseRequest(OpenAiCacheFields):
     reasoning: ReasoningConfig | None = None
 
     include: list[str] | None = None
-    stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
 

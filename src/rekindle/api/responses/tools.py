@@ -9,7 +9,7 @@ from rekindle.api.responses.schema import (
     FunctionTool,
     NamespaceTool,
     OtherTool,
-    ToolChoiceEntry,
+    ResponseToolChoice,
     ToolEntry,
 )
 from rekindle.chat.conversation import Tool
@@ -74,7 +74,7 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
 def tool_choice_of(body: CreateResponseRequest, toolbox: Toolbox) -> ToolChoice:
     wanted = body.tool_choice
     parallel = body.parallel_tool_calls is not False
-    if isinstance(wanted, ToolChoiceEntry):
+    if isinstance(wanted, ResponseToolChoice):
         return _object_choice(wanted, toolbox, parallel=body.parallel_tool_calls)
     mode = ToolMode(wanted or "auto")
     if mode is ToolMode.REQUIRED and not toolbox.tools:
@@ -87,7 +87,7 @@ def tool_choice_of(body: CreateResponseRequest, toolbox: Toolbox) -> ToolChoice:
 
 
 def _object_choice(
-    wanted: ToolChoiceEntry, toolbox: Toolbox, *, parallel: bool | None
+    wanted: ResponseToolChoice, toolbox: Toolbox, *, parallel: bool | None
 ) -> ToolChoice:
     if wanted.type == "allowed_tools":
         mode = ToolMode(wanted.mode or "auto")
