@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from rekindle.api.anthropic.response import diagnostics_of, message_of
 from rekindle.api.anthropic.schema import DiagnosticsRequest, MessageEntry, MessagesRequest
 from rekindle.api.anthropic.stream import MessageEvents
+from rekindle.api.cache.bodies import Rekindle
 from rekindle.api.http.cache_header import cache_header
-from rekindle.api.openai.bodies import Rekindle
 from rekindle.api.openai.response import usage_of
 from rekindle.api.replies import Reply
 from rekindle.api.responses.response import ResponseHead, ended

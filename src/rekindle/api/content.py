@@ -1,10 +1,20 @@
-"""Parts of a message's content, as chat completions and Responses send them."""
+"""Roles and parts of messages, as chat completions and Responses send them."""
 
 from rekindle.api.body import WireModel
 from rekindle.api.cache_controls import PromptCacheBreakpoint
+from rekindle.chat.conversation import Role
 from rekindle.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
 
 
 class TextPart(WireModel):

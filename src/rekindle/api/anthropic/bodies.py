@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import RootModel
 from typing_extensions import TypedDict
 
-from rekindle.api.openai.bodies import Rekindle
+from rekindle.api.cache.bodies import Rekindle
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

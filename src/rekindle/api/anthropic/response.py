@@ -19,8 +19,8 @@ from rekindle.api.anthropic.bodies import (
     UnknownMiss,
 )
 from rekindle.api.anthropic.schema import DiagnosticsRequest, MessagesRequest
+from rekindle.api.cache.views import rekindle_of
 from rekindle.api.cache_controls import TTL_SECONDS
-from rekindle.api.openai.response import rekindle_of
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyStats

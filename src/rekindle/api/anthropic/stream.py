@@ -27,8 +27,8 @@ from rekindle.api.anthropic.response import (
     usage_of,
 )
 from rekindle.api.anthropic.schema import MessagesRequest
+from rekindle.api.cache.views import rekindle_of
 from rekindle.api.json import quoted
-from rekindle.api.openai.response import rekindle_of
 from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     ReplyCall,

@@ -1,22 +1,79 @@
 """What the cache endpoints take and send back, as types. OpenAPI is made from these."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rekindle.api.body import WireModel
-from rekindle.api.openai.bodies import MissBody, Tier
 from rekindle.generation.request import Rank
 
 MAX_PIN_SECONDS = 366 * 86_400  # picked
 
+Tier = Literal["live", "memory", "disk", "shared", "upstream"]
 Class = Literal["main", "background", "ephemeral"]
 CLASSES: dict[Rank, Class] = {
     Rank.MAIN: "main",
     Rank.BACKGROUND: "background",
     Rank.EPHEMERAL: "ephemeral",
 }
+
+
+class Span(TypedDict):
+    """Positions [start, stop) of the prompt."""
+
+    source: Tier
+    match: Literal["tokens", "remembered_turn"]
+    start: int
+    stop: int
+
+
+class TierTokens(TypedDict):
+    tier: Tier
+    tokens: int
+
+
+class NeutralisedText(TypedDict):
+    rule: str
+    count: int
+
+
+class MissBody(TypedDict):
+    """Why not more was found; see `MissReason`."""
+
+    reason: str
+    message: int | None
+    part: str | None
+    before: str
+    expected: str
+    got: str
+    tokens_lost: int
+
+
+_Classed = TypedDict("_Classed", {"class": Class})
+
+
+class CacheStory(_Classed):
+    cached: list[TierTokens]
+    prefilled: int
+    restored_ms: float
+    remembered_turns: int
+    dropped_messages: int
+    spans: list[Span]
+    session: str
+    prefilled_twice: int
+    neutralised: NotRequired[list[NeutralisedText]]
+    miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
+
+
+class CacheStories(CacheStory):
+    """Of several replies: each, and the first also where a lone one would be."""
+
+    replies: list[CacheStory]
+
+
+Rekindle = CacheStory | CacheStories
+
 
 # In this form because `class` is a word of Python's.
 StoredEntry = TypedDict(
@@ -41,6 +98,11 @@ class TierUsage(TypedDict):
     entries: int
     bytes: int
     budget_bytes: int
+
+
+class TierProps(TierUsage):
+    trouble: str | None  # why nothing can be written to it at the moment
+    directory: str | None  # of the disk tier; the address of the shared store
 
 
 class StoredList(TypedDict):
@@ -98,11 +160,6 @@ class CacheDeleted(TypedDict):
     deleted: int
 
 
-class CachedTokens(TypedDict):
-    tier: Tier
-    tokens: int
-
-
 class ExpectedTimes(TypedDict):
     """In milliseconds; null: nothing was measured yet."""
 
@@ -114,7 +171,7 @@ class ExpectedTimes(TypedDict):
 class Lookup(TypedDict):
     object: Literal["cache.lookup"]
     prompt_tokens: int
-    cached: list[CachedTokens]
+    cached: list[TierTokens]
     prefilled: int
     expected_ms: ExpectedTimes
     miss: MissBody | None  # why not more would be found; null: nothing would be lost

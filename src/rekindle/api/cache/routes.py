@@ -8,36 +8,31 @@ from fastapi import FastAPI, Request, Response
 
 from rekindle.api.body import parse_json, read_body
 from rekindle.api.cache.bodies import (
-    CLASSES,
-    BranchEntry,
     CacheDeleted,
-    CachedTokens,
     CachePinned,
-    ExpectedTimes,
     Forest,
     Lookup,
     PinRequest,
-    SessionEntry,
     SessionList,
-    StoredEntry,
     StoredList,
     StoredText,
-    TierUsage,
 )
 from rekindle.api.cache.detect import detect
+from rekindle.api.cache.views import (
+    branch_entry,
+    lookup_of,
+    session_entry,
+    stored_entry,
+    tier_usage,
+)
 from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import model_wanted, whole_number
 from rekindle.api.json import json_response
-from rekindle.api.openai.response import miss_body
 from rekindle.api.openapi import ERRORS, REF, reply, request_body
 from rekindle.api.pipeline import Pipeline, WireFormat
-from rekindle.chat.accounts.sessions import Session
 from rekindle.errors import InvalidRequest
-from rekindle.generation.events import CacheSource
-from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 from rekindle.generation.tokenizer import Tokenizer
-from rekindle.observe.request_record import Miss
 
 WIRE_TYPES = (
     PinRequest,
@@ -106,17 +101,9 @@ class CacheApi:
             store = served.responder.store
             stored = await store.list_stored(namespace=self._namespace(request), limit=limit)
             cache = served.responder.status().cache
-        usage = [
-            TierUsage(
-                name=tier.name.value,
-                entries=tier.n_entries,
-                bytes=tier.n_bytes,
-                budget_bytes=tier.budget_bytes,
-            )
-            for tier in (cache.tiers if cache is not None else ())
-        ]
+        usage = [tier_usage(tier) for tier in (cache.tiers if cache is not None else ())]
         return json_response(
-            StoredList(object="list", data=[_entry(each) for each in stored], usage=usage)
+            StoredList(object="list", data=[stored_entry(each) for each in stored], usage=usage)
         )
 
     async def show_forest(self, request: Request) -> Response:
@@ -124,7 +111,7 @@ class CacheApi:
         with await self._models.lease(model_wanted(request)) as served:
             store = served.responder.store
             branches = await store.forest(namespace=self._namespace(request), limit=limit)
-        return json_response(Forest(object="list", data=[_branch(each) for each in branches]))
+        return json_response(Forest(object="list", data=[branch_entry(each) for each in branches]))
 
     async def read_text(self, request: Request, key: str) -> Response:
         start = whole_number(request, "start", default=0, most=MAX_POSITION)
@@ -170,12 +157,14 @@ class CacheApi:
             allowed = ", ".join(f"`{each}`" for each in self._formats)
             raise InvalidRequest(f"`dialect` should be one of {allowed}.", "dialect")
         forecast, miss = await self._pipeline.look_up(request, self._formats[name])
-        return json_response(_lookup(forecast, miss))
+        return json_response(lookup_of(forecast, miss))
 
     async def list_sessions(self, request: Request) -> Response:
         with await self._models.lease(model_wanted(request)) as served:
             sessions = served.responder.sessions.list(self._namespace(request))
-        return json_response(SessionList(object="list", data=[_session(each) for each in sessions]))
+        return json_response(
+            SessionList(object="list", data=[session_entry(each) for each in sessions])
+        )
 
     async def _forget(self, request: Request, key: str | None) -> int:
         with await self._models.lease(model_wanted(request)) as served:
@@ -195,71 +184,6 @@ def _unknown(key: str) -> NotFound:
 
 def _text(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
-
-
-def _branch(branch: StoredBranch) -> BranchEntry:
-    return {
-        "key": branch.key,
-        "parent": branch.parent,
-        "start": branch.start,
-        "stop": branch.stop,
-        "bytes": branch.n_bytes,
-        "names": list(branch.names),
-        "session": branch.session,
-        "class": CLASSES[branch.rank],
-        "tiers": [source.value for source in branch.sources],
-        "hits": branch.hits,
-        "last_used": branch.used_at,
-        "pinned_until": branch.pinned_until,
-    }
-
-
-def _entry(stored: StoredPrefix) -> StoredEntry:
-    return {
-        "key": stored.key,
-        "name": stored.name,
-        "session": stored.session,
-        "class": CLASSES[stored.rank],
-        "tokens": stored.n_tokens,
-        "bytes": stored.n_bytes,
-        "tiers": [source.value for source in stored.sources],
-        "hits": stored.hits,
-        "last_used": stored.used_at,
-        "pinned_until": stored.pinned_until,
-    }
-
-
-def _session(session: Session) -> SessionEntry:
-    ledger = session.ledger
-    return SessionEntry(
-        session=session.id,
-        last_used=session.used_at,
-        requests=ledger.requests,
-        prompt_tokens=ledger.prompt_tokens,
-        cached_tokens=ledger.cached_tokens,
-        prefilled_tokens=ledger.prefilled_tokens,
-        prefilled_twice_tokens=ledger.prefilled_twice_tokens,
-    )
-
-
-def _lookup(forecast: Forecast, miss: Miss | None) -> Lookup:
-    tokens: dict[CacheSource, int] = {}
-    for span in forecast.spans:
-        tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
-    restore, prefill = _ms(forecast.restore_seconds), _ms(forecast.prefill_seconds)
-    total = None if restore is None or prefill is None else round(restore + prefill, 3)
-    return Lookup(
-        object="cache.lookup",
-        prompt_tokens=forecast.n_prompt,
-        cached=[CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
-        prefilled=forecast.n_prompt - forecast.n_cached,
-        expected_ms=ExpectedTimes(restore=restore, prefill=prefill, total=total),
-        miss=miss_body(miss) if miss else None,
-    )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _any_request() -> dict[str, Any]:

@@ -4,8 +4,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from rekindle.api.cache.bodies import CachedTokens, Class
-from rekindle.api.openai.bodies import MissBody, Tier
+from rekindle.api.cache.bodies import Class, MissBody, TierProps, TierTokens
 
 # In this form because `class` is a word of Python's.
 SlotSeen = TypedDict(
@@ -22,15 +21,6 @@ SlotSeen = TypedDict(
         "n_generated": int,
     },
 )
-
-
-class TierSeen(TypedDict):
-    name: Tier
-    entries: int
-    bytes: int
-    budget_bytes: int
-    trouble: str | None  # why it takes nothing in at the moment
-    directory: str | None  # of the disk tier; where the shared store is
 
 
 class TokensBySource(TypedDict):
@@ -68,7 +58,7 @@ class SharedHealth(TypedDict):
 class CacheSeen(TypedDict):
     model_class: str
     off_because: str | None  # why nothing can be stored for this model
-    tiers: list[TierSeen]
+    tiers: list[TierProps]
     tokens: TokensBySource  # of all prompts since the start
     disk: DiskHealth
     shared: SharedHealth | None  # null: there is no shared store
@@ -125,7 +115,7 @@ RequestSeen = TypedDict(
         "class": Class,
         "ended_at": float,  # seconds since the epoch
         "prompt_tokens": int,
-        "cached": list[CachedTokens],
+        "cached": list[TierTokens],
         "prefilled": int,
         "prefilled_twice": int,
         "generated": int,

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
+from rekindle.api.cache.views import tier_props
 from rekindle.api.http.query import model_wanted
 from rekindle.api.models import Lease, Models, ModelState
 from rekindle.api.native.schema import (
@@ -24,7 +25,6 @@ from rekindle.api.native.schema import (
     SamplingProps,
     SlotProps,
     TemplateReply,
-    TierProps,
     TokenizeReply,
     TokenizeRequest,
     TokenPiece,
@@ -60,27 +60,18 @@ class NativeApi:
             response_class=Response,
             responses=ERRORS | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
         )
-        app.add_api_route(
-            "/tokenize",
-            self.tokenize,
-            methods=["POST"],
-            openapi_extra=request_body(TokenizeRequest),
-            responses=ERRORS,
-        )
-        app.add_api_route(
-            "/detokenize",
-            self.detokenize,
-            methods=["POST"],
-            openapi_extra=request_body(DetokenizeRequest),
-            responses=ERRORS,
-        )
-        app.add_api_route(
-            "/apply-template",
-            self.apply_template,
-            methods=["POST"],
-            openapi_extra=request_body(ChatCompletionRequest),
-            responses=ERRORS,
-        )
+        for path, endpoint, schema in (
+            ("/tokenize", self.tokenize, TokenizeRequest),
+            ("/detokenize", self.detokenize, DetokenizeRequest),
+            ("/apply-template", self.apply_template, ChatCompletionRequest),
+        ):
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=["POST"],
+                openapi_extra=request_body(schema),
+                responses=ERRORS,
+            )
 
     async def health(self) -> Health | Response:
         """Open to everyone: whether the shared store answers, not where it is or what it said."""
@@ -220,15 +211,5 @@ def _cache_props(cache: CacheStatus) -> CacheProps:
     return CacheProps(
         model_class=cache.model_class,
         off_because=cache.off_because,
-        tiers=[
-            TierProps(
-                name=tier.name,
-                entries=tier.n_entries,
-                bytes=tier.n_bytes,
-                budget_bytes=tier.budget_bytes,
-                trouble=tier.trouble,
-                directory=tier.directory,
-            )
-            for tier in cache.tiers
-        ],
+        tiers=[tier_props(tier) for tier in cache.tiers],
     )

@@ -6,6 +6,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rekindle.api.body import WireModel
+from rekindle.api.cache.bodies import TierProps
 
 
 class TokenizeRequest(WireModel):
@@ -89,15 +90,6 @@ SlotProps = TypedDict(
         "n_rows": int,  # tokens whose rows it holds
     },
 )
-
-
-class TierProps(TypedDict):
-    name: str
-    entries: int
-    bytes: int
-    budget_bytes: int
-    trouble: str | None
-    directory: str | None  # of the disk tier; where the shared store is
 
 
 class CacheProps(TypedDict):

@@ -4,9 +4,10 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rekindle.api.cache.bodies import Rekindle
+
 Finish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
-Tier = Literal["live", "memory", "disk", "shared", "upstream"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -33,62 +34,6 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
-
-
-class Span(TypedDict):
-    """Positions [start, stop) of the prompt."""
-
-    source: Tier
-    match: Literal["tokens", "remembered_turn"]
-    start: int
-    stop: int
-
-
-class TierTokens(TypedDict):
-    tier: Tier
-    tokens: int
-
-
-class NeutralisedText(TypedDict):
-    rule: str
-    count: int
-
-
-class MissBody(TypedDict):
-    """Why not more was found; see `MissReason`."""
-
-    reason: str
-    message: int | None
-    part: str | None
-    before: str
-    expected: str
-    got: str
-    tokens_lost: int
-
-
-_Classed = TypedDict("_Classed", {"class": Literal["main", "background", "ephemeral"]})
-
-
-class CacheStory(_Classed):
-    cached: list[TierTokens]
-    prefilled: int
-    restored_ms: float
-    remembered_turns: int
-    dropped_messages: int
-    spans: list[Span]
-    session: str
-    prefilled_twice: int
-    neutralised: NotRequired[list[NeutralisedText]]
-    miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
-
-
-class CacheStories(CacheStory):
-    """Of several replies: each, and the first also where a lone one would be."""
-
-    replies: list[CacheStory]
-
-
-Rekindle = CacheStory | CacheStories
 
 
 class PromptProgress(TypedDict):

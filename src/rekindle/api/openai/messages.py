@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.call_ids import CallIds
-from rekindle.api.content import part_text
+from rekindle.api.content import ROLES, part_text
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     ChatMessage,
@@ -17,20 +17,11 @@ from rekindle.chat.conversation import (
     Message,
     Part,
     Reasoning,
-    Role,
     Text,
     ToolCall,
     ToolResult,
 )
 from rekindle.errors import InvalidRequest
-
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-}
 
 
 def conversation_of(body: ChatCompletionRequest) -> Conversation:

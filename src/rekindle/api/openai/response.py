@@ -1,13 +1,11 @@
 """Complete replies in OpenAI's shapes, with llama-server's timings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rekindle import __version__
-from rekindle.api.cache.bodies import CLASSES
+from rekindle.api.cache.views import rekindle_of
 from rekindle.api.openai.bodies import (
     AssistantMessage,
-    CacheStories,
-    CacheStory,
     CalledFunction,
     ChatChoice,
     ChatCompletion,
@@ -17,12 +15,7 @@ from rekindle.api.openai.bodies import (
     CompletionChoice,
     CompletionLogprobs,
     Finish,
-    MissBody,
-    NeutralisedText,
     PromptTokensDetails,
-    Rekindle,
-    Span,
-    TierTokens,
     Timings,
     TokenLogprob,
     ToolCallBody,
@@ -35,8 +28,6 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
-from rekindle.generation.events import CachedSpan, CacheSource
-from rekindle.observe.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -161,12 +152,6 @@ def timings_of(stats: Sequence[ReplyStats]) -> Timings:
     )
 
 
-def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
-    stories = [_story(each) for each in stats]
-    first = stories[0]
-    return first if len(stories) == 1 else CacheStories(**first, replies=stories)
-
-
 def _message(reply: Reply) -> AssistantMessage:
     content = None if reply.calls and not reply.text else reply.text
     message = AssistantMessage(role="assistant", content=content, refusal=None)
@@ -182,58 +167,6 @@ def _message(reply: Reply) -> AssistantMessage:
             for call in reply.calls
         ]
     return message
-
-
-def _story(stats: ReplyStats) -> CacheStory:
-    story: CacheStory = {
-        "cached": list(_by_tier(stats.spans)),
-        "prefilled": stats.n_prefilled,
-        "restored_ms": round(stats.restore_seconds * 1e3, 3),
-        "remembered_turns": stats.n_remembered_turns,
-        "dropped_messages": stats.n_dropped_messages,
-        "spans": [part for span in stats.spans for part in _parts(span, stats.remembered)],
-        "session": stats.session,
-        "class": CLASSES[stats.rank],
-        "prefilled_twice": stats.n_recomputed,
-    }
-    if stats.neutralised:
-        story["neutralised"] = [
-            NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
-        ]
-    if stats.is_explained:
-        story["miss"] = miss_body(stats.miss) if stats.miss else None
-    return story
-
-
-def _by_tier(spans: Sequence[CachedSpan]) -> Iterator[TierTokens]:
-    for tier in CacheSource:
-        if n_tokens := sum(span.stop - span.start for span in spans if span.source is tier):
-            yield TierTokens(tier=tier.value, tokens=n_tokens)
-
-
-def miss_body(miss: Miss) -> MissBody:
-    return MissBody(
-        reason=miss.reason.value,
-        message=miss.message,
-        part=miss.part,
-        before=miss.before,
-        expected=miss.expected,
-        got=miss.got,
-        tokens_lost=miss.tokens_lost,
-    )
-
-
-def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[Span]:
-    """A span, cut where remembered turns begin and end."""
-    turns = [(max(a, span.start), min(b, span.stop)) for a, b in remembered]
-    position = span.start
-    for start, stop in (turn for turn in turns if turn[0] < turn[1]):
-        if position < start:
-            yield Span(source=span.source.value, match="tokens", start=position, stop=start)
-        yield Span(source=span.source.value, match="remembered_turn", start=start, stop=stop)
-        position = stop
-    if position < span.stop:
-        yield Span(source=span.source.value, match="tokens", start=position, stop=span.stop)
 
 
 def _top_logprob(candidate: TopToken) -> TopLogprob:

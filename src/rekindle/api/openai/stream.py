@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
+from rekindle.api.cache.views import rekindle_of
 from rekindle.api.json import quoted
 from rekindle.api.openai.bodies import (
     ChatLogprobs,
@@ -22,7 +23,6 @@ from rekindle.api.openai.response import (
     FINISH,
     chat_logprobs,
     completion_logprobs,
-    rekindle_of,
     timings_of,
     usage_of,
 )

@@ -4,7 +4,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rekindle.api.openai.bodies import Rekindle, Timings, TokenLogprob
+from rekindle.api.cache.bodies import Rekindle
+from rekindle.api.openai.bodies import Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

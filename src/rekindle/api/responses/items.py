@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.api.call_ids import CallIds
-from rekindle.api.content import TextPart, part_text
+from rekindle.api.content import ROLES, TextPart, part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
     CustomCallItem,
@@ -33,12 +33,6 @@ from rekindle.chat.conversation import (
 )
 from rekindle.errors import InvalidRequest
 
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-}
 # Agents cannot know what a tool will give back; a refusal would end their session for good.
 LEFT_OUT = "[{type} left out: this model reads only text]"
 ENCRYPTED_KEY = "rekindle_reasoning"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rekindle.api.body import WireModel
-from rekindle.api.openai.response import rekindle_of, timings_of
+from rekindle.api.cache.views import rekindle_of
+from rekindle.api.openai.response import timings_of
 from rekindle.api.replies import Envelope
 from rekindle.api.responses.bodies import (
     CacheMissDiagnostics,

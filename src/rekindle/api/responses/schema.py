@@ -30,24 +30,22 @@ class MessageItem(WireModel):
     phase: Unused = None
 
 
-class FunctionCallItem(WireModel):
+class CallItem(WireModel):
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = None
+    status: Unused = None
+
+
+class FunctionCallItem(CallItem):
     type: Literal["function_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
     arguments: str
-    status: Unused = None
 
 
-class CustomCallItem(WireModel):
+class CustomCallItem(CallItem):
     type: Literal["custom_tool_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
-    status: Unused = None
 
 
 class CallOutputItem(WireModel):
