@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from rekindle.errors import InvalidRequest
+
 
 class CallIds:
     """The ids of the calls so far, by what clients leave of them: one makes `call_1` `call1`."""
@@ -26,6 +28,15 @@ class CallIds:
         if found := self._by_core.get(_core(call_id)):
             return found
         return "" if self._lone_without_id else None
+
+    def resolve(self, call_id: str, path: str) -> str:
+        """As `find`, but raise InvalidRequest for an id that no call has."""
+        found = self.find(call_id)
+        if found is None:
+            raise InvalidRequest(
+                f"`{path}`: no earlier tool call in this request has the id `{call_id}`.", path
+            )
+        return found
 
 
 def _core(call_id: str) -> str:

@@ -1,8 +1,10 @@
 """Roles and parts of messages, as chat completions and Responses send them."""
 
+from collections.abc import Iterable
+
 from rekindle.api.body import WireModel
 from rekindle.api.cache_controls import PromptCacheBreakpoint
-from rekindle.chat.conversation import Role
+from rekindle.chat.conversation import Message, Part, Reasoning, Role, Text, ToolCall
 from rekindle.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
@@ -28,6 +30,13 @@ class InputPart(TextPart):
 
 class ContentPart(InputPart):
     refusal: str | None = None
+
+
+def assistant_message(reasoning: str, text: str, calls: Iterable[ToolCall]) -> Message:
+    """Make one message of everything that one reply said."""
+    parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
+    parts += [Text(text)] if text else []
+    return Message(Role.ASSISTANT, (*parts, *calls))
 
 
 def part_text(part: TextPart, path: str) -> str:

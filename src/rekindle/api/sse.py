@@ -48,7 +48,7 @@ class EventStream(Response):
         encoder: Encoder,
         *,
         keep_alive_seconds: float,
-        keep_alive: bytes = KEEP_ALIVE,
+        keep_alive: bytes,
     ) -> None:
         self._replies = replies
         self._encoder = encoder

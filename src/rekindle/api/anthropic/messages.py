@@ -14,11 +14,11 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
 from rekindle.api.call_ids import CallIds
+from rekindle.api.content import assistant_message
 from rekindle.chat.conversation import (
     Conversation,
     Message,
     Part,
-    Reasoning,
     Role,
     Text,
     Tool,
@@ -71,26 +71,22 @@ class _MessageReader:
 
     def _said(self, blocks: Sequence[ContentBlock], path: str) -> Message:
         """Texts are joined as they are: where a reply was cut into blocks means nothing."""
-        parts: list[Part] = []
+        reasoning = text = ""
+        calls: list[ToolCall] = []
         for index, block in enumerate(blocks):
             match block.type:
                 case "text":
-                    parts.append(Text(_needed(block.text, f"{path}.{index}.text")))
+                    text += _needed(block.text, f"{path}.{index}.text")
                 case "thinking":
-                    parts.append(Reasoning(_needed(block.thinking, f"{path}.{index}.thinking")))
+                    reasoning += _needed(block.thinking, f"{path}.{index}.thinking")
                 case "tool_use":
-                    parts.append(_call(block, f"{path}.{index}"))
+                    calls.append(_call(block, f"{path}.{index}"))
                 case "redacted_thinking":
                     pass  # only Anthropic can read it
                 case _:
                     raise _unsupported(block.type, f"{path}.{index}")
-        text = "".join(part.text for part in parts if isinstance(part, Text))
-        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-        calls = [part for part in parts if isinstance(part, ToolCall)]
         self._calls.add([call.id for call in calls])
-        said: list[Part] = [Reasoning(reasoning)] if reasoning else []
-        said += [Text(text)] if text else []
-        return Message(Role.ASSISTANT, (*said, *calls))
+        return assistant_message(reasoning, text, calls)
 
     def _told(self, role: Role, blocks: Sequence[ContentBlock], path: str) -> Iterator[Message]:
         """Results come first, as Anthropic demands it: they answer the message before."""
@@ -110,13 +106,7 @@ class _MessageReader:
 
     def _result(self, block: ContentBlock, path: str) -> ToolResult:
         sent = _needed(block.tool_use_id, f"{path}.tool_use_id")
-        call_id = self._calls.find(sent)
-        if call_id is None:
-            raise InvalidRequest(
-                f"`{path}.tool_use_id`: no earlier message in this request has a `tool_use` block"
-                f" with the id `{sent}`.",
-                f"{path}.tool_use_id",
-            )
+        call_id = self._calls.resolve(sent, f"{path}.tool_use_id")
         text = self._result_text(block.content, f"{path}.content")
         return ToolResult(call_id, None, text or (FAILED if block.is_error else ""))
 

@@ -14,8 +14,9 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import tool_choice_of
 from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
+from rekindle.api.tools import check_grammar
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.reply.events import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
@@ -27,11 +28,7 @@ def options_of(
 ) -> ReplyOptions:
     tool_choice = tool_choice_of(body, conversation)
     grammar = _grammar(body)
-    if grammar is not None and tool_choice.mode is ToolMode.REQUIRED:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `output_config.format` exclude each other.",
-            "tool_choice",
-        )
+    check_grammar(grammar, tool_choice, "output_config.format")
     sampling = replace(
         defaults,
         temperature=defaults.temperature if body.temperature is None else body.temperature,

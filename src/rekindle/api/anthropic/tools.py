@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Conversation, Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -23,21 +24,19 @@ class OfferedTools:
 
 def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
     """Anthropic's own tools are left out: see `unsupported_tools`."""
-    names: set[str] = set()
-    head: list[Tool] = []
-    deferred: list[Tool] = []
+    tools: dict[str, Tool] = {}
+    deferred: set[str] = set()
     for index, entry in enumerate(entries):
         if not _is_custom(entry):
             continue
-        path = f"tools.{index}"
-        tool = _tool(entry, path)
-        if tool.name in names:
-            raise InvalidRequest(
-                f"`{path}.name`: there are two tools `{tool.name}`.", f"{path}.name"
-            )
-        names.add(tool.name)
-        (deferred if entry.defer_loading else head).append(tool)
-    return OfferedTools(tuple(head), tuple(deferred))
+        tool = _tool(entry, f"tools.{index}")
+        add_tool(tools, tool, f"tools.{index}.name")
+        if entry.defer_loading:
+            deferred.add(tool.name)
+    return OfferedTools(
+        head=tuple(tool for name, tool in tools.items() if name not in deferred),
+        deferred=tuple(tool for name, tool in tools.items() if name in deferred),
+    )
 
 
 def unsupported_tools(body: CountTokensRequest) -> list[str]:
@@ -65,9 +64,7 @@ def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> Tool
         return ToolChoice(ToolMode.REQUIRED, (name,), parallel=not once)
     mode = MODES[wanted.type]
     if mode is ToolMode.REQUIRED and not conversation.callable_tools:
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=parallel)
 
 

@@ -27,10 +27,10 @@ MAX_BEHIND = 64  # frames that wait for a reader; picked
 class FeedReader:
     """Frames for one connection, of what its namespace may see."""
 
-    def __init__(self, namespace: str, *, max_behind: int = MAX_BEHIND) -> None:
+    def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.is_cut = False
-        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(max_behind)
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND)
         self._writer: asyncio.Task[object] | None = None
 
     def put(self, frame: bytes | None) -> None:

@@ -12,6 +12,7 @@ from rekindle.api.body import read_body
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
+from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openai.schema import EmbeddingsRequest
 from rekindle.api.openapi import ERRORS, reply, request_body
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
@@ -65,15 +66,11 @@ def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
         raise InvalidRequest("`input` must not be empty.", "input")
-    if isinstance(body.input, str):
-        return [EmbeddingInput("input", body.input)]
-    if tokens := [item for item in body.input if isinstance(item, int)]:
-        return [EmbeddingInput("input", tokens)]
-    several = [item for item in body.input if not isinstance(item, int)]
-    if len(several) > MAX_INPUTS:
-        message = f"`input` has {len(several)} items, but at most {MAX_INPUTS} are taken at once."
+    inputs = raw_inputs("input", body.input)
+    if len(inputs) > MAX_INPUTS:
+        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are taken at once."
         raise InvalidRequest(message, "input")
-    return [EmbeddingInput(f"input.{index}", item) for index, item in enumerate(several)]
+    return [EmbeddingInput(each.path, each.content) for each in inputs]
 
 
 def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:

@@ -69,12 +69,7 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 def _result(entry: ChatMessage, calls: CallIds, path: str) -> ToolResult:
     sent = entry.tool_call_id or ""
-    call_id = calls.find(sent) if sent else ""
-    if call_id is None:
-        raise InvalidRequest(
-            f"`{path}.tool_call_id`: no earlier message in this request has a tool call `{sent}`.",
-            f"{path}.tool_call_id",
-        )
+    call_id = calls.resolve(sent, f"{path}.tool_call_id") if sent else ""
     return ToolResult(call_id, entry.name, "\n".join(_texts(entry, path)))
 
 

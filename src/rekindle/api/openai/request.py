@@ -12,7 +12,8 @@ from rekindle.api.openai.schema import (
     ResponseFormat,
 )
 from rekindle.api.openai.tools import tool_choice_of
-from rekindle.api.pipeline import N_SEEDS
+from rekindle.api.pipeline import N_SEEDS, RawPrompt
+from rekindle.api.tools import check_grammar
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
@@ -34,8 +35,12 @@ def chat_options(
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
-    if tool_choice.mode is ToolMode.REQUIRED:
-        _check_call_can_be_required(body, sampling)
+    check_grammar(sampling.grammar, tool_choice, "response_format")
+    if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` with `tool_choice` that requires a call: a call must be able to end.",
+            "ignore_eos",
+        )
     limits = (
         ("max_completion_tokens", body.max_completion_tokens),
         ("max_tokens", body.max_tokens),
@@ -63,6 +68,18 @@ def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int
     )
 
 
+def raw_inputs(
+    field: str, value: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+) -> list[RawPrompt]:
+    """List the texts or token sequences of a field that holds one or several."""
+    if isinstance(value, str):
+        return [RawPrompt(field, value)]
+    if tokens := [item for item in value if isinstance(item, int)]:
+        return [RawPrompt(field, tokens)]
+    several = [item for item in value if not isinstance(item, int)]
+    return [RawPrompt(f"{field}.{index}", item) for index, item in enumerate(several)]
+
+
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
     grammar = _grammar(body.response_format)
     if grammar is not None and body.ignore_eos:
@@ -87,19 +104,6 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
         ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
         grammar=grammar,
     )
-
-
-def _check_call_can_be_required(body: ChatCompletionRequest, sampling: Sampling) -> None:
-    if sampling.grammar is not None:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `response_format` exclude each other.",
-            "tool_choice",
-        )
-    if body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` with `tool_choice` that requires a call: a call must be able to end.",
-            "ignore_eos",
-        )
 
 
 def _given(value: T | None, default: T) -> T:

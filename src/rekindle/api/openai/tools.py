@@ -8,6 +8,7 @@ from rekindle.api.openai.schema import (
     ToolEntry,
     ToolReference,
 )
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -18,13 +19,7 @@ def tools_of(entries: Sequence[ToolEntry]) -> tuple[Tool, ...]:
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(entries):
         path = f"tools.{index}"
-        tool = _tool(entry, path)
-        if tool.name in tools:
-            raise InvalidRequest(
-                f"`{path}.function.name`: there are two tools `{tool.name}`.",
-                f"{path}.function.name",
-            )
-        tools[tool.name] = tool
+        add_tool(tools, _tool(entry, path), f"{path}.function.name")
     return tuple(tools.values())
 
 
@@ -35,9 +30,7 @@ def tool_choice_of(body: ChatCompletionRequest, tools: Sequence[Tool]) -> ToolCh
         return _object_choice(wanted, names, parallel=body.parallel_tool_calls)
     mode = ToolMode(wanted or "auto")
     if mode is ToolMode.REQUIRED and not tools:
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=body.parallel_tool_calls is not False)
 
 

@@ -7,11 +7,11 @@ from rekindle.api.cache_controls import openai_marks
 from rekindle.api.http.caller import Caller
 from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from rekindle.api.openai.messages import conversation_of, marks_of
-from rekindle.api.openai.request import chat_options, completion_options
+from rekindle.api.openai.request import chat_options, completion_options, raw_inputs
 from rekindle.api.openai.response import chat_completion, completion
 from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
 from rekindle.api.openai.stream import chat_chunks, completion_chunks
-from rekindle.api.pipeline import Exchange, RawPrompt, WireFormat
+from rekindle.api.pipeline import Exchange, WireFormat
 from rekindle.config import Overflow
 
 
@@ -30,22 +30,13 @@ async def _read_chat(body: ChatCompletionRequest, _: Caller, __: Mapping[str, st
 
 async def _read_completion(body: CompletionRequest, _: Caller, __: Mapping[str, str]) -> Exchange:
     return Exchange(
-        prompt=_raw_prompts(body),
+        prompt=raw_inputs("prompt", body.prompt),
         marks=openai_marks(body, ()),
         n_per_prompt=body.n or 1,
         options=partial(completion_options, body),
         encoder=partial(completion_chunks, body),
         whole=partial(completion, body),
     )
-
-
-def _raw_prompts(body: CompletionRequest) -> list[RawPrompt]:
-    if isinstance(body.prompt, str):
-        return [RawPrompt("prompt", body.prompt)]
-    if tokens := [item for item in body.prompt if isinstance(item, int)]:
-        return [RawPrompt("prompt", tokens)]
-    several = [item for item in body.prompt if not isinstance(item, int)]
-    return [RawPrompt(f"prompt.{index}", item) for index, item in enumerate(several)]
 
 
 CHAT = WireFormat(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.api.call_ids import CallIds
-from rekindle.api.content import ROLES, TextPart, part_text
+from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
     CustomCallItem,
@@ -24,14 +24,11 @@ from rekindle.api.responses.schema import (
 from rekindle.api.responses.tools import CUSTOM_ARGUMENT, full_name
 from rekindle.chat.conversation import (
     Message,
-    Part,
-    Reasoning,
     Role,
     Text,
     ToolCall,
     ToolResult,
 )
-from rekindle.errors import InvalidRequest
 
 # Agents cannot know what a tool will give back; a refusal would end their session for good.
 LEFT_OUT = "[{type} left out: this model reads only text]"
@@ -92,12 +89,7 @@ class _Turn:
         self.last_was_text = True
 
     def message(self) -> Message:
-        parts: list[Part] = []
-        if reasoning := "".join(self.reasoning):
-            parts.append(Reasoning(reasoning))
-        if self.text:
-            parts.append(Text(self.text))
-        return Message(Role.ASSISTANT, (*parts, *self.calls))
+        return assistant_message("".join(self.reasoning), self.text, self.calls)
 
 
 class _ItemReader:
@@ -159,10 +151,7 @@ class _ItemReader:
 
     def _add_output(self, item: CallOutputItem, path: str) -> None:
         self.end_turn()
-        call_id = self._calls.find(item.call_id)
-        if call_id is None:
-            where = f"{path}.call_id"
-            raise InvalidRequest(f"`{where}`: no earlier item has a call `{item.call_id}`.", where)
+        call_id = self._calls.resolve(item.call_id, f"{path}.call_id")
         self._add_result(call_id, _output_text(item.output))
 
     def _add_result(self, call_id: str, text: str) -> None:

@@ -8,8 +8,9 @@ from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
+from rekindle.api.tools import check_grammar
 from rekindle.chat.conversation import Conversation, Message, Role, Text
-from rekindle.chat.reply.events import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
@@ -43,18 +44,15 @@ def reply_options(
 ) -> ReplyOptions:
     grammar = _grammar(body.text.format if body.text else None)
     tool_choice = tool_choice_of(body, toolbox)
-    if tool_choice.mode is ToolMode.REQUIRED and grammar is not None:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `text.format` exclude each other.",
-            "tool_choice",
-        )
-    sampling = replace(defaults, grammar=grammar)
-    if body.temperature is not None:
-        sampling = replace(sampling, temperature=body.temperature)
-    if body.top_p is not None:
-        sampling = replace(sampling, top_p=body.top_p)
+    check_grammar(grammar, tool_choice, "text.format")
+    sampling = replace(
+        defaults,
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        grammar=grammar,
+    )
     cache_options = body.prompt_cache_options
-    wants_logprobs = body.top_logprobs or includes(body, LOGPROBS)
+    wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
     return ReplyOptions(
         sampling=sampling,
         max_tokens=body.max_output_tokens,
@@ -62,10 +60,6 @@ def reply_options(
         tool_choice=tool_choice,
         compare_with=cache_options.comparison_response_id if cache_options else None,
     )
-
-
-def includes(body: CreateResponseRequest, wanted: str) -> bool:
-    return wanted in (body.include or ())
 
 
 def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:

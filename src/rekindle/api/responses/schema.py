@@ -89,15 +89,25 @@ _ITEM_TAGS = {
 }
 
 
-def _item_tag(value: Any) -> str:
-    if isinstance(value, WireModel):
-        return type(value).__name__
-    if not isinstance(value, Mapping):
-        return "MessageItem"
-    kind = value.get("type")
-    if kind is None:
-        return "ReferenceItem" if "id" in value and "role" not in value else "MessageItem"
-    return _ITEM_TAGS.get(kind, "OtherItem") if isinstance(kind, str) else "OtherItem"
+def _tagged(
+    tags: Mapping[str, str], other: str, default_kind: Callable[[Mapping[str, Any]], str]
+) -> Callable[[Any], str]:
+    """Make a discriminator: the class of a value by its `type`, and by `default_kind` without."""
+
+    def tag(value: Any) -> str:
+        if isinstance(value, WireModel):
+            return type(value).__name__
+        fields = value if isinstance(value, Mapping) else {}
+        kind = fields.get("type")
+        if kind is None:
+            kind = default_kind(fields)
+        return tags.get(kind, other) if isinstance(kind, str) else other
+
+    return tag
+
+
+def _default_item(fields: Mapping[str, Any]) -> str:
+    return "item_reference" if "id" in fields and "role" not in fields else "message"
 
 
 InputItem = Annotated[
@@ -108,7 +118,7 @@ InputItem = Annotated[
     | Annotated[ReasoningItem, Tag("ReasoningItem")]
     | Annotated[ReferenceItem, Tag("ReferenceItem")]
     | Annotated[OtherItem, Tag("OtherItem")],
-    Discriminator(_item_tag),
+    Discriminator(_tagged(_ITEM_TAGS, "OtherItem", _default_item)),
 ]
 
 
@@ -139,25 +149,18 @@ class OtherTool(WireModel):
     type: str
 
 
-def _tagged(tags: Mapping[str, str]) -> Callable[[Any], str]:
-    def tag(value: Any) -> str:
-        if isinstance(value, WireModel):
-            return type(value).__name__
-        if not isinstance(value, Mapping):
-            return "FunctionTool"
-        kind = value.get("type", "function")
-        return tags.get(kind, "OtherTool") if isinstance(kind, str) else "OtherTool"
-
-    return tag
+def _default_tool(_: Mapping[str, Any]) -> str:
+    return "function"
 
 
 _MEMBER_TAGS = {"function": "FunctionTool", "custom": "CustomTool"}
+_TOOL_TAGS = {**_MEMBER_TAGS, "namespace": "NamespaceTool"}
 
 MemberTool = Annotated[
     Annotated[FunctionTool, Tag("FunctionTool")]
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged(_MEMBER_TAGS)),
+    Discriminator(_tagged(_MEMBER_TAGS, "OtherTool", _default_tool)),
 ]
 
 
@@ -173,7 +176,7 @@ ToolEntry = Annotated[
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[NamespaceTool, Tag("NamespaceTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged({**_MEMBER_TAGS, "namespace": "NamespaceTool"})),
+    Discriminator(_tagged(_TOOL_TAGS, "OtherTool", _default_tool)),
 ]
 
 

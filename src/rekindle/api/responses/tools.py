@@ -12,6 +12,7 @@ from rekindle.api.responses.schema import (
     ResponseToolChoice,
     ToolEntry,
 )
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -64,9 +65,8 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
             unsupported[entry.type] = None
             continue
         name = full_name(entry.name, namespace)
-        if name in tools:
-            raise InvalidRequest(f"`{path}.name`: there are two tools `{name}`.", f"{path}.name")
-        tools[name] = Tool(name, canonical_definition(_definition(name, entry)))
+        tool = Tool(name, canonical_definition(_definition(name, entry)))
+        add_tool(tools, tool, f"{path}.name")
         origins[name] = Origin(entry.name, namespace, is_custom=isinstance(entry, CustomTool))
     return Toolbox(tuple(tools.values()), origins, tuple(unsupported))
 
@@ -80,9 +80,7 @@ def tool_choice_of(body: CreateResponseRequest, toolbox: Toolbox) -> ToolChoice:
     if mode is ToolMode.REQUIRED and not toolbox.tools:
         if toolbox.unsupported:
             return ToolChoice(ToolMode.AUTO, parallel=parallel)
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=parallel)
 
 

@@ -38,7 +38,7 @@ async def _read(
     read = read_items(items)
     toolbox = toolbox_of(body.tools or ())
     conversation = conversation_of(body, read.messages, toolbox)
-    writer = _Writer(body, toolbox, history, items)
+    writer = _ResponseWriter(body, toolbox, history, items)
     return Exchange(
         prompt=conversation,
         marks=marks_of(body, read, conversation),
@@ -50,7 +50,7 @@ async def _read(
     )
 
 
-class _Writer:
+class _ResponseWriter:
     """Writes the response to one request, and stores it unless the client declines."""
 
     def __init__(
