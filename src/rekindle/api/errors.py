@@ -123,21 +123,22 @@ def failure_of(error: BaseException) -> Failure:
                 {"retry-after": str(error.retry_after_seconds)},
             )
         case ShuttingDown():
-            return Failure(
-                503,
-                _detail(error.message, type="server_error", code="shutting_down"),
-                {"retry-after": "1"},  # elsewhere, or of whoever takes our place
-            )
+            # Another server, or the one that replaces this one, can answer at once.
+            return _server_error(503, error, "shutting_down", {"retry-after": "1"})
         case UpstreamTimedOut():
-            detail = _detail(error.message, type="server_error", code="upstream_timed_out")
-            return Failure(504, detail)
+            return _server_error(504, error, "upstream_timed_out")
         case UpstreamFailed():
-            detail = _detail(error.message, type="server_error", code="upstream_failed")
-            return Failure(502, detail)
+            return _server_error(502, error, "upstream_failed")
         case EngineError():
-            return Failure(500, _detail(error.message, type="server_error", code="engine_error"))
+            return _server_error(500, error, "engine_error")
         case _:
             return INTERNAL
+
+
+def _server_error(
+    status: int, error: RekindleError, code: str, headers: Mapping[str, str] | None = None
+) -> Failure:
+    return Failure(status, _detail(error.message, type="server_error", code=code), headers or {})
 
 
 def invalid(

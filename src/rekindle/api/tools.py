@@ -1,9 +1,45 @@
-"""Checks on tools and tool choices that all wire formats share."""
+"""Tools, tool choices and call ids: checks that all wire formats share."""
+
+from collections.abc import Sequence
 
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar
+
+
+class CallIds:
+    """The ids of the calls so far, by what clients leave of them: one makes `call_1` `call1`."""
+
+    def __init__(self) -> None:
+        self._exact: set[str] = set()
+        self._by_core: dict[str, str] = {}
+        self._lone_without_id = False
+
+    def add(self, ids: Sequence[str]) -> None:
+        """Those of one message."""
+        if not ids:
+            return
+        self._exact.update(ids)
+        self._by_core.update((_core(each), each) for each in ids if _core(each))
+        self._lone_without_id = list(ids) == [""]
+
+    def find(self, call_id: str) -> str | None:
+        """The id of the call that is meant, as the call has it."""
+        if call_id in self._exact:
+            return call_id
+        if found := self._by_core.get(_core(call_id)):
+            return found
+        return "" if self._lone_without_id else None
+
+    def resolve(self, call_id: str, path: str) -> str:
+        """As `find`, but raise InvalidRequest for an id that no call has."""
+        found = self.find(call_id)
+        if found is None:
+            raise InvalidRequest(
+                f"`{path}`: no earlier tool call in this request has the id `{call_id}`.", path
+            )
+        return found
 
 
 def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
@@ -25,3 +61,7 @@ def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> No
         raise InvalidRequest(
             f"`tool_choice` that requires a call and `{field}` exclude each other.", "tool_choice"
         )
+
+
+def _core(call_id: str) -> str:
+    return "".join(filter(str.isalnum, call_id)).lower()

@@ -13,8 +13,8 @@ from rekindle.api.anthropic.schema import (
     SystemBlock,
 )
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
-from rekindle.api.call_ids import CallIds
 from rekindle.api.content import assistant_message
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Conversation,
     Message,

@@ -53,20 +53,28 @@ def message_of(body: MessagesRequest, envelope: Envelope, replies: Sequence[Repl
         for call in reply.calls
     ]
     stats = reply.done.stats
-    message = MessageBody(
+    message = begun(envelope, final_usage(envelope, stats))
+    message["content"] = content
+    message["stop_reason"] = stop_reason_of(reply.done)
+    message["stop_sequence"] = reply.done.stop_sequence
+    message["rekindle"] = rekindle_of([stats])
+    if body.diagnostics is not None:
+        message["diagnostics"] = diagnostics_of(body.diagnostics, stats.diagnosis)
+    return message
+
+
+def begun(envelope: Envelope, usage: MessageUsage) -> MessageBody:
+    """Return a message without content."""
+    return MessageBody(
         id=envelope.id,
         type="message",
         role="assistant",
         model=envelope.model,
-        content=content,
-        stop_reason=stop_reason_of(reply.done),
-        stop_sequence=reply.done.stop_sequence,
-        usage=final_usage(envelope, stats),
-        rekindle=rekindle_of([stats]),
+        content=[],
+        stop_reason=None,
+        stop_sequence=None,
+        usage=usage,
     )
-    if body.diagnostics is not None:
-        message["diagnostics"] = diagnostics_of(body.diagnostics, stats.diagnosis)
-    return message
 
 
 def diagnostics_of(wanted: DiagnosticsRequest, diagnosis: Diagnosis | None) -> Diagnostics | None:

@@ -11,7 +11,6 @@ from pydantic_core import to_json
 from rekindle.api.anthropic.bodies import (
     BlockStart,
     Ending,
-    MessageBody,
     MessageDelta,
     MessageStart,
     TextBlock,
@@ -20,6 +19,7 @@ from rekindle.api.anthropic.bodies import (
 )
 from rekindle.api.anthropic.response import (
     SIGNATURE,
+    begun,
     diagnostics_of,
     final_usage,
     input_json,
@@ -103,16 +103,8 @@ class MessageEvents:
         elif isinstance(event, ReplyDone):
             n_prompt, n_cached = event.stats.n_prompt, event.stats.n_cached
             diagnosis = event.stats.diagnosis
-        message = MessageBody(
-            id=self._envelope.id,
-            type="message",
-            role="assistant",
-            model=self._envelope.model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=usage_of(self._envelope, n_prompt=n_prompt, n_cached=n_cached, n_generated=0),
-        )
+        usage = usage_of(self._envelope, n_prompt=n_prompt, n_cached=n_cached, n_generated=0)
+        message = begun(self._envelope, usage)
         if self._diagnostics is not None:
             message["diagnostics"] = diagnostics_of(self._diagnostics, diagnosis)
         return _frame(MessageStart(type="message_start", message=message))

@@ -68,32 +68,25 @@ class CacheApi:
         self._formats = formats
 
     def add_routes(self, app: FastAPI) -> None:
-        for method, path, endpoint, model in (
-            ("GET", "/v1/cache", self.list_stored, StoredList),
-            ("DELETE", "/v1/cache", self.delete_all, CacheDeleted),
-            ("GET", "/v1/cache/forest", self.show_forest, Forest),
+        pin = request_body(PinRequest)
+        for method, path, endpoint, model, extra in (
+            ("GET", "/v1/cache", self.list_stored, StoredList, None),
+            ("DELETE", "/v1/cache", self.delete_all, CacheDeleted, None),
+            ("GET", "/v1/cache/forest", self.show_forest, Forest, None),
             # A path, because keys may have slashes.
-            ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText),
-            ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted),
-            ("GET", "/v1/sessions", self.list_sessions, SessionList),
+            ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText, None),
+            ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted, None),
+            ("GET", "/v1/sessions", self.list_sessions, SessionList, None),
+            ("POST", "/v1/cache/lookup", self.look_up, Lookup, _any_request()),
+            ("POST", "/v1/cache/{key:path}/pin", self.pin, CachePinned, pin),
         ):
             app.add_api_route(
-                path, endpoint, methods=[method], responses=ERRORS | {200: reply(model)}
+                path,
+                endpoint,
+                methods=[method],
+                openapi_extra=extra,
+                responses=ERRORS | {200: reply(model)},
             )
-        app.add_api_route(
-            "/v1/cache/lookup",
-            self.look_up,
-            methods=["POST"],
-            openapi_extra=_any_request(),
-            responses=ERRORS | {200: reply(Lookup)},
-        )
-        app.add_api_route(
-            "/v1/cache/{key:path}/pin",
-            self.pin,
-            methods=["POST"],
-            openapi_extra=request_body(PinRequest),
-            responses=ERRORS | {200: reply(CachePinned)},
-        )
 
     async def list_stored(self, request: Request) -> Response:
         limit = _limit(request, MAX_LISTED)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
-from rekindle.api.call_ids import CallIds
 from rekindle.api.content import ROLES, part_text
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
@@ -12,6 +11,7 @@ from rekindle.api.openai.schema import (
     ToolCallEntry,
 )
 from rekindle.api.openai.tools import tools_of
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Conversation,
     Message,

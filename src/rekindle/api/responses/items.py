@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rekindle.api.call_ids import CallIds
 from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
@@ -22,6 +21,7 @@ from rekindle.api.responses.schema import (
     ReasoningItem,
 )
 from rekindle.api.responses.tools import CUSTOM_ARGUMENT, full_name
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Message,
     Role,
