@@ -18,7 +18,7 @@ from rekindle.api.models import Models
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
-from tests.api.fakes import CARD, FakeResponder, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 
 USER = {"role": "user", "content": "hi"}
 
@@ -42,7 +42,7 @@ def app_on(
 ) -> FastAPI:
     return create_app(
         models,
-        settings or ApiSettings(),
+        settings or api_settings(),
         telemetry or Telemetry(),
         stored_responses or MemoryResponses(),
         feed or Feed(models, HourHistory()),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from rekindle.api.app import ApiSettings
 from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.sessions import Sessions
@@ -23,7 +24,7 @@ from rekindle.chat.reply.events import (
     ReplyText,
 )
 from rekindle.chat.responder import Responder
-from rekindle.config import Overflow
+from rekindle.config import NamespaceBy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource
@@ -83,6 +84,24 @@ class ByteTokenizer:
             bytes((token,)) if token < N_BYTES else SPECIAL[token].encode() * render_special
             for token in tokens
         )
+
+
+def api_settings(
+    *,
+    api_keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    body_limit_bytes: int = 2**20,
+    ping_seconds: float = 10.0,
+    namespace_by: NamespaceBy = NamespaceBy.NONE,
+) -> ApiSettings:
+    return ApiSettings(
+        api_keys=api_keys,
+        cors_origins=cors_origins,
+        body_limit_bytes=body_limit_bytes,
+        ping_seconds=ping_seconds,
+        namespace_by=namespace_by,
+        explains=False,
+    )
 
 
 def envelope(**options: Any) -> Envelope:

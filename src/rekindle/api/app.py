@@ -44,12 +44,12 @@ from rekindle.observe.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    api_keys: tuple[str, ...] = ()  # none: everyone is let in
-    cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
-    body_limit_bytes: int = 32 * 2**20
-    ping_seconds: float = 10.0
-    namespace_by: NamespaceBy = NamespaceBy.NONE
-    explains: bool = False
+    api_keys: tuple[str, ...]  # none: no key is needed
+    cors_origins: tuple[str, ...]  # none: no CORS headers at all
+    body_limit_bytes: int
+    ping_seconds: float  # of silence in a stream before a keep-alive
+    namespace_by: NamespaceBy
+    explains: bool  # every reply says why the cache missed
 
 
 def create_app(

@@ -14,14 +14,13 @@ from rekindle.api.anthropic.messages import conversation_of
 from rekindle.api.anthropic.request import marks_of
 from rekindle.api.anthropic.response import usage_of
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.api.app import ApiSettings
 from rekindle.api.cache_controls import pins_of
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyProgress, ReplyText
 from rekindle.generation.request import CacheTerms
 from tests.api.anthropic.test_messages import send, text, user
 from tests.api.client import USER, client_of
-from tests.api.fakes import FakeResponder, Script, Wait, done, envelope
+from tests.api.fakes import FakeResponder, Script, Wait, api_settings, done, envelope
 from tests.api.openai.test_streams import AWKWARD, BROKEN, CALLING, SLOW
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -133,7 +132,7 @@ def test_input_of_a_call_is_always_an_object(arguments: str, value: dict[str, An
 
 def test_quiet_stream_is_pinged_before_its_message_starts() -> None:
     async def run() -> str:
-        settings = ApiSettings(ping_seconds=0.01)
+        settings = api_settings(ping_seconds=0.01)
         script = (Wait(0.05), EVALUATED, Wait(0.05), ReplyText("a"), done())
         async with client_of(FakeResponder(script), settings) as client:
             body = {"messages": [USER], "max_tokens": 9, "stream": True}

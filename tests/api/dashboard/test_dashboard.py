@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
 from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, HourHistory
@@ -28,12 +27,12 @@ from rekindle.generation.status import (
 )
 from rekindle.observe.request_record import Miss, MissReason, RequestRecord
 from tests.api.client import app_on, client_of
-from tests.api.fakes import CARD, FakeResponder, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 from tests.support.records import RECORD
 
 pytestmark = pytest.mark.anyio
 
-KEYED = ApiSettings(api_keys=("secret",))
+KEYED = api_settings(api_keys=("secret",))
 LIVE, DISK, SHARED = CacheSource.LIVE, CacheSource.DISK, CacheSource.SHARED
 DONE = replace(
     RECORD,
