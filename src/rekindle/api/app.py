@@ -1,4 +1,4 @@
-"""The HTTP application: middleware, error answers, routes. No logic of its own."""
+"""The HTTP application: middleware, error handlers, routes."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -63,7 +63,7 @@ def create_app(
     app = FastAPI(
         title="Rekindle",
         version=__version__,
-        openapi_url=None,  # served below; FastAPI's own would lack the request bodies
+        openapi_url=None,  # served below; FastAPI's document lacks the request bodies
         redirect_slashes=False,
         middleware=_middleware(settings, telemetry, drain),
         exception_handlers={
@@ -121,7 +121,7 @@ def create_app(
 
 
 def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> list[Middleware]:
-    """From the outside in: a refusal must carry CORS headers, or a browser hides it."""
+    """List it from the outside in. Refusals need CORS headers, or browsers hide them."""
     stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
     if settings.cors_origins:
         stack.append(

@@ -33,7 +33,7 @@ class ContentPart(InputPart):
 
 
 def assistant_message(reasoning: str, text: str, calls: Iterable[ToolCall]) -> Message:
-    """Make one message of everything that one reply said."""
+    """Make one message of all parts of one reply."""
     parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
     parts += [Text(text)] if text else []
     return Message(Role.ASSISTANT, (*parts, *calls))

@@ -1,4 +1,4 @@
-"""Errors as the client sees them: our tree in OpenAI's shape, or in Anthropic's on its paths."""
+"""Errors as clients see them, in OpenAI's shape or, on its paths, in Anthropic's."""
 
 import logging
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class ErrorDetail(TypedDict):
     type: str
     param: str | None
     code: str | None
-    # llama-server's additions to a prompt that does not fit.
+    # llama-server's additions for a prompt that is too long.
     n_prompt_tokens: NotRequired[int]
     n_ctx: NotRequired[int]
 
@@ -46,7 +46,7 @@ class MessagesErrorDetail(TypedDict):
 
 
 class MessagesErrorBody(TypedDict):
-    """Anthropic's."""
+    """An error in Anthropic's shape."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
@@ -67,7 +67,7 @@ ANTHROPIC_TYPES = {
 
 
 class NotFound(RequestError):
-    """Something that a client names is not there."""
+    """The client names something that does not exist."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "not_found") -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, scope: Scope) -> bytes:
-        """In the shape that clients of the request's path read."""
+        """Encode the error in the shape that clients of the request's path expect."""
         if not is_anthropic(scope):
             return to_json(ErrorBody(error=self.detail))
         detail = MessagesErrorDetail(
@@ -150,30 +150,32 @@ def invalid(
 async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
     if isinstance(error, EngineError | UpstreamFailed):
-        logger.error("the engine failed: %s", error.message)
+        logger.error("engine: request failed: %s", error.message)
     return failure_of(error).response(request.scope)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette raises these for paths and methods that no route serves."""
+    """Answer paths and methods that no route serves."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        failure = invalid(f"There is nothing at {where}.", status=404, code="not_found")
+        failure = invalid(f"No route matches {where}.", status=404, code="not_found")
     elif error.status_code == 405:
-        failure = invalid(f"{where} is not served.", status=405, code="method_not_allowed")
+        failure = invalid(
+            f"The method of {where} is not allowed.", status=405, code="method_not_allowed"
+        )
     else:
         failure = invalid(error.detail, status=error.status_code)
     return Failure(failure.status, failure.detail, error.headers or {}).response(request.scope)
 
 
 def _anthropic_status(failure: Failure) -> int:
-    # A full queue is no limit on what this client may ask: Anthropic tells the two apart.
+    # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
     return 529 if failure.status == 429 else failure.status
 
 
 def _anthropic_message(detail: ErrorDetail) -> str:
-    """Agents compact the conversation when they read Anthropic's words for a long prompt."""
+    """Use Anthropic's words for a long prompt: agents compact the conversation on reading them."""
     if detail["code"] != "context_length_exceeded":
         return detail["message"]
     return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"

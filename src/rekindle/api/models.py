@@ -1,4 +1,4 @@
-"""The models of this server as the wire formats see them: asked for by name, held while used."""
+"""The models of this server as endpoints see them: leased by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rekindle.errors import EngineError, RequestError
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard
 
-MAX_NAMES_SHOWN = 20  # in an error; picked
+MAX_NAMES_SHOWN = 20  # in an error message; picked
 
 
 class UnknownModel(RequestError):
@@ -42,11 +42,11 @@ class ListedModel:
     id: str
     created: int  # seconds since the epoch
     state: ModelState
-    card: ModelCard | None  # while it is loaded
+    card: ModelCard | None  # None: not loaded
 
 
 class Uses(Protocol):
-    """Counts who uses a model."""
+    """Counter of a model's uses."""
 
     def begin(self) -> None: ...
 
@@ -54,7 +54,7 @@ class Uses(Protocol):
 
 
 class Lease:
-    """One use of a model, which stays loaded until it ends. To end it twice is harmless."""
+    """One use of a model, which stays loaded until the lease ends. Ending it twice is harmless."""
 
     def __init__(self, responder: Responder, card: ModelCard, uses: Uses) -> None:
         self.responder = responder
@@ -64,7 +64,7 @@ class Lease:
         uses.begin()
 
     def share(self) -> "Lease":
-        """Another one, with an end of its own."""
+        """Return another lease on the same model, which ends separately."""
         return Lease(self.responder, self.card, self._uses)
 
     def end(self) -> None:
@@ -81,28 +81,28 @@ class Lease:
 
 class Models(Protocol):
     async def lease(self, name: str | None) -> Lease:
-        """Loads the model first where it must. None: the default.
+        """Lease a model, and load it first if necessary. None: the default model.
 
-        Raises UnknownModel, ModelLoadFailed or ShuttingDown.
+        Raise UnknownModel, ModelLoadFailed or ShuttingDown.
         """
         ...
 
     def listed(self) -> Sequence[ListedModel]: ...
 
     def find(self, name: str) -> ListedModel:
-        """Raises UnknownModel."""
+        """Raise UnknownModel if there is none."""
         ...
 
     async def load(self, name: str) -> None:
-        """Raises UnknownModel, ModelLoadFailed or ShuttingDown."""
+        """Load a model. Raise UnknownModel, ModelLoadFailed or ShuttingDown."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Raises UnknownModel, or ModelInUse while it answers a request or is being loaded."""
+        """Unload a model. Raise UnknownModel, or ModelInUse while it is in use or loading."""
         ...
 
     def status(self, name: str | None) -> EngineStatus | None:
-        """None: the model is not loaded. Raises UnknownModel."""
+        """Return the engine's status, or None if the model is not loaded. Raise UnknownModel."""
         ...
 
 

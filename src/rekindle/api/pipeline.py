@@ -76,7 +76,7 @@ class WireFormat(Generic[B]):
     body: type  # of a whole reply
     event: type  # of a streamed reply
     id_prefix: str
-    read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # takes the headers, too
+    read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # also takes the headers
     keep_alive: bytes = KEEP_ALIVE
 
     @property
@@ -240,13 +240,13 @@ async def _raw_prompt(
             )
         return await responder.prepare_tokens(raw.content, namespace=namespace)
     except InvalidRequest as error:
-        # The responder says `prompt` for the one prompt that it sees.
+        # The responder sees one prompt, and calls it `prompt`.
         inner = (error.param or "prompt").removeprefix("prompt")
         raise InvalidRequest(error.message, raw.path + inner) from None
 
 
 def _variants(options: ReplyOptions, n: int) -> Iterator[ReplyOptions]:
-    """Options for n replies to one prompt: each has its own seed, repeatable if the first is."""
+    """Yield options for n replies to one prompt. A fixed seed becomes n different fixed seeds."""
     seed = options.sampling.seed
     for i in range(n):
         variant = None if seed is None else (seed + i) % N_SEEDS

@@ -1,7 +1,7 @@
-"""The replies of one request while they run: one, or `n` for each of its prompts.
+"""The running replies of one request: one, or `n` for each prompt.
 
-Whatever happens (the end, an error, a client that leaves), every stream is closed, and then the
-model may go.
+At the end, after an error and when the client disconnects, every stream is closed and the lease
+on the model ends.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Sink = Callable[[int, ReplyEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class WantedReply:
-    """What one reply is made from."""
+    """The prompt and the options of one reply."""
 
     prompt: Prompt
     options: ReplyOptions
@@ -80,7 +80,7 @@ class Replies:
         self._lease = lease
 
     async def pour(self, sink: Sink) -> None:
-        """Gives every event to `sink` with the index of its reply; all replies at once."""
+        """Pass every event to `sink` with the index of its reply. All replies run in parallel."""
         tasks = [
             asyncio.create_task(self._pour_one(index, stream, sink))
             for index, stream in enumerate(self._streams)

@@ -9,7 +9,7 @@ from rekindle.generation.request import Grammar
 
 
 class CallIds:
-    """The ids of the calls so far, by what clients leave of them: one makes `call_1` `call1`."""
+    """The ids of earlier calls. Some clients change them: `call_1` comes back as `call1`."""
 
     def __init__(self) -> None:
         self._exact: set[str] = set()
@@ -17,7 +17,7 @@ class CallIds:
         self._lone_without_id = False
 
     def add(self, ids: Sequence[str]) -> None:
-        """Those of one message."""
+        """Add the ids of one message's calls."""
         if not ids:
             return
         self._exact.update(ids)
@@ -25,7 +25,7 @@ class CallIds:
         self._lone_without_id = list(ids) == [""]
 
     def find(self, call_id: str) -> str | None:
-        """The id of the call that is meant, as the call has it."""
+        """Return the original id of the call that a client refers to, or None."""
         if call_id in self._exact:
             return call_id
         if found := self._by_core.get(_core(call_id)):
@@ -33,7 +33,7 @@ class CallIds:
         return "" if self._lone_without_id else None
 
     def resolve(self, call_id: str, path: str) -> str:
-        """As `find`, but raise InvalidRequest for an id that no call has."""
+        """Return the original id, or raise InvalidRequest for an unknown one."""
         found = self.find(call_id)
         if found is None:
             raise InvalidRequest(
@@ -56,7 +56,7 @@ def nothing_to_call() -> InvalidRequest:
 
 
 def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> None:
-    """Refuse a reply format, which `field` asks for, together with a required call."""
+    """Refuse a required call together with a reply format, which `field` asks for."""
     if grammar is not None and choice.mode is ToolMode.REQUIRED:
         raise InvalidRequest(
             f"`tool_choice` that requires a call and `{field}` exclude each other.", "tool_choice"

@@ -1,4 +1,4 @@
-"""From a Messages request to `ReplyOptions`, and to the marks of what it wants kept."""
+"""Conversion of a Messages request to `ReplyOptions` and to marks for the cache."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def options_of(
 
 
 def marks_of(body: CountTokensRequest, conversation: Conversation) -> tuple[Mark, ...]:
-    """In the order of the prompt. One in the middle of a message covers all of it."""
+    """List the marks in prompt order. A mark within a message covers the whole message."""
     n_before = len(conversation.messages) - sum(map(n_messages_of, body.messages))  # `system`
     placed = [(0, control) for control in _in_head(body)]
     placed += [
@@ -73,7 +73,7 @@ def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:
 
 
 def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]:
-    """Each with the number of messages, behind `system`, that end with its own."""
+    """Yield each control with the number of messages that it covers, not counting `system`."""
     n_before = 0
     last: ContentBlock | None = None
     for entry in body.messages:
@@ -89,13 +89,13 @@ def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]
                 yield n_covered, block.cache_control
         last = entry.content[-1] if isinstance(entry.content, list) and entry.content else None
         n_before = n_after
-    # Anthropic: one at the top stands for one on the last block, if that has none itself.
+    # Anthropic: a control at the top level applies to the last block, unless that has its own.
     if body.cache_control is not None and (last is None or last.cache_control is None):
         yield n_before, body.cache_control
 
 
 def _grammar(body: MessagesRequest) -> Grammar | None:
-    # `output_format` is what the beta of structured outputs called it.
+    # The beta of structured outputs called the field `output_format`.
     wanted: MessagesFormat | None = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         wanted = body.output_config.format

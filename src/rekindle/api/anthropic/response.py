@@ -26,7 +26,7 @@ from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyStats
 from rekindle.observe.request_record import MissReason
 
-# Nobody checks it, but some clients send thinking without a signature back as plain text.
+# The value is never checked. Without one, some clients resend thinking as plain text.
 SIGNATURE = "rekindle"
 
 CHANGES: dict[
@@ -104,7 +104,7 @@ def final_usage(envelope: Envelope, stats: ReplyStats) -> MessageUsage:
 
 
 def usage_of(envelope: Envelope, *, n_prompt: int, n_cached: int, n_generated: int) -> MessageUsage:
-    """Count input up to the last breakpoint as created, as far as it was not cached."""
+    """Count uncached input up to the last breakpoint as created, and the rest as plain input."""
     pins = envelope.wanted[0].options.terms.pins
     n_created = max(min(pins[-1].n_tokens, n_prompt) - n_cached, 0) if pins else 0
     for_an_hour = bool(pins) and pins[-1].seconds == TTL_SECONDS["1h"]
@@ -131,7 +131,7 @@ def stop_reason_of(done: ReplyDone) -> StopReason:
 
 
 def input_json(call: ReplyCall) -> str:
-    """The arguments as a JSON object. What is none, a model without a grammar wrote."""
+    """Return the arguments as a JSON object. Wrap them if the model wrote something else."""
     source = call.arguments_json
     if not source.strip():
         return "{}"

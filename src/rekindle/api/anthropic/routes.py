@@ -1,4 +1,4 @@
-"""Anthropic's endpoints: Messages, and how many tokens a message has."""
+"""Anthropic's endpoints: messages and token counts."""
 
 from typing import Any
 

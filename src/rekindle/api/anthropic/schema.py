@@ -1,7 +1,7 @@
-"""What clients send to the Messages endpoints: every field we know, and what becomes of it.
+"""Request types of the Messages endpoints, with every field we know.
 
-A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
-test holds the two together.
+A field without a mark is honoured. `docs/wire-apis.md` has the same list, and a test compares
+the two.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,14 +12,14 @@ from rekindle.api.body import Ignored, WireModel
 from rekindle.api.cache_controls import CommonFields
 from rekindle.api.http.caller import session_in_user_id
 
-MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
+MAX_STOP_SEQUENCES = 64  # picked; every piece of a reply is searched for each
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class CacheControl(WireModel):
-    """A breakpoint: the prompt is kept up to it for a while, and `usage` is divided there."""
+    """A breakpoint. The cache pins the prompt up to it, and `usage` is divided there."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -113,7 +113,7 @@ class DiagnosticsRequest(WireModel):
 
 
 class CountTokensRequest(WireModel):
-    """What makes a prompt."""
+    """The fields that make a prompt."""
 
     model: str | None = None
     messages: Annotated[list[MessageEntry], Field(fail_fast=True, min_length=1)]

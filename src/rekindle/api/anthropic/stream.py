@@ -1,7 +1,7 @@
 """Streamed replies in Anthropic's events.
 
-Blocks open and close as the kind of what comes changes; a token costs one JSON string and a
-join.
+A block closes and the next one opens when the kind of output changes. A token costs one JSON
+string and a join.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
 END = b"}}\n\n"
-INPUT_CHARACTERS = 1024  # of one delta; picked: a file as an argument is no single huge line
+INPUT_CHARACTERS = 1024  # of one delta, so that a long argument is not one huge line; picked
 
 Block = ThinkingBlock | TextBlock | ToolUseBlock
 
@@ -51,8 +51,8 @@ Block = ThinkingBlock | TextBlock | ToolUseBlock
 class MessageEvents:
     """The frames of one reply.
 
-    `message_start` waits for the first progress: only then it is known how much of the prompt
-    was cached, which clients read there. With diagnostics it waits until all is evaluated.
+    `message_start` waits for the first progress event, because clients read there how much of the
+    prompt was cached. With diagnostics it waits until the prompt is evaluated.
     """
 
     def __init__(self, body: MessagesRequest, envelope: Envelope) -> None:
@@ -62,7 +62,7 @@ class MessageEvents:
         self._is_started = False
         self._index = -1  # of the newest block
         self._open: type[ReplyText] | type[ReplyReasoning] | None = None
-        self._delta = b""  # of the open block: all up to its text
+        self._delta = b""  # the open block's frame up to the text
 
     def begin(self) -> bytes:
         return b""
@@ -123,7 +123,7 @@ class MessageEvents:
         return closed + start + self._delta + quoted(event.text) + END
 
     def _closed(self) -> bytes:
-        """The end of the open block, if there is one."""
+        """Close the open block, if there is one."""
         was_open, self._open = self._open, None
         if was_open is None:
             return b""

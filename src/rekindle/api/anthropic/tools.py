@@ -1,4 +1,4 @@
-"""The tools of a request: those at the head of the prompt, and those that are loaded later."""
+"""The tools of a request: those at the head of the prompt, and deferred ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class OfferedTools:
 
 
 def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
-    """Anthropic's own tools are left out: see `unsupported_tools`."""
+    """Read the tools, except Anthropic's own: see `unsupported_tools`."""
     tools: dict[str, Tool] = {}
     deferred: set[str] = set()
     for index, entry in enumerate(entries):
@@ -59,7 +59,7 @@ def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> Tool
             raise InvalidRequest(
                 f"`tool_choice.name`: there is no tool `{name}` to call.", "tool_choice.name"
             )
-        # Clients name a tool to get one value; several only where they ask for them.
+        # Clients name a tool to get one value. Several calls must be allowed explicitly.
         once = wanted.disable_parallel_tool_use is not False
         return ToolChoice(ToolMode.REQUIRED, (name,), parallel=not once)
     mode = MODES[wanted.type]

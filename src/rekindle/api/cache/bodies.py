@@ -1,4 +1,4 @@
-"""What the cache endpoints take and send back, as types. OpenAPI is made from these."""
+"""Types of the cache endpoints and of `rekindle` in replies. OpenAPI is made from these."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -39,7 +39,7 @@ class NeutralisedText(TypedDict):
 
 
 class MissBody(TypedDict):
-    """Why not more was found; see `MissReason`."""
+    """Why the cache missed; see `MissReason`."""
 
     reason: str
     message: int | None
@@ -63,11 +63,11 @@ class CacheStory(_Classed):
     session: str
     prefilled_twice: int
     neutralised: NotRequired[list[NeutralisedText]]
-    miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
+    miss: NotRequired[MissBody | None]  # only on request; null: nothing was missed
 
 
 class CacheStories(CacheStory):
-    """Of several replies: each, and the first also where a lone one would be."""
+    """The stories of several replies. The first also stands where the only one would be."""
 
     replies: list[CacheStory]
 
@@ -75,7 +75,7 @@ class CacheStories(CacheStory):
 Rekindle = CacheStory | CacheStories
 
 
-# In this form because `class` is a word of Python's.
+# The functional form, because `class` is a keyword.
 StoredEntry = TypedDict(
     "StoredEntry",
     {
@@ -84,8 +84,8 @@ StoredEntry = TypedDict(
         "session": str,
         "class": Class,
         "tokens": int,
-        "bytes": int,  # of all that leads to it, too
-        "tiers": list[Tier],  # that hold all of it
+        "bytes": int,  # with everything before it
+        "tiers": list[Tier],  # those that hold all of it
         "hits": int,
         "last_used": float,  # seconds since the epoch
         "pinned_until": float | None,
@@ -108,22 +108,22 @@ class TierProps(TierUsage):
 class StoredList(TypedDict):
     object: Literal["list"]
     data: list[StoredEntry]
-    usage: list[TierUsage]  # of the whole server
+    usage: list[TierUsage]  # of all callers together
 
 
-# Tokens without a fork among them: one branch of the tree that prefixes form.
+# Tokens without a fork: one branch of the tree of prefixes.
 BranchEntry = TypedDict(
     "BranchEntry",
     {
-        "key": str,  # of its end
-        "parent": int | None,  # where the branch that it follows stands in the list
+        "key": str,  # of the prefix that ends with it
+        "parent": int | None,  # index in the list of the branch before it
         "start": int,  # positions
         "stop": int,
         "bytes": int,
         "names": list[str],  # of prompts that end here
         "session": str,
         "class": Class,
-        "tiers": list[Tier],  # that hold all of it
+        "tiers": list[Tier],  # those that hold all of it
         "hits": int,
         "last_used": float,  # seconds since the epoch
         "pinned_until": float | None,
@@ -139,13 +139,13 @@ class Forest(TypedDict):
 class StoredText(TypedDict):
     object: Literal["cache.text"]
     key: str
-    start: int  # the first token whose text this is
+    start: int  # position of the first token
     stop: int
     text: str
 
 
 class PinRequest(WireModel):
-    seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: no longer
+    seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: unpin
 
 
 class CachePinned(TypedDict):
@@ -161,7 +161,7 @@ class CacheDeleted(TypedDict):
 
 
 class ExpectedTimes(TypedDict):
-    """In milliseconds; null: nothing was measured yet."""
+    """Times in milliseconds. Null: nothing was measured yet."""
 
     restore: float | None
     prefill: float | None
@@ -174,7 +174,7 @@ class Lookup(TypedDict):
     cached: list[TierTokens]
     prefilled: int
     expected_ms: ExpectedTimes
-    miss: MissBody | None  # why not more would be found; null: nothing would be lost
+    miss: MissBody | None  # null: nothing would be missed
 
 
 class SessionEntry(TypedDict):
@@ -189,4 +189,4 @@ class SessionEntry(TypedDict):
 
 class SessionList(TypedDict):
     object: Literal["list"]
-    data: list[SessionEntry]  # the last used first
+    data: list[SessionEntry]  # last used first

@@ -1,4 +1,4 @@
-"""The cache endpoints: what is stored, stays and goes, what would be found, who computed it."""
+"""The cache endpoints: list, read, pin and delete entries, look up a prompt, list sessions."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ WIRE_TYPES = (
 )
 MAX_LISTED = 1000  # picked
 MAX_BRANCHES = 10_000  # picked
-MAX_POSITION = 10**8  # no context is as long
+MAX_POSITION = 10**8  # longer than any context
 LOOKED_UP = (
     "ChatCompletionRequest",
     "CompletionRequest",
@@ -73,7 +73,7 @@ class CacheApi:
             ("GET", "/v1/cache", self.list_stored, StoredList, None),
             ("DELETE", "/v1/cache", self.delete_all, CacheDeleted, None),
             ("GET", "/v1/cache/forest", self.show_forest, Forest, None),
-            # A path, because keys may have slashes.
+            # `path`, because keys may contain slashes.
             ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText, None),
             ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted, None),
             ("GET", "/v1/sessions", self.list_sessions, SessionList, None),

@@ -147,7 +147,7 @@ def _story(stats: ReplyStats) -> CacheStory:
 
 
 def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[Span]:
-    """A span, cut where remembered turns begin and end."""
+    """Split a span where remembered turns begin and end."""
     turns = [(max(a, span.start), min(b, span.stop)) for a, b in remembered]
     position = span.start
     for start, stop in (turn for turn in turns if turn[0] < turn[1]):

@@ -1,4 +1,4 @@
-"""The dashboard: one static page, and the feed that it lives on."""
+"""The dashboard's endpoints: one static page, and the event feed."""
 
 import asyncio
 import logging
@@ -34,12 +34,12 @@ MEDIA_TYPES = {
 }
 FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
 PAGE_HEADERS = {
-    # The page shows what clients sent: nothing but its own files may run or be fetched.
+    # The page shows text of clients, so only its own files may run or be fetched.
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # the files have no versions in their names
+    "cache-control": "no-cache",  # file names carry no version
 }
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -107,7 +107,7 @@ class FeedStream(Response):
         except asyncio.CancelledError:
             if not reader.is_cut:
                 raise
-            logger.info("a reader of the events did not keep up and was cut off")
+            logger.info("dashboard: slow reader disconnected")
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,4 +1,4 @@
-"""How engines and finished requests look to a reader of the feed."""
+"""Engine status and finished requests as events of the feed."""
 
 import time
 
@@ -31,10 +31,10 @@ def snapshot_of(models: Models, history: HourHistory) -> Snapshot:
 
 
 def request_seen(record: RequestRecord) -> RequestSeen:
-    """Nothing of the prompt's text but where it differs from what was expected."""
+    """Describe a finished request, with the prompt's text only where the cache missed."""
     first = record.first_token_seconds
     speed = record.tokens_per_second
-    # A literal, because `class` is no name that a call could use.
+    # A literal, because `class` is a keyword.
     return {
         "id": record.id,
         "model": record.model,

@@ -1,4 +1,4 @@
-"""A reply's header that tells in one line what was found in the cache, and where."""
+"""The x-rekindle-cache header: how much of the prompt was cached, and in which tiers."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress, Rep
 from rekindle.generation.events import CachedSpan, CacheSource
 
 CACHE_HEADER = "x-rekindle-cache"
-PENDING = "pending"  # the reply has to begin before it is known
+PENDING = "pending"  # the reply had to begin before it was known
 
 
 def cache_header(stats: ReplyStats) -> dict[str, str]:
-    """Of several replies, the first one's."""
+    """Return the header of a reply. Several replies use the first one's."""
     return {CACHE_HEADER: _value(stats.spans, n_cached=stats.n_cached, n_prompt=stats.n_prompt)}
 
 
 def cache_header_value(event: ReplyEvent) -> str:
-    """As far as a stream's first event tells it."""
+    """Return the header's value as far as the first event of a stream shows it."""
     match event:
         case ReplyProgress():
             return _value(event.spans, n_cached=event.n_cached, n_prompt=event.n_total)

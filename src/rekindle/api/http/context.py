@@ -1,4 +1,4 @@
-"""The state that endpoints share, and the caller of a request."""
+"""State that endpoints share."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class RequestContext:
     telemetry: Telemetry
     ping_seconds: float
     namespace_by: NamespaceBy
-    explains: bool  # even for requests that do not ask why the cache missed
+    explains: bool  # why the cache missed, even unasked
 
     def caller(self, request: Request, hints: Hints = NO_HINTS) -> Caller:
         """Find the caller, and name its session in the reply's headers."""

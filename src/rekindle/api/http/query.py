@@ -11,7 +11,7 @@ def model_wanted(request: Request) -> str | None:
 
 def whole_number(request: Request, name: str, *, default: int, least: int = 0, most: int) -> int:
     value = request.query_params.get(name, str(default))
-    # Bounded in length first: converting a long number takes a while.
+    # The length is checked first: converting a very long number is slow.
     is_number = value.isascii() and value.isdecimal() and len(value) < 10
     if not is_number or not least <= int(value) <= most:
         raise InvalidRequest(f"`{name}` should be {least} to {most}.", name)

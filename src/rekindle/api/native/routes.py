@@ -74,9 +74,11 @@ class NativeApi:
             )
 
     async def health(self) -> Health | Response:
-        """Open to everyone: whether the shared store answers, not where it is or what it said."""
+        """Report health without details: this endpoint needs no key."""
         statuses = self._loaded()
-        if statuses and not any(status.n_slots for status in statuses):  # a balancer should know
+        if statuses and not any(
+            status.n_slots for status in statuses
+        ):  # so that a load balancer skips us
             return JSONResponse({"status": "no upstream"}, 503)
         tiers = _shared_tiers(statuses)
         if not tiers:
@@ -122,7 +124,7 @@ class NativeApi:
 
 
 def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
-    """The store as each model sees it."""
+    """List the shared store's status as each model sees it."""
     tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
     return [tier for tier in tiers if tier.name is CacheSource.SHARED]
 
@@ -149,7 +151,7 @@ def _props(served: Lease) -> Props:
 
 
 def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
-    # A literal, because `class` is no name that a call could use.
+    # A literal, because `class` is a keyword.
     return {
         "id": slot.id,
         "n_ctx": status.n_ctx,

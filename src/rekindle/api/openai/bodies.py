@@ -1,4 +1,4 @@
-"""What the OpenAI endpoints send back, as types. OpenAPI is made from these."""
+"""Reply types of the OpenAI endpoints. OpenAPI is made from these."""
 
 from typing import Literal, NotRequired
 
@@ -23,7 +23,7 @@ class Usage(TypedDict):
 
 
 class Timings(TypedDict):
-    """llama-server's, which local clients read."""
+    """llama-server's timings, which local clients read."""
 
     cache_n: int
     prompt_n: int
@@ -74,7 +74,7 @@ class ToolCallBody(TypedDict):
 
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
-    content: str | None  # null: nothing but calls
+    content: str | None  # null: only tool calls
     refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallBody]]
@@ -105,7 +105,7 @@ class FunctionDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """The first of a call has its id, type and name; the rest have arguments only."""
+    """A piece of a call. The first has id, type and name; the others have arguments only."""
 
     index: int
     id: NotRequired[str]
@@ -155,7 +155,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A whole reply, and a chunk of one: OpenAI gives both the same shape."""
+    """A whole reply or a chunk of one. OpenAI gives both the same shape."""
 
     id: str
     object: Literal["text_completion"]
@@ -180,7 +180,7 @@ class ModelMeta(TypedDict):
 class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str  # base64 of little-endian float32, where that was asked for
+    embedding: list[float] | str  # or base64 of little-endian float32
 
 
 class EmbeddingUsage(TypedDict):

@@ -1,4 +1,4 @@
-"""OpenAI chat messages as a neutral `Conversation`."""
+"""Conversion of chat messages to a neutral `Conversation`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -106,7 +106,7 @@ def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
 
 
 def _continues_last(body: ChatCompletionRequest) -> bool:
-    """vLLM's and llama-server's two ways to have the last message go on."""
+    """Tell whether the reply continues the last message, in vLLM's or llama-server's words."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequest(
             "`continue_final_message` and `add_generation_prompt` contradict each other.",

@@ -1,4 +1,4 @@
-"""From a completion request to `ReplyOptions`: sampling, limits, grammar, tool choice."""
+"""Conversion of completion requests to `ReplyOptions`."""
 
 import json
 import math

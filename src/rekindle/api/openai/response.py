@@ -30,7 +30,7 @@ from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
 
 FINGERPRINT = f"rekindle-{__version__}"
-LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 FINISH: dict[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -104,7 +104,7 @@ def completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
     return CompletionLogprobs(
         tokens=[_key(token.chosen) for token in scored],
         token_logprobs=[_finite(token.chosen.logprob) for token in scored],
-        # The sampled token is always among them, so there may be one more than was asked for.
+        # With the sampled token, which may be one more than the client asked for.
         top_logprobs=[
             {_key(each): _finite(each.logprob) for each in (*token.top, token.chosen)}
             for token in scored
@@ -114,11 +114,11 @@ def completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
 
 
 def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
-    """Each prompt counts once, however many replies it gets."""
+    """Sum the usage. A prompt with several replies counts once."""
     prompts = [stats[i : i + n_per_prompt] for i in range(0, len(stats), n_per_prompt)]
     n_prompt = sum(replies[0].n_prompt for replies in prompts)
     n_generated = sum(each.n_generated for each in stats)
-    # Replies to one prompt share its rows: the one that found the least paid for the rest.
+    # Replies to one prompt share its rows: the reply with the fewest cached tokens computed them.
     n_cached = sum(min(each.n_cached for each in replies) for replies in prompts)
     n_written = sum(max(each.n_written for each in replies) for replies in prompts)
     return Usage(
@@ -132,12 +132,12 @@ def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
 
 
 def timings_of(stats: Sequence[ReplyStats]) -> Timings:
-    """Of several replies: all their tokens over the longest of their times, as they run at once."""
+    """Sum the tokens of all replies over the longest time, because they run in parallel."""
     prompt_n = sum(each.n_prefilled for each in stats)
     prompt_ms = max(each.prefill_seconds for each in stats) * 1e3
     predicted_n = sum(each.n_generated for each in stats)
     predicted_ms = max(each.decode_seconds for each in stats) * 1e3
-    # As llama-server: the first token of a reply is free, it comes from the prompt's logits.
+    # As in llama-server, the first token is free: it comes from the prompt's logits.
     n_steps = sum(max(each.n_generated - 1, 0) for each in stats)
     return Timings(
         cache_n=sum(each.n_cached for each in stats),
@@ -176,7 +176,7 @@ def _top_logprob(candidate: TopToken) -> TopLogprob:
 
 
 def _key(candidate: TopToken) -> str:
-    """OpenAI's legacy notation for tokens that are only part of a character."""
+    """Return the token's text, or OpenAI's legacy notation for a part of a character."""
     if candidate.text.encode() == candidate.data:
         return candidate.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.data)

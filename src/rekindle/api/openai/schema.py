@@ -1,7 +1,7 @@
-"""What clients send to the completion endpoints: every field we know, and what becomes of it.
+"""Request types of the completion endpoints, with every field we know.
 
-A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
-test holds the two together.
+A field without a mark is honoured. `docs/wire-apis.md` has the same list, and a test compares
+the two.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,14 +14,14 @@ from rekindle.api.content import ContentPart
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
-MAX_PROMPTS = 128  # picked; each is a request of its own to the engine
+MAX_PROMPTS = 128  # picked; each is a separate engine request
 MAX_TOP_LOGPROBS = 20
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
-# Fail fast: a body of a million wrong items would make a million errors.
+# Fail fast: a million wrong items would make a million errors.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 BiasPair = Annotated[tuple[int, Bias], Strict(strict=False)]
 
@@ -46,7 +46,7 @@ class ResponseFormat(WireModel):
 
 
 class GenerationFields(OpenAiFields):
-    """What both endpoints share."""
+    """Fields that both completion endpoints share."""
 
     max_tokens: int | None = None
     n_predict: int | None = None
@@ -110,7 +110,7 @@ class ChatMessage(WireModel):
     audio: Annotated[Any, Refused()] = None
 
 
-# A plain dict: whatever keys a definition has, templates show them to the model.
+# A plain dict, because templates show all keys of a definition to the model.
 FunctionDefinition = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -140,7 +140,7 @@ class FunctionName(WireModel):
 class ToolReference(WireModel):
     type: Literal["function"] = "function"
     function: FunctionName | None = None
-    name: str | None = None  # as the Responses API has it, without `function` around it
+    name: str | None = None  # as in the Responses API, without `function`
 
 
 class AllowedTools(WireModel):

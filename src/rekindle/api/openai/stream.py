@@ -1,6 +1,6 @@
 """Streamed replies in OpenAI's chunks.
 
-A frame's head and tail are made once per reply; a token costs one JSON string and a join.
+The head and tail of a frame are made once per reply. A token costs one JSON string and a join.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,14 +48,14 @@ DONE = b"data: [DONE]\n\n"
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 END = b"}\n\n"
 REASONING_HEAD = b'"delta":{"reasoning_content":'
-ARGUMENTS_CHARACTERS = 1024  # of one chunk; picked: a file as an argument is no single huge line
+ARGUMENTS_CHARACTERS = 1024  # of one chunk, so that a long argument is not one huge line; picked
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """Where the two endpoints differ: how a choice holds its text.
+    """The difference between the two endpoints: how a choice holds its text.
 
-    Reasoning and calls need no entry here: only chats have them.
+    Reasoning and calls have no entry, because only chats have them.
     """
 
     object: str
@@ -86,7 +86,7 @@ CHAT_OPENING = b'"delta":{"role":"assistant","content":""}'
 
 
 class Chunks:
-    """The frames of one request. `openings` has the first chunk of each reply, may be empty."""
+    """The frames of one request. `openings`: the first chunk of each reply, which may be empty."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Chunks:
             "system_fingerprint": FINGERPRINT,
         }
         self._envelope = b"data: " + to_json(constant)[:-1]
-        # With usage asked for, OpenAI puts a null into every chunk but the one that has it.
+        # If usage is requested, every chunk without it has a null, as OpenAI sends it.
         no_usage = b',"usage":null' if self._includes_usage else b""
         self._choices = [
             self._envelope + no_usage + b',"choices":[{"index":%d,' % index
@@ -154,7 +154,7 @@ class Chunks:
         return head + quoted(event.text) + self._text_tail
 
     def _call(self, index: int, event: ReplyCall) -> bytes:
-        """Its name, and with it the scores of all its tokens; then its arguments."""
+        """Encode the name with the scores of all tokens of the call, then the arguments."""
         scored = event.scored
         frames = []
         for delta in _call_deltas(event):
@@ -179,7 +179,7 @@ class Chunks:
             + to_json(self._shape.finish[event.finish])
             + b"}]"
         )
-        # llama-server has its timings in the last chunk, whichever that is.
+        # llama-server sends its timings in the last chunk.
         if not self._includes_usage and None not in self._stats:
             chunk += self._account()
         return chunk + END

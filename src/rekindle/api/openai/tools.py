@@ -1,4 +1,4 @@
-"""The tools of a chat request, and which of them its reply may or must call."""
+"""The tools of a chat request, and its tool choice."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -45,12 +45,12 @@ def _object_choice(
     if wanted.allowed_tools is not None:
         mode = ToolMode(wanted.allowed_tools.mode)
         return ToolChoice(mode, names, parallel=parallel is not False)
-    # OpenAI: a named function is called exactly once. Clients that want a value rely on it.
+    # OpenAI calls a named function exactly once, and clients rely on it.
     return ToolChoice(ToolMode.REQUIRED, names, parallel=parallel is True)
 
 
 def _references(wanted: ToolChoiceEntry) -> Iterator[tuple[str, str]]:
-    """The path and the name of each tool that is named."""
+    """Yield the path and the name of each tool in the choice."""
     if wanted.type == "function":
         yield _reference(wanted, "tool_choice")
         return

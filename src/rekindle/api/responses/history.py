@@ -1,4 +1,4 @@
-"""What a request goes on from: stored responses, and the items that it refers to."""
+"""Stored responses, which a request can continue or refer to."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response and the items it answered, those of earlier responses first; as JSON."""
+    """A stored response and all its input items, as JSON. Items of earlier responses come first."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
 
 
 class ResponseHistory:
-    """Of one namespace: what another one stored is not there."""
+    """The stored responses of one namespace."""
 
     def __init__(self, store: ResponseStore, namespace: str) -> None:
         self._store = store
         self._prefix = f"{namespace}/" if namespace else ""
 
     async def items_of(self, body: CreateResponseRequest) -> list[Placed]:
-        """The whole conversation: what was stored, then what was sent."""
+        """List the items of the whole conversation: stored ones, then those of the request."""
         placed: list[Placed] = []
         if body.previous_response_id is not None:
             id, param = body.previous_response_id, "previous_response_id"
@@ -63,7 +63,7 @@ class ResponseHistory:
         return placed
 
     async def find(self, id: str) -> Kept | None:
-        if "/" in id:  # it would be one of another namespace
+        if "/" in id:  # an id of another namespace
             return None
         stored = await asyncio.to_thread(self._store.get, self._prefix + id)
         if stored is None:
@@ -95,7 +95,7 @@ def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
 
 
 def _with_id(item: WireModel, key: str, index: int) -> dict[str, Any]:
-    """As it was sent. Every item in a list of OpenAI's has an id and a type."""
+    """Return the item as it was sent, with an id and a type, which OpenAI always lists."""
     fields = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kind = fields.get("type") or "message"
     new_id = f"{ID_PREFIXES.get(kind, 'msg')}_{key}i{index:04x}"

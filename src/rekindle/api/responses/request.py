@@ -1,4 +1,4 @@
-"""From a request to a `Conversation` and `ReplyOptions`."""
+"""Conversion of a request to a `Conversation` and `ReplyOptions`."""
 
 import json
 from dataclasses import replace

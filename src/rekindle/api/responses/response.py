@@ -1,4 +1,4 @@
-"""The response object: what was asked for, what came of it, and what it took."""
+"""The response object: the request's settings, the output, usage and timings."""
 
 import time
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ from rekindle.generation.stored_responses import ResponseStore
 
 # Types that OpenAPI cannot find by itself: see `openapi.describe`.
 WIRE_TYPES = (CreateResponseRequest, ResponseBody, ResponseEvent, DeletedResponse, InputItemList)
-MAX_ITEMS = 100  # of one page, as OpenAI has it
+MAX_ITEMS = 100  # of one page, OpenAI's limit
 
 
 class ResponsesApi:

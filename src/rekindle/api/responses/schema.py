@@ -1,7 +1,7 @@
-"""What clients send to `/v1/responses`: every field we know, and what becomes of it.
+"""Request types of `/v1/responses`, with every field we know.
 
-A field without a mark is honoured. Items and tools of types that are not listed here are never
-refused: agents send whatever their vendor has added.
+A field without a mark is honoured. Items and tools of unknown types are never refused, because
+agents send types that their vendor has added.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,13 +71,13 @@ class ReferenceItem(WireModel):
 
 
 class OtherItem(WireModel):
-    """Of tools that run elsewhere, or of a later API. `items.py` shows what can be shown."""
+    """An item of an unknown type. `items.py` shows calls and outputs, and omits the rest."""
 
     type: str
     id: str | None = None
 
 
-# Tags are part of the path of a fault, so none may be the name of a field.
+# A tag becomes part of a fault's path, so no tag may equal a field name.
 _ITEM_TAGS = {
     "message": "MessageItem",
     "function_call": "FunctionCallItem",
@@ -92,7 +92,7 @@ _ITEM_TAGS = {
 def _tagged(
     tags: Mapping[str, str], other: str, default_kind: Callable[[Mapping[str, Any]], str]
 ) -> Callable[[Any], str]:
-    """Make a discriminator: the class of a value by its `type`, and by `default_kind` without."""
+    """Make a discriminator that finds the class of a value by its `type`."""
 
     def tag(value: Any) -> str:
         if isinstance(value, WireModel):
@@ -144,7 +144,7 @@ class CustomTool(WireModel):
 
 
 class OtherTool(WireModel):
-    """Of tools that run on the vendor's servers."""
+    """A tool that runs on the vendor's servers."""
 
     type: str
 

@@ -1,7 +1,7 @@
 """Streamed replies as the typed events of the Responses API.
 
-Every event is numbered and named twice, in its frame and in its data. The head and the tail of
-a text's frames are made once per item; a token costs one JSON string and a join.
+Every event has a number, and carries its name in the frame and in the data. The head and tail of
+a text frame are made once per item. A token costs one JSON string and a join.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ class ResponseEvents:
         self._output = Output(head)
         self._on_end = on_end
         self._n_sent = 0
-        self._delta_head = b""  # of the text or reasoning that is open, behind its number
+        self._delta_head = b""  # of the open text or reasoning, after the number
         self._delta_tail = b""
         self._delta_name = b""
 
@@ -46,7 +46,7 @@ class ResponseEvents:
         return self._frames(self._output.add(event))
 
     def fail(self, error_body: bytes) -> bytes:
-        """Twice, because clients listen for either. OpenAI's SDKs raise at the first."""
+        """Send two events, because clients listen for either. OpenAI's SDKs raise at the first."""
         error = from_json(error_body)["error"]
         fault = {key: error[key] for key in ("code", "message", "param")}
         body = failed(self._head, self._output.items, error["message"])
@@ -55,7 +55,7 @@ class ResponseEvents:
         )
 
     def end(self) -> bytes:
-        return b""  # the last event ends it: there is no [DONE] in this API
+        return b""  # the last event ends the stream: this API has no [DONE]
 
     def _finish(self, done: ReplyDone) -> bytes:
         frames = self._frames(self._output.finish(done.finish))

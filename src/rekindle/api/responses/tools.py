@@ -1,4 +1,4 @@
-"""The tools of a request, and which of them its reply may or must call."""
+"""The tools of a Responses request, and its tool choice."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.chat.template.sandbox import Json
 from rekindle.errors import InvalidRequest
 
-# A custom tool takes free text: for the model it is a function with this one argument.
+# A custom tool takes free text. The model sees a function with this one argument.
 CUSTOM_ARGUMENT = "input"
 CUSTOM_PARAMETERS: dict[str, Json] = {
     "type": "object",
@@ -32,7 +32,7 @@ CALLABLE = frozenset({"function", "custom"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A tool as the client knows it. The model knows it by its full name."""
+    """A tool as the client names it. The model uses the full name."""
 
     name: str
     namespace: str | None = None
@@ -50,7 +50,7 @@ class Toolbox:
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """Two namespaces may have tools of the same name, and no model knows namespaces."""
+    """Join namespace and name: two namespaces may have a tool of the same name."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -96,7 +96,7 @@ def _object_choice(
             for index, each in enumerate(wanted.tools or ())
             if each.type in CALLABLE
         )
-        # Nothing but tools that run elsewhere: those in the prompt are not allowed.
+        # Only tools of other servers are allowed, so none of the prompt's tools may be called.
         return ToolChoice(mode if names else ToolMode.NONE, names, parallel=parallel is not False)
     if wanted.type not in CALLABLE:
         return ToolChoice(ToolMode.AUTO, parallel=parallel is not False)
@@ -135,7 +135,7 @@ def _definition(name: str, entry: FunctionTool | CustomTool) -> dict[str, Json]:
         definition["description"] = entry.description
     if entry.parameters is not None:
         definition["parameters"] = entry.parameters
-    if entry.strict:  # false is what its absence means, and would be one more text in the prompt
+    if entry.strict:  # false is the default, and would only change the prompt
         definition["strict"] = True
     return definition
 
