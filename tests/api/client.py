@@ -10,9 +10,10 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from rekindle.api.app import ApiSettings, create_app
+from rekindle.api.app import create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
+from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
 from rekindle.api.models import Models
 from rekindle.cache.responses.store import MemoryResponses

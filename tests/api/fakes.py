@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rekindle.api.app import ApiSettings
+from rekindle.api.http.context import ApiSettings
 from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.sessions import Sessions

@@ -13,7 +13,7 @@ from rekindle.api.anthropic.response import diagnostics_of, message_of
 from rekindle.api.anthropic.schema import DiagnosticsRequest, MessageEntry, MessagesRequest
 from rekindle.api.anthropic.stream import MessageEvents
 from rekindle.api.cache.bodies import Rekindle
-from rekindle.api.http.cache_header import cache_header
+from rekindle.api.http.cache_header import cache_header_value
 from rekindle.api.openai.response import usage_of
 from rekindle.api.replies import Reply
 from rekindle.api.responses.response import ResponseHead, ended
@@ -110,10 +110,9 @@ def test_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
 
 def test_the_header_tells_how_much_and_from_where() -> None:
     spans = (CachedSpan(CacheSource.DISK, 0, 3000), CachedSpan(CacheSource.LIVE, 3000, 3980))
-    stats = done(n_prompt=4012, n_cached=3980, spans=spans).stats
-    assert cache_header(stats) == {"x-rekindle-cache": "hit=3980/4012 from=live,disk"}
-    cold = done(n_prompt=10, n_cached=0).stats
-    assert cache_header(cold) == {"x-rekindle-cache": "hit=0/10 from=-"}
+    warm = done(n_prompt=4012, n_cached=3980, spans=spans)
+    assert cache_header_value(warm) == "hit=3980/4012 from=live,disk"
+    assert cache_header_value(done(n_prompt=10, n_cached=0)) == "hit=0/10 from=-"
 
 
 def test_a_stream_has_the_header_too() -> None:

@@ -1,8 +1,6 @@
 """The HTTP application: middleware, error handlers, routes."""
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from fastapi import FastAPI, Response
 from pydantic_core import to_json
@@ -16,8 +14,8 @@ from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.cache import routes as cache_routes
 from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
-from rekindle.api.http.context import RequestContext
+from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.head import HeadAsGet
 from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
@@ -33,23 +31,12 @@ from rekindle.api.native import routes as native
 from rekindle.api.openai import routes as openai
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
 from rekindle.api.openapi import describe
-from rekindle.api.pipeline import Pipeline, WireFormat
+from rekindle.api.pipeline import Pipeline
 from rekindle.api.responses import routes as responses
 from rekindle.api.responses.wire_format import responses_format
-from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
-    api_keys: tuple[str, ...]  # none: no key is needed
-    cors_origins: tuple[str, ...]  # none: no CORS headers at all
-    body_limit_bytes: int
-    ping_seconds: float  # of silence in a stream before a keep-alive
-    namespace_by: NamespaceBy
-    explains: bool  # every reply says why the cache missed
 
 
 def create_app(
@@ -74,25 +61,15 @@ def create_app(
             HTTPException: answer_http_exception,
         },
     )
-    context = RequestContext(
-        models=models,
-        telemetry=telemetry,
-        ping_seconds=settings.ping_seconds,
-        namespace_by=settings.namespace_by,
-        explains=settings.explains,
-    )
+    context = RequestContext(models, telemetry, settings)
     pipeline = Pipeline(context)
-    stored_format = responses_format(stored_responses)
-    formats: dict[str, WireFormat[Any]] = {
-        "chat": CHAT,
-        "completions": COMPLETIONS,
-        "messages": MESSAGES,
-        "responses": stored_format,
-    }
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses_format(stored_responses))
+    for wire_format in formats:
+        pipeline.add_routes(app, wire_format)
     native.NativeApi(models, telemetry).add_routes(app)
-    openai.add_routes(app, context, pipeline)
-    responses.ResponsesApi(context, pipeline, stored_responses, stored_format).add_routes(app)
-    anthropic.AnthropicApi(context, pipeline).add_routes(app)
+    openai.add_routes(app, context)
+    responses.StoredResponsesApi(context, stored_responses).add_routes(app)
+    anthropic.AnthropicApi(context).add_routes(app)
     cache_routes.CacheApi(context, pipeline, formats).add_routes(app)
     dashboard.DashboardApi(context, feed).add_routes(app)
 
@@ -102,7 +79,7 @@ def create_app(
             describe(
                 app,
                 (
-                    ErrorBody,
+                    *(each for wire_format in formats for each in wire_format.wire_types),
                     *native.WIRE_TYPES,
                     *openai.WIRE_TYPES,
                     *anthropic.WIRE_TYPES,

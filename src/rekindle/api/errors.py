@@ -105,7 +105,7 @@ def is_anthropic(scope: Scope) -> bool:
     return path == ANTHROPIC_ROOT or path.startswith(f"{ANTHROPIC_ROOT}/")
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException, scope: Scope) -> Failure:
     match error:
         case InvalidRequest():
             return invalid(error.message, param=error.param)
@@ -132,7 +132,12 @@ def failure_of(error: BaseException) -> Failure:
         case EngineError():
             return _server_error(500, error, "engine_error")
         case _:
-            return INTERNAL
+            return internal_error(scope)
+
+
+def internal_error(scope: Scope) -> Failure:
+    message = f"Internal server error (request {scope['request_id']}). See the server log."
+    return Failure(500, _detail(message, type="server_error", code="internal_error"))
 
 
 def _server_error(
@@ -151,7 +156,7 @@ async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
     if isinstance(error, EngineError | UpstreamFailed):
         logger.error("engine: request failed: %s", error.message)
-    return failure_of(error).response(request.scope)
+    return failure_of(error, request.scope).response(request.scope)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
@@ -189,13 +194,3 @@ def _detail(
     code: str | None = None,
 ) -> ErrorDetail:
     return ErrorDetail(message=message, type=type, param=param, code=code)
-
-
-INTERNAL = Failure(
-    500,
-    _detail(
-        "The server made a mistake. Its log has the details.",
-        type="server_error",
-        code="internal_error",
-    ),
-)

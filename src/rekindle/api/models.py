@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from fastapi import Request, Response
+from starlette.types import Scope
 
 from rekindle.api.errors import Failure, failure_of, invalid
 from rekindle.chat.responder import Responder
@@ -107,15 +108,15 @@ class Models(Protocol):
 
 
 async def answer_model_error(request: Request, error: Exception) -> Response:
-    return _failure_of(error).response(request.scope)
+    return _failure_of(error, request.scope).response(request.scope)
 
 
-def _failure_of(error: Exception) -> Failure:
+def _failure_of(error: Exception, scope: Scope) -> Failure:
     match error:
         case UnknownModel():
             return invalid(error.message, status=404, param="model", code="model_not_found")
         case ModelInUse():
             return invalid(error.message, status=409, param="model", code="model_in_use")
         case _:
-            failed = failure_of(error)
+            failed = failure_of(error, scope)
             return Failure(failed.status, {**failed.detail, "code": "model_load_failed"})

@@ -4,7 +4,7 @@ Routes refer to types by name. FastAPI would build all schemas at the start, whi
 the start-up time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -27,10 +27,14 @@ def reply(model: type) -> dict[str, Any]:
     return {"content": {"application/json": _ref(model)}}
 
 
-def whole_or_stream(whole: type, chunk: type) -> dict[int | str, dict[str, Any]]:
+def whole_or_stream(whole: type, chunk: type, error: type) -> dict[int | str, dict[str, Any]]:
     """Describe JSON or server-sent events, for a route's `responses`."""
     content = {"application/json": _ref(whole), "text/event-stream": _ref(chunk)}
-    return ERRORS | {200: {"content": content}}
+    return {"default": reply(error), 200: {"content": content}}
+
+
+def any_of(names: Iterable[str]) -> dict[str, Any]:
+    return {"schema": {"anyOf": [{"$ref": REF.format(model=name)} for name in names]}}
 
 
 def describe(app: FastAPI, types: Sequence[type]) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from fastapi import FastAPI, Request, Response
 
 from rekindle.api.body import read_body
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
-from rekindle.api.http.cache_header import cache_header
+from rekindle.api.errors import ErrorBody
+from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
 from rekindle.api.json import json_response
-from rekindle.api.openapi import ERRORS, request_body, whole_or_stream
+from rekindle.api.openapi import request_body, whole_or_stream
 from rekindle.api.replies import Envelope, Reply, WantedReply, start_replies
 from rekindle.api.sse import KEEP_ALIVE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
@@ -72,16 +73,20 @@ class Exchange:
 class WireFormat(Generic[B]):
     """One API for generating: its types, and how to read its requests."""
 
+    name: str
+    operation: str  # its name in OpenAPI
+    paths: tuple[str, ...]
     schema: type[B]
     body: type  # of a whole reply
     event: type  # of a streamed reply
+    error: type = ErrorBody
     id_prefix: str
     read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # also takes the headers
     keep_alive: bytes = KEEP_ALIVE
 
     @property
     def wire_types(self) -> tuple[type, ...]:
-        return (self.schema, self.body, self.event)
+        return (self.schema, self.body, self.event, self.error)
 
 
 class Pipeline:
@@ -91,26 +96,19 @@ class Pipeline:
         self._telemetry = context.telemetry
         self._names_logged: set[str] = set()
 
-    def add_route(
-        self,
-        app: FastAPI,
-        path: str,
-        wire_format: WireFormat[Any],
-        *,
-        name: str,
-        errors: dict[int | str, dict[str, Any]] = ERRORS,
-    ) -> None:
+    def add_routes(self, app: FastAPI, wire_format: WireFormat[Any]) -> None:
         async def endpoint(request: Request) -> Response:
             return await self.reply(request, wire_format)
 
-        app.add_api_route(
-            path,
-            endpoint,
-            name=name,
-            methods=["POST"],
-            openapi_extra=request_body(wire_format.schema),
-            responses=whole_or_stream(wire_format.body, wire_format.event) | errors,
-        )
+        for path in wire_format.paths:
+            app.add_api_route(
+                path,
+                endpoint,
+                name=wire_format.operation,
+                methods=["POST"],
+                openapi_extra=request_body(wire_format.schema),
+                responses=whole_or_stream(wire_format.body, wire_format.event, wire_format.error),
+            )
 
     async def reply(self, request: Request, wire_format: WireFormat[B]) -> Response:
         body, caller, exchange = await self._read(request, wire_format)
@@ -132,7 +130,7 @@ class Pipeline:
             return EventStream(
                 replies,
                 encoder,
-                keep_alive_seconds=self._context.ping_seconds,
+                keep_alive_seconds=self._context.settings.ping_seconds,
                 keep_alive=wire_format.keep_alive,
             )
         try:
@@ -141,8 +139,8 @@ class Pipeline:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
             replies.close()
-        header = cache_header(collected[0].done.stats)
-        return json_response(exchange.whole(envelope, collected), header)
+        headers = {CACHE_HEADER: cache_header_value(collected[0].done)}
+        return json_response(exchange.whole(envelope, collected), headers)
 
     async def look_up(
         self, request: Request, wire_format: WireFormat[B]
@@ -179,7 +177,7 @@ class Pipeline:
             max_tokens=0 if body.primes else options.max_tokens,
             cache_prompt=responder.default_cache_prompt if cache_prompt is None else cache_prompt,
             rank=caller.rank,
-            explain=self._context.explains or request.headers.get(EXPLAIN_HEADER) == "1",
+            explain=self._context.settings.explains or request.headers.get(EXPLAIN_HEADER) == "1",
         )
         prompts = await _prompts(
             exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace

@@ -24,6 +24,7 @@ from rekindle.errors import RekindleError, UpstreamFailed
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # for proxies
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -59,8 +60,7 @@ class EventStream(Response):
         self._beginning: asyncio.Task[None] | None = None
         self.status_code = 200
         self.background = None
-        # Proxies must not buffer a stream.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -91,13 +91,13 @@ class EventStream(Response):
         except Exception as error:
             if isinstance(error, UpstreamFailed) and self._beginning is None:
                 # Nothing was sent yet: by the status, proxies and clients can retry elsewhere.
-                await failure_of(error).response(scope)(scope, receive, send)
+                await failure_of(error, scope).response(scope)(scope, receive, send)
                 return
             # Clients of a stream expect errors as events, even before the first token.
             if not isinstance(error, RekindleError):
                 logger.exception("request=%s: stream failed", scope["request_id"])
             await self._begin(send, PENDING)
-            last = self._encoder.fail(failure_of(error).body(scope))
+            last = self._encoder.fail(failure_of(error, scope).body(scope))
         finally:
             keep_alive.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})

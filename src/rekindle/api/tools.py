@@ -1,11 +1,13 @@
 """Tools, tool choices and call ids: checks that all wire formats share."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar
+from rekindle.generation.request import Grammar, GrammarKind
 
 
 class CallIds:
@@ -53,6 +55,17 @@ def nothing_to_call() -> InvalidRequest:
     return InvalidRequest(
         "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
     )
+
+
+def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Grammar | None:
+    """Make the grammar of a reply format. Raise InvalidRequest without a required schema."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = schema or {"type": "object"}
+    if schema is None:
+        raise InvalidRequest(f"`{path}` is required.", path)
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> None:

@@ -33,7 +33,7 @@ from rekindle.generation.status import (
     TierStatus,
 )
 from rekindle.observe.telemetry import Telemetry
-from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels, api_settings
 
 FORMATS = ("chat", "completions", "messages", "responses")
 LIVE, MEMORY, DISK = CacheSource.LIVE, CacheSource.MEMORY, CacheSource.DISK
@@ -93,7 +93,16 @@ def format_of(name: str) -> WireFormat[CommonFields]:
             whole=lambda *_: pytest.fail("nothing is generated"),
         )
 
-    return WireFormat(schema=CommonFields, body=dict, event=dict, id_prefix="", read=read)
+    return WireFormat(
+        name=name,
+        operation=name,
+        paths=(),
+        schema=CommonFields,
+        body=dict,
+        event=dict,
+        id_prefix="",
+        read=read,
+    )
 
 
 def ask(
@@ -108,15 +117,13 @@ def ask(
     """Prompts are the names of the formats that were found."""
     handlers: Any = {RekindleError: answer_rekindle_error, HTTPException: answer_http_exception}
     app = FastAPI(exception_handlers=handlers)
-    formats = {name: format_of(name) for name in FORMATS}
+    formats = [format_of(name) for name in FORMATS]
     sessions = Sessions()
     sessions.book(sessions.use("", "ann"), Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9))
 
     models = Models(store or Store())
     models.responder.sessions = sessions
-    context = RequestContext(
-        models=models, telemetry=Telemetry(), ping_seconds=10.0, namespace_by=by, explains=False
-    )
+    context = RequestContext(models, Telemetry(), api_settings(namespace_by=by))
     CacheApi(context, Pipeline(context), formats).add_routes(app)
 
     async def run() -> httpx.Response:

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.cache.bodies import CachePinned, Forest, StoredText
 from rekindle.api.http.caller import namespace_of
+from rekindle.api.http.context import ApiSettings
 from rekindle.config import NamespaceBy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Rank

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.api.app import ApiSettings
+from rekindle.api.http.context import ApiSettings
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,

@@ -1,6 +1,5 @@
 """Conversion of a Messages request to `ReplyOptions` and to marks for the cache."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,11 +13,11 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import tool_choice_of
 from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
-from rekindle.api.tools import check_grammar
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, Sampling
 
 DEFAULT_TTL = "5m"
 
@@ -99,6 +98,4 @@ def _grammar(body: MessagesRequest) -> Grammar | None:
     wanted: MessagesFormat | None = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         wanted = body.output_config.format
-    if wanted is None:
-        return None
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(wanted.json_schema))
+    return json_grammar(wanted.type, wanted.json_schema, "output_config") if wanted else None

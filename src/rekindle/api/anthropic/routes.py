@@ -1,6 +1,4 @@
-"""Anthropic's endpoints: messages and token counts."""
-
-from typing import Any
+"""Anthropic's endpoint that counts tokens."""
 
 from fastapi import FastAPI, Request, Response
 
@@ -8,33 +6,28 @@ from rekindle.api.anthropic.bodies import TokenCount
 from rekindle.api.anthropic.messages import conversation_of
 from rekindle.api.anthropic.schema import CountTokensRequest
 from rekindle.api.anthropic.tools import unsupported_tools
-from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.body import read_body
 from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.context import RequestContext
 from rekindle.api.json import json_response
 from rekindle.api.openapi import reply, request_body
-from rekindle.api.pipeline import Pipeline
 from rekindle.config import Overflow
 
 # Types that OpenAPI cannot find by itself: see `openapi.describe`.
-WIRE_TYPES = (*MESSAGES.wire_types, CountTokensRequest, MessagesErrorBody, TokenCount)
-ERRORS: dict[int | str, dict[str, Any]] = {"default": reply(MessagesErrorBody)}
+WIRE_TYPES = (CountTokensRequest, TokenCount)
 
 
 class AnthropicApi:
-    def __init__(self, context: RequestContext, pipeline: Pipeline) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self._context = context
-        self._pipeline = pipeline
 
     def add_routes(self, app: FastAPI) -> None:
-        self._pipeline.add_route(app, "/v1/messages", MESSAGES, name="messages", errors=ERRORS)
         app.add_api_route(
             "/v1/messages/count_tokens",
             self.count_tokens,
             methods=["POST"],
             openapi_extra=request_body(CountTokensRequest),
-            responses={200: reply(TokenCount), **ERRORS},
+            responses={200: reply(TokenCount), "default": reply(MessagesErrorBody)},
         )
 
     async def count_tokens(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from rekindle.api.anthropic.response import message_of
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.anthropic.stream import PING, MessageEvents
 from rekindle.api.anthropic.tools import unsupported_tools
+from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.caller import Caller
 from rekindle.api.pipeline import Exchange, WireFormat
 from rekindle.config import Overflow
@@ -30,9 +31,13 @@ async def _read(body: MessagesRequest, _: Caller, headers: Mapping[str, str]) ->
 
 
 MESSAGES = WireFormat(
+    name="messages",
+    operation="messages",
+    paths=("/v1/messages",),
     schema=MessagesRequest,
     body=MessageBody,
     event=MessageEvent,
+    error=MessagesErrorBody,
     id_prefix="msg_",
     read=_read,
     keep_alive=PING,

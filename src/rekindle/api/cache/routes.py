@@ -1,7 +1,7 @@
 """The cache endpoints: list, read, pin and delete entries, look up a prompt, list sessions."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -29,7 +29,7 @@ from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import model_wanted, whole_number
 from rekindle.api.json import json_response
-from rekindle.api.openapi import ERRORS, REF, reply, request_body
+from rekindle.api.openapi import ERRORS, any_of, reply, request_body
 from rekindle.api.pipeline import Pipeline, WireFormat
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
@@ -47,12 +47,6 @@ WIRE_TYPES = (
 MAX_LISTED = 1000  # picked
 MAX_BRANCHES = 10_000  # picked
 MAX_POSITION = 10**8  # longer than any context
-LOOKED_UP = (
-    "ChatCompletionRequest",
-    "CompletionRequest",
-    "MessagesRequest",
-    "CreateResponseRequest",
-)
 
 
 class CacheApi:
@@ -60,15 +54,15 @@ class CacheApi:
         self,
         context: RequestContext,
         pipeline: Pipeline,
-        formats: Mapping[str, WireFormat[Any]],
+        formats: Iterable[WireFormat[Any]],
     ) -> None:
         self._context = context
         self._models = context.models
         self._pipeline = pipeline
-        self._formats = formats
+        self._formats = {each.name: each for each in formats}
 
     def add_routes(self, app: FastAPI) -> None:
-        pin = request_body(PinRequest)
+        pin, any_body = request_body(PinRequest), _any_request(self._formats.values())
         for method, path, endpoint, model, extra in (
             ("GET", "/v1/cache", self.list_stored, StoredList, None),
             ("DELETE", "/v1/cache", self.delete_all, CacheDeleted, None),
@@ -77,7 +71,7 @@ class CacheApi:
             ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText, None),
             ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted, None),
             ("GET", "/v1/sessions", self.list_sessions, SessionList, None),
-            ("POST", "/v1/cache/lookup", self.look_up, Lookup, _any_request()),
+            ("POST", "/v1/cache/lookup", self.look_up, Lookup, any_body),
             ("POST", "/v1/cache/{key:path}/pin", self.pin, CachePinned, pin),
         ):
             app.add_api_route(
@@ -179,6 +173,6 @@ def _text(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
 
 
-def _any_request() -> dict[str, Any]:
-    schema = {"anyOf": [{"$ref": REF.format(model=name)} for name in LOOKED_UP]}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _any_request(formats: Iterable[WireFormat[Any]]) -> dict[str, Any]:
+    names = (each.schema.__name__ for each in formats)
+    return {"requestBody": {"required": True, "content": {"application/json": any_of(names)}}}

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from importlib.resources import files
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
@@ -13,7 +12,8 @@ from rekindle.api.dashboard.feed import Feed, FeedReader
 from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
-from rekindle.api.openapi import ERRORS, REF
+from rekindle.api.openapi import ERRORS, any_of
+from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # file names carry no version
 }
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class DashboardApi:
@@ -55,7 +54,7 @@ class DashboardApi:
         for path, endpoint, content in (
             ("/", self.page, {"text/html": {}}),
             ("/dashboard/{name}", self.file, {name: {} for name in FILE_TYPES}),
-            ("/v1/events", self.events, _stream_of(WIRE_TYPES)),
+            ("/v1/events", self.events, {MEDIA_TYPE: any_of(each.__name__ for each in WIRE_TYPES)}),
         ):
             app.add_api_route(
                 path,
@@ -81,7 +80,7 @@ class DashboardApi:
 
 
 class FeedStream(Response):
-    media_type = "text/event-stream"
+    media_type = MEDIA_TYPE
 
     def __init__(self, feed: Feed, namespace: str) -> None:
         self._feed = feed
@@ -110,8 +109,3 @@ class FeedStream(Response):
             logger.info("dashboard: slow reader disconnected")
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _stream_of(types: tuple[Any, ...]) -> dict[str, Any]:
-    schema = {"anyOf": [{"$ref": REF.format(model=each.__name__)} for each in types]}
-    return {"text/event-stream": {"schema": schema}}

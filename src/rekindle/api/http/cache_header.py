@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 
-from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress, ReplyStats
+from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 from rekindle.generation.events import CachedSpan, CacheSource
 
 CACHE_HEADER = "x-rekindle-cache"
 PENDING = "pending"  # the reply had to begin before it was known
 
 
-def cache_header(stats: ReplyStats) -> dict[str, str]:
-    """Return the header of a reply. Several replies use the first one's."""
-    return {CACHE_HEADER: _value(stats.spans, n_cached=stats.n_cached, n_prompt=stats.n_prompt)}
-
-
 def cache_header_value(event: ReplyEvent) -> str:
-    """Return the header's value as far as the first event of a stream shows it."""
+    """Return the header's value as far as an event shows it."""
     match event:
         case ReplyProgress():
             return _value(event.spans, n_cached=event.n_cached, n_prompt=event.n_total)
         case ReplyDone(_, stats):
-            return cache_header(stats)[CACHE_HEADER]
+            return _value(stats.spans, n_cached=stats.n_cached, n_prompt=stats.n_prompt)
         case _:
             return PENDING
 

@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from urllib.parse import unquote
 
 from pydantic_core import from_json
 
-from rekindle.api.http.session_header import SESSION_HEADER, session_in
+from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import DEFAULT_SESSION, Rank
@@ -78,7 +79,7 @@ def caller_of(headers: Mapping[str, str], hints: Hints, namespace_by: NamespaceB
 def namespace_of(headers: Mapping[str, str], salt: str | None, namespace_by: NamespaceBy) -> str:
     """Return a digest of API key and salt, or an empty string for the common namespace."""
     salt = salt or headers.get(SALT_HEADER) or None
-    key = _api_key(headers) if namespace_by is NamespaceBy.API_KEY else None
+    key = next(iter(offered_keys(headers)), None) if namespace_by is NamespaceBy.API_KEY else None
     if salt is None and key is None:
         return ""
     return _digest(json.dumps({"api_key": key, "cache_salt": salt}))
@@ -96,7 +97,7 @@ def session_in_user_id(user_id: str | None) -> str | None:
 
 def _session(headers: Mapping[str, str], hints: Hints) -> str:
     ours, *others = (headers.get(name, "") for name in SESSION_HEADERS)
-    named = (*hints.sessions, session_in(ours), *others)
+    named = (*hints.sessions, unquote(ours), *others)
     session = next((id for each in named if (id := _cleaned(each))), DEFAULT_SESSION)
     agent = _agent(headers, session)
     if not agent or session.endswith(f"/{agent}"):  # our own name, sent back
@@ -129,10 +130,11 @@ def _declared(name: str, param: str) -> Rank:
     return CLASSES[name]
 
 
-def _api_key(headers: Mapping[str, str]) -> str | None:
+def offered_keys(headers: Mapping[str, str]) -> list[str]:
+    """List the API keys that a request offers; none is empty."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return bearer or headers.get("x-api-key") or None
+    return [key for key in (bearer, headers.get("x-api-key", "")) if key]
 
 
 def _cleaned(id: str | None) -> str:

@@ -15,16 +15,24 @@ NO_HINTS = Hints()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    api_keys: tuple[str, ...]  # none: no key is needed
+    cors_origins: tuple[str, ...]  # none: no CORS headers at all
+    body_limit_bytes: int
+    ping_seconds: float  # of silence in a stream before a keep-alive
+    namespace_by: NamespaceBy
+    explains: bool  # every reply says why the cache missed
+
+
+@dataclass(frozen=True, slots=True)
 class RequestContext:
     models: Models
     telemetry: Telemetry
-    ping_seconds: float
-    namespace_by: NamespaceBy
-    explains: bool  # why the cache missed, even unasked
+    settings: ApiSettings
 
     def caller(self, request: Request, hints: Hints = NO_HINTS) -> Caller:
         """Find the caller, and name its session in the reply's headers."""
-        caller = caller_of(request.headers, hints, self.namespace_by)
+        caller = caller_of(request.headers, hints, self.settings.namespace_by)
         if caller.session != DEFAULT_SESSION:
             show_session(request.scope, caller.session)
         return caller

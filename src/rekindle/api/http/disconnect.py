@@ -16,9 +16,7 @@ class ClientGone(Exception):
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, or cancel it and raise ClientGone.
-
-    The request body must have been read before."""
+    """Return the result of `work`, or cancel it and raise ClientGone. Read the body before."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:

@@ -60,7 +60,7 @@ class DrainGate:
         if scope["path"] == HEALTH_PATH:
             body = to_json({"status": "draining"})
             return Response(body, 503, headers=headers, media_type="application/json")
-        failure = failure_of(ShuttingDown("The server is shutting down."))
+        failure = failure_of(ShuttingDown("The server is shutting down."), scope)
         return replace(failure, headers=headers).response(scope)
 
 

@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.api.errors import INTERNAL, Failure, invalid, is_anthropic
+from rekindle.api.errors import Failure, internal_error, invalid, is_anthropic
+from rekindle.api.http.caller import offered_keys
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER
 from rekindle.observe.telemetry import Telemetry
@@ -66,10 +67,10 @@ class RequestScope:
         except Exception:
             logger.exception("request=%s: internal error", request_id)
             if status is None:
-                await INTERNAL.response(scope)(scope, receive, send_named)
+                await internal_error(scope).response(scope)(scope, receive, send_named)
         finally:
             self._telemetry.request_ended(
-                route=_route(scope), status=INTERNAL.status if status is None else status
+                route=_route(scope), status=500 if status is None else status
             )
 
 
@@ -85,11 +86,7 @@ class ApiKeys:
             await _UNAUTHORIZED.response(scope)(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        offered = [headers.get("x-api-key", "")]
-        if scheme.lower() == "bearer":
-            offered.append(token.strip())
+        offered = offered_keys(Headers(scope=scope))
         # Compare every pair, so that the time does not depend on which one matches.
         matches = [
             hmac.compare_digest(offer.encode("latin-1"), key)

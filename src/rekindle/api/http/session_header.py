@@ -6,7 +6,7 @@ no session is recorded under it unless the client sends it back.
 """
 
 from hashlib import blake2b
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from starlette.types import Scope
 
@@ -21,11 +21,6 @@ DIGEST_BYTES = 8
 
 def show_session(scope: Scope, session: str) -> None:
     scope[SCOPE_KEY] = quote(session, safe=VISIBLE)
-
-
-def session_in(value: str) -> str:
-    """Undo the quoting of `show_session`."""
-    return unquote(value)
 
 
 def conversation_name(begins: Conversation | str) -> str:

@@ -68,7 +68,7 @@ def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
         raise InvalidRequest("`input` must not be empty.", "input")
     inputs = raw_inputs("input", body.input)
     if len(inputs) > MAX_INPUTS:
-        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are taken at once."
+        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
         raise InvalidRequest(message, "input")
     return [EmbeddingInput(each.path, each.content) for each in inputs]
 

@@ -1,6 +1,5 @@
 """Conversion of completion requests to `ReplyOptions`."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -13,13 +12,12 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.openai.tools import tool_choice_of
 from rekindle.api.pipeline import N_SEEDS, RawPrompt
-from rekindle.api.tools import check_grammar
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, Sampling
 
-ANY_OBJECT = {"type": "object"}
 T = TypeVar("T")
 
 
@@ -32,13 +30,13 @@ def chat_options(
     if body.modalities and body.modalities != ["text"]:
         raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+        raise InvalidRequest("`top_logprobs` requires `logprobs` to be true.", "top_logprobs")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
     check_grammar(sampling.grammar, tool_choice, "response_format")
     if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` with `tool_choice` that requires a call: a call must be able to end.",
+            "`ignore_eos` excludes a required `tool_choice`: the call must be able to end.",
             "ignore_eos",
         )
     limits = (
@@ -84,7 +82,7 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
     grammar = _grammar(body.response_format)
     if grammar is not None and body.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` with `response_format`: a complete value must be able to end.",
+            "`ignore_eos` excludes `response_format`: the reply must be able to end.",
             "ignore_eos",
         )
     return Sampling(
@@ -148,13 +146,9 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
 
 
 def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
-        schema = wanted.object_schema or ANY_OBJECT
-    elif wanted.json_schema is not None:
-        schema = wanted.json_schema.json_schema
-    else:
-        path = "response_format.json_schema"
-        raise InvalidRequest(f"`{path}` is required.", path)
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    schema = wanted.object_schema
+    if wanted.type == "json_schema":
+        schema = wanted.json_schema.json_schema if wanted.json_schema else None
+    return json_grammar(wanted.type, schema, "response_format.json_schema")

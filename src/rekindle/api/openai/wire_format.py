@@ -39,7 +39,11 @@ async def _read_completion(body: CompletionRequest, _: Caller, __: Mapping[str, 
     )
 
 
+# llama-server serves each path with and without the prefix.
 CHAT = WireFormat(
+    name="chat",
+    operation="chat_completions",
+    paths=("/v1/chat/completions", "/chat/completions"),
     schema=ChatCompletionRequest,
     body=ChatCompletion,
     event=ChatCompletionChunk,
@@ -47,6 +51,9 @@ CHAT = WireFormat(
     read=_read_chat,
 )
 COMPLETIONS = WireFormat(
+    name="completions",
+    operation="completions",
+    paths=("/v1/completions", "/completions"),
     schema=CompletionRequest,
     body=Completion,
     event=Completion,

@@ -1,20 +1,18 @@
 """Conversion of a request to a `Conversation` and `ReplyOptions`."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
-from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
+from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
-from rekindle.api.tools import check_grammar
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Sampling
 
-ANY_OBJECT = {"type": "object"}
 LOGPROBS = "message.output_text.logprobs"
 UNTHINKING_EFFORTS = frozenset({"none", "minimal"})
 
@@ -42,7 +40,9 @@ def marks_of(
 def reply_options(
     body: CreateResponseRequest, toolbox: Toolbox, defaults: Sampling, _n_vocab: int
 ) -> ReplyOptions:
-    grammar = _grammar(body.text.format if body.text else None)
+    wanted = body.text.format if body.text else None
+    schema = wanted.json_schema if wanted and wanted.type == "json_schema" else None
+    grammar = json_grammar(wanted.type if wanted else "text", schema, "text.format.schema")
     tool_choice = tool_choice_of(body, toolbox)
     check_grammar(grammar, tool_choice, "text.format")
     sampling = replace(
@@ -69,15 +69,3 @@ def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:
     if reasoning.effort in UNTHINKING_EFFORTS:
         kwargs["enable_thinking"] = False
     return kwargs
-
-
-def _grammar(wanted: TextFormat | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        schema = ANY_OBJECT
-    elif wanted.json_schema is not None:
-        schema = wanted.json_schema
-    else:
-        raise InvalidRequest("`text.format.schema` is required.", "text.format.schema")
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

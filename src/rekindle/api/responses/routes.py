@@ -1,4 +1,4 @@
-"""The Responses endpoints: create a response, read a stored one, list its input, delete it."""
+"""The endpoints of stored responses: read, delete, list the input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,39 +11,27 @@ from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import whole_number
 from rekindle.api.json import json_response
 from rekindle.api.openapi import ERRORS, reply
-from rekindle.api.pipeline import Pipeline, WireFormat
 from rekindle.api.responses.bodies import (
     DeletedResponse,
     InputItemList,
     ResponseBody,
-    ResponseEvent,
 )
 from rekindle.api.responses.history import Kept, ResponseHistory
-from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.errors import InvalidRequest
 from rekindle.generation.stored_responses import ResponseStore
 
 # Types that OpenAPI cannot find by itself: see `openapi.describe`.
-WIRE_TYPES = (CreateResponseRequest, ResponseBody, ResponseEvent, DeletedResponse, InputItemList)
+WIRE_TYPES = (DeletedResponse, InputItemList)
 MAX_ITEMS = 100  # of one page, OpenAI's limit
 
 
-class ResponsesApi:
-    def __init__(
-        self,
-        context: RequestContext,
-        pipeline: Pipeline,
-        store: ResponseStore,
-        wire_format: WireFormat[CreateResponseRequest],
-    ) -> None:
+class StoredResponsesApi:
+    def __init__(self, context: RequestContext, store: ResponseStore) -> None:
         self._context = context
-        self._pipeline = pipeline
         self._store = store
-        self._format = wire_format
 
     def add_routes(self, app: FastAPI) -> None:
         for prefix in ("/v1", ""):
-            self._pipeline.add_route(app, f"{prefix}/responses", self._format, name="create")
             one = f"{prefix}/responses/{{response_id}}"
             for path, endpoint, method, model in (
                 (one, self.retrieve, "GET", ResponseBody),
@@ -56,7 +44,7 @@ class ResponsesApi:
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
-            raise InvalidRequest("`stream` is not supported here.", "stream")
+            raise InvalidRequest("`stream` is not supported for stored responses.", "stream")
         return json_response((await self._find(request, response_id)).response)
 
     async def delete(self, request: Request, response_id: str) -> Response:

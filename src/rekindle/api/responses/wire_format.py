@@ -22,6 +22,9 @@ from rekindle.generation.stored_responses import ResponseStore
 
 def responses_format(store: ResponseStore) -> WireFormat[CreateResponseRequest]:
     return WireFormat(
+        name="responses",
+        operation="create",
+        paths=("/v1/responses", "/responses"),
         schema=CreateResponseRequest,
         body=ResponseBody,
         event=ResponseEvent,
