@@ -167,7 +167,9 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         failure = invalid(f"No route matches {where}.", status=404, code="not_found")
     elif error.status_code == 405:
         failure = invalid(
-            f"The method of {where} is not allowed.", status=405, code="method_not_allowed"
+            f"{request.method} is not allowed at {request.url.path}.",
+            status=405,
+            code="method_not_allowed",
         )
     else:
         failure = invalid(error.detail, status=error.status_code)
