@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from rekindle import server
-from rekindle.api.app import ApiSettings, create_app
+from rekindle.api.app import create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.drain import Drain
@@ -21,8 +21,8 @@ from rekindle.models.pool import ModelPool
 from rekindle.observe.telemetry import Telemetry
 from rekindle.priming.warm_list import WarmList
 from rekindle.server import Assembly, drain
-from tests.api.client import USER
-from tests.api.fakes import CARD, FakeResponder, FixedModels
+from tests.api.client import USER, app_on
+from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 from tests.models.test_pool import GIB, FakeLoader, FakeModel
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -64,7 +64,9 @@ class Ending:
         self.pool.start()
         self.drain = Drain()
         feed = Feed(self.pool, HourHistory())
-        app = create_app(self.pool, ApiSettings(), Telemetry(), MemoryResponses(), feed, self.drain)
+        app = create_app(
+            self.pool, api_settings(), Telemetry(), MemoryResponses(), feed, self.drain
+        )
         self.assembly = cast(Assembly, SimpleNamespace(pool=self.pool, drain=self.drain, feed=feed))
         self.tasks: set[asyncio.Task[None]] = set()
         self.http = SimpleNamespace(
@@ -89,7 +91,7 @@ def refusing(**settings: Any) -> tuple[Drain, Clock, httpx.AsyncClient]:
     clock = Clock()
     gate = Drain(clock)
     models = FixedModels(FakeResponder(), CARD)
-    app = create_app(models, ApiSettings(**settings), Telemetry(), MemoryResponses(), None, gate)
+    app = app_on(models, api_settings(**settings), drain=gate)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
     return gate, clock, client
 

@@ -16,9 +16,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from rekindle import __version__
-from rekindle.api.app import ApiSettings, create_app
+from rekindle.api.app import create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
+from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import SharedStore, open_shared_store

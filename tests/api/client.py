@@ -10,11 +10,16 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from rekindle.api.app import ApiSettings, create_app
+from rekindle.api.app import create_app
+from rekindle.api.dashboard.feed import Feed
+from rekindle.api.dashboard.history import HourHistory
+from rekindle.api.http.context import ApiSettings
+from rekindle.api.http.drain import Drain
+from rekindle.api.models import Models
 from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
-from tests.api.fakes import CARD, FakeResponder, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 
 USER = {"role": "user", "content": "hi"}
 
@@ -24,9 +29,26 @@ def app_of(
     settings: ApiSettings | None = None,
     stored_responses: ResponseStore | None = None,
 ) -> FastAPI:
-    store = stored_responses or MemoryResponses()
-    models = FixedModels(responder, CARD)
-    return create_app(models, settings or ApiSettings(), Telemetry(), store)
+    return app_on(FixedModels(responder, CARD), settings, stored_responses)
+
+
+def app_on(
+    models: Models,
+    settings: ApiSettings | None = None,
+    stored_responses: ResponseStore | None = None,
+    *,
+    telemetry: Telemetry | None = None,
+    feed: Feed | None = None,
+    drain: Drain | None = None,
+) -> FastAPI:
+    return create_app(
+        models,
+        settings or api_settings(),
+        telemetry or Telemetry(),
+        stored_responses or MemoryResponses(),
+        feed or Feed(models, HourHistory()),
+        drain or Drain(),
+    )
 
 
 @asynccontextmanager

@@ -4,10 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 
+from rekindle.api.http.context import ApiSettings
 from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
+from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
@@ -20,7 +23,8 @@ from rekindle.chat.reply.events import (
     ReplyStats,
     ReplyText,
 )
-from rekindle.config import Overflow
+from rekindle.chat.responder import Responder
+from rekindle.config import NamespaceBy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
@@ -80,6 +84,30 @@ class ByteTokenizer:
             bytes((token,)) if token < N_BYTES else SPECIAL[token].encode() * render_special
             for token in tokens
         )
+
+
+def api_settings(
+    *,
+    api_keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    body_limit_bytes: int = 2**20,
+    ping_seconds: float = 10.0,
+    namespace_by: NamespaceBy = NamespaceBy.NONE,
+) -> ApiSettings:
+    return ApiSettings(
+        api_keys=api_keys,
+        cors_origins=cors_origins,
+        body_limit_bytes=body_limit_bytes,
+        ping_seconds=ping_seconds,
+        namespace_by=namespace_by,
+        explains=False,
+    )
+
+
+def envelope(**options: Any) -> Envelope:
+    """Of one reply, with these options."""
+    wanted = WantedReply(Prompt((), (), ""), ReplyOptions(sampling=Sampling(), **options))
+    return Envelope(id="x_1", key="1", created=1700000000, model="tiny", wanted=[wanted])
 
 
 @dataclass(frozen=True)
@@ -245,6 +273,10 @@ class FakeResponder:
         return Prompt(tuple(self.tokenizer.tokenize(text, parse_special=True)), (), text)
 
 
+def as_responder(fake: FakeResponder) -> Responder:
+    return cast(Responder, fake)
+
+
 @dataclass
 class FakeStore:
     """Holds what it is told to; what was asked is kept."""
@@ -301,7 +333,7 @@ class FixedModels:
         self.n_uses -= 1
 
     async def lease(self, name: str | None) -> Lease:
-        return Lease(self._responder, self._card, self)
+        return Lease(as_responder(self._responder), self._card, self)
 
     def listed(self) -> list[ListedModel]:
         return [self.find(self._card.id)]

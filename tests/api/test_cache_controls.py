@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ from hypothesis import strategies as st
 
 from rekindle.api.anthropic.messages import conversation_of as messages_conversation
 from rekindle.api.anthropic.messages import n_messages_of
-from rekindle.api.anthropic.request import Breakpoint, last_breakpoint
 from rekindle.api.anthropic.request import marks_of as messages_marks
-from rekindle.api.anthropic.request import options_of as messages_options
+from rekindle.api.anthropic.response import usage_of
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.cache_controls import (
-    CacheFields,
+    CommonFields,
     Mark,
     auto_key,
     pins_of,
@@ -30,20 +28,20 @@ from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.request import conversation_of as responses_conversation
 from rekindle.api.responses.request import marks_of as responses_marks
-from rekindle.api.responses.request import reply_options
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import PromptBuilder
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import CacheTerms, Pin, Rank, Sampling
+from rekindle.generation.request import CacheTerms, Pin, Rank
 from tests.api.anthropic.test_messages import CALLED, result, tool_of, user
-from tests.api.fakes import ByteTokenizer
+from tests.api.client import post
+from tests.api.fakes import ByteTokenizer, FakeResponder, envelope
 
 END = "<|im_end|>"
 MINUTES_5, MINUTES_30, HOUR, DAY = 300.0, 1800.0, 3600.0, 86400.0
@@ -56,17 +54,11 @@ ANSWER = {"role": "assistant", "content": [FIRST]}
 CALLER = Caller("s", None, "ns")
 
 
-@dataclass(frozen=True)
-class FakePrompt:
+class FakePrompt(Prompt):
     """Ten tokens for the head, ten for each message, three to begin the reply."""
 
-    n_messages: int = 9
-    n_dropped: int = 0
-    text: str = "raw"
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return (0,) * (13 + 10 * self.n_messages)
+    def __init__(self, n_messages: int = 9, n_dropped: int = 0, text: str = "raw") -> None:
+        super().__init__((0,) * (13 + 10 * n_messages), (), text, n_dropped=n_dropped)
 
     def position_of(self, n_messages: int) -> int:
         return 10 + 10 * n_messages
@@ -177,9 +169,16 @@ def test_five_breakpoints_are_refused_in_anthropics_words() -> None:
 
 def test_usage_is_divided_at_the_last_breakpoint() -> None:
     prompt = FakePrompt(n_messages=2)
-    assert last_breakpoint((), prompt) is None
-    assert last_breakpoint((Mark(0, HOUR),), prompt) == Breakpoint(10, "1h")
-    assert last_breakpoint((Mark(0, HOUR), Mark(2, MINUTES_5)), prompt) == Breakpoint(30, "5m")
+
+    def created(*marks: Mark) -> tuple[int, int]:
+        """For five minutes, for an hour; with a prompt of 33 tokens and 4 of them cached."""
+        pinned = envelope(terms=CacheTerms(pins=pins_of(marks, prompt)))
+        usage = usage_of(pinned, n_prompt=33, n_cached=4, n_generated=0)["cache_creation"]
+        return usage["ephemeral_5m_input_tokens"], usage["ephemeral_1h_input_tokens"]
+
+    assert created() == (0, 0)
+    assert created(Mark(0, HOUR)) == (0, 6)
+    assert created(Mark(0, HOUR), Mark(2, MINUTES_5)) == (26, 0)
 
 
 CHAT = [
@@ -348,15 +347,15 @@ def test_all_dialects_give_equal_heads_the_same_automatic_key() -> None:
 def test_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> None:
     conversation = Conversation((Message(Role.USER, (Text("hi"),)),))
     prompt = FakePrompt()
-    chosen = CacheFields(cache_key="docs/v1:a.b-c_d", persist=True)
+    chosen = CommonFields(cache_key="docs/v1:a.b-c_d", persist=True)
     named = terms_of(CALLER, chosen, (), conversation, prompt, primes=True)
     assert named == CacheTerms(namespace="ns", session="s", name="docs/v1:a.b-c_d", persist=True)
-    plain = terms_of(CALLER, CacheFields(), (Mark(None, DAY),), conversation, prompt, primes=False)
+    plain = terms_of(CALLER, CommonFields(), (Mark(None, DAY),), conversation, prompt, primes=False)
     assert plain == CacheTerms(namespace="ns", session="s", pins=(Pin(103, DAY),))
-    primed = terms_of(CALLER, CacheFields(), (), conversation, prompt, primes=True)
+    primed = terms_of(CALLER, CommonFields(), (), conversation, prompt, primes=True)
     assert primed.name == auto_key(conversation)
     raw = [
-        terms_of(CALLER, CacheFields(), (), None, FakePrompt(text=text), primes=True).name
+        terms_of(CALLER, CommonFields(), (), None, FakePrompt(text=text), primes=True).name
         for text in ("a", "b", "a")
     ]
     assert raw[0] == raw[2] != raw[1]
@@ -365,7 +364,7 @@ def test_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> None:
 def test_a_rank_is_the_callers() -> None:
     for declared, expected in ((None, Rank.MAIN), (Rank.EPHEMERAL, Rank.EPHEMERAL)):
         caller = Caller("s", declared, "")
-        terms = terms_of(caller, CacheFields(), (), None, FakePrompt(), primes=False)
+        terms = terms_of(caller, CommonFields(), (), None, FakePrompt(), primes=False)
         assert terms.rank is expected
 
 
@@ -374,15 +373,12 @@ def test_a_rank_is_the_callers() -> None:
 )
 def test_priming_writes_nothing_in_responses_and_messages(fields: dict[str, Any]) -> None:
     primes = bool(fields)
-    body = CreateResponseRequest.model_validate({"input": "hi", "max_output_tokens": 5, **fields})
-    options = reply_options(body, toolbox_of(()), Sampling(), default_cache_prompt=True)
-    assert options.max_tokens == (0 if primes else 5)
-    asked = MessagesRequest.model_validate(
-        {"messages": [user(FIRST)], "max_tokens": 5, "prefill": primes}
-    )
-    conversation = messages_conversation(asked)
-    answer = messages_options(asked, conversation, Sampling(), default_cache_prompt=True)
-    assert answer.max_tokens == (0 if primes else 5)
+    responder = FakeResponder()
+    post("/v1/responses", {"input": "hi", "max_output_tokens": 5, **fields}, responder)
+    asked = {"messages": [user(FIRST)], "max_tokens": 5, "prefill": primes}
+    post("/v1/messages", asked, responder)
+    n_wanted = 0 if primes else 5
+    assert [each.options.max_tokens for each in responder.started] == [n_wanted, n_wanted]
 
 
 def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> None:
@@ -411,4 +407,4 @@ def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> No
     assert texts[1].endswith(f"one{END}\n")
     assert last == len(prompt.tokens)
     assert pins_of(marks, prompt) == (Pin(asked, HOUR), Pin(last, MINUTES_5))
-    assert last_breakpoint(marks[:1], prompt) == Breakpoint(head, "1h")
+    assert pins_of(marks[:1], prompt) == (Pin(head, HOUR),)

@@ -9,13 +9,19 @@ from starlette.routing import Route
 
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.body import Ignored, Refused, WireModel
+from rekindle.api.cache.bodies import (
+    CacheStories,
+    MissBody,
+    NeutralisedText,
+    Span,
+    TierProps,
+    TierTokens,
+)
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
-    TierProps,
     TokenizeRequest,
 )
-from rekindle.api.openai.bodies import CacheStories, MissBody, NeutralisedText, Span, TierTokens
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,

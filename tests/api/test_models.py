@@ -6,14 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.models import MAX_NAMES_SHOWN, UnknownModel
-from rekindle.cache.responses.store import MemoryResponses
 from rekindle.errors import Overloaded
 from rekindle.generation.request import Rank
 from rekindle.generation.status import EngineStatus, SlotStatus
-from rekindle.observe.telemetry import Telemetry
-from tests.api.client import USER
+from tests.api.client import USER, app_on
 from tests.api.fakes import CARD, HELLO, FakeResponder, FixedModels, Script, Wait
 from tests.api.native.test_routes import get
 
@@ -38,7 +35,7 @@ def uses_after(path: str, body: dict[str, Any], script: Script = HELLO) -> tuple
 
     async def run() -> tuple[int, int]:
         models = FixedModels(FakeResponder(script), CARD)
-        app = create_app(models, ApiSettings(), Telemetry(), MemoryResponses())
+        app = app_on(models)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             reply = await client.post(path, json=body)
@@ -69,7 +66,7 @@ def test_a_stream_holds_its_model_while_it_runs(path: str) -> None:
     async def run() -> None:
         responder = FakeResponder((HELLO[0], Wait()))
         models = FixedModels(responder, CARD)
-        app = create_app(models, ApiSettings(), Telemetry(), MemoryResponses())
+        app = app_on(models)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             body = {**REPLIES[path], "stream": True}

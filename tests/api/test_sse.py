@@ -60,7 +60,10 @@ class Client:
         self.has_sign_of_life = asyncio.Event()
         self.replies = PouredReplies(pour)
         self._stream = EventStream(
-            cast(Replies, self.replies), Numbered(), keep_alive_seconds=keep_alive_seconds
+            cast(Replies, self.replies),
+            Numbered(),
+            keep_alive_seconds=keep_alive_seconds,
+            keep_alive=KEEP_ALIVE,
         )
 
     async def read(self) -> None:

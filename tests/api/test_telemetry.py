@@ -3,8 +3,6 @@ import re
 
 import httpx
 
-from rekindle.api.app import ApiSettings, create_app
-from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import (
     CacheCounters,
@@ -14,7 +12,7 @@ from rekindle.generation.status import (
     TierStatus,
 )
 from rekindle.observe.telemetry import MAX_FIELD_NAMES, Telemetry, total
-from tests.api.client import USER, client_of
+from tests.api.client import USER, app_on, client_of
 from tests.api.fakes import CARD, FakeResponder, FixedModels
 
 
@@ -62,7 +60,7 @@ def test_field_names_cannot_grow_without_bound() -> None:
 def test_requests_and_tokens_are_counted() -> None:
     telemetry = Telemetry()
     models = FixedModels(FakeResponder(), CARD)
-    app = create_app(models, ApiSettings(), telemetry, MemoryResponses())
+    app = app_on(models, telemetry=telemetry)
 
     async def run() -> None:
         transport = httpx.ASGITransport(app)

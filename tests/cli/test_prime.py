@@ -9,7 +9,6 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import FinishReason
 from rekindle.cli import app
 from rekindle.cli.prime import Primer
@@ -18,7 +17,7 @@ from rekindle.errors import DecodeFailed, StartupError
 from rekindle.priming.files import PrimeRequest
 from rekindle.priming.stream import Primed, PrimeProgress, outcome_of
 from tests.api.client import serving
-from tests.api.fakes import FakeResponder, Script, done
+from tests.api.fakes import FakeResponder, Script, api_settings, done
 
 PRIMED: Script = (done(0, finish=FinishReason.LENGTH, n_prompt=10, n_cached=4),)
 
@@ -95,7 +94,7 @@ def test_a_server_that_is_not_there_is_an_error(agent: Path) -> None:
 
 
 def test_the_key_is_sent(agent: Path) -> None:
-    with serving(FakeResponder(PRIMED), ApiSettings(api_keys=("secret",))) as url:
+    with serving(FakeResponder(PRIMED), api_settings(api_keys=("secret",))) as url:
         assert prime(agent, "--url", url, "--api-key", "secret").exit_code == 0
         assert prime(agent, "--url", url).exit_code == 1
 

@@ -12,7 +12,6 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import ReplyText
 from rekindle.cli import app
 from rekindle.cli.replay import labels_of
@@ -23,7 +22,7 @@ from rekindle.replay.prompts import FloorCounter
 from rekindle.replay.stream import Counts
 from rekindle.replay.traffic import ReplayRequest
 from tests.api.client import serving
-from tests.api.fakes import HELLO, FakeResponder, Script, Wait
+from tests.api.fakes import HELLO, FakeResponder, Script, Wait, api_settings
 
 USER = {"role": "user", "content": "Hello"}
 WAIT_SECONDS = 30
@@ -128,7 +127,7 @@ def test_repeats_take_the_servers_in_alternating_order(trace: Path) -> None:
 
 
 def test_the_key_is_sent_and_asked_for_where_it_is_missing(trace: Path) -> None:
-    with serving(FakeResponder(), ApiSettings(api_keys=("secret",))) as url:
+    with serving(FakeResponder(), api_settings(api_keys=("secret",))) as url:
         assert replay(trace, "--url", url, "--api-key", "secret").exit_code == 0
         assert (
             refusal(trace, "--url", url) == f"{url} refuses us (401): give its key with --api-key."

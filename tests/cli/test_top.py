@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from rich.console import Console, RenderableType
 from typer.testing import CliRunner, Result
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.cache.bodies import SessionEntry
 from rekindle.api.native.schema import SlotProps
 from rekindle.cli import app
@@ -46,7 +45,7 @@ from rekindle.generation.status import (
 )
 from rekindle.observe.telemetry import Telemetry
 from tests.api.client import serving
-from tests.api.fakes import CARD, FakeResponder
+from tests.api.fakes import CARD, FakeResponder, api_settings
 
 URL = "http://127.0.0.1:8080"
 PROPS = {
@@ -358,7 +357,7 @@ def test_what_cannot_be_watched_is_one_sentence() -> None:
     done = run("--once", "--url", "http://127.0.0.1:9")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("rekindle: http://127.0.0.1:9 cannot be reached: ")
-    with serving(FakeResponder(), ApiSettings(api_keys=("secret",))) as url:
+    with serving(FakeResponder(), api_settings(api_keys=("secret",))) as url:
         assert run("--once", "--url", url, "--api-key", "secret").exit_code == 0
         done = run("--once", "--url", url)
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)

@@ -13,7 +13,7 @@ from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
 from rekindle.models.pool import ModelPool
 from rekindle.observe.telemetry import total
-from tests.api.fakes import CARD, FakeResponder
+from tests.api.fakes import CARD, FakeResponder, as_responder
 
 GIB = 2**30
 NAMES = ("a", "b", "c")
@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c")
 class FakeModel:
     def __init__(self, name: str, n_bytes: int) -> None:
         self.card = replace(CARD, id=name)
-        self.responder = FakeResponder()
+        self.responder = as_responder(FakeResponder())
         self.n_bytes = n_bytes
         self.is_started = False
         self.is_closed = False

@@ -13,14 +13,13 @@ import pytest
 from starlette.types import Receive, Scope
 from starlette.types import Send as SendMessage
 
-from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import FinishReason
 from rekindle.errors import DecodeFailed, Overloaded
 from rekindle.priming.files import PrimeError, PrimeRequest, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of
 from rekindle.priming.warm_list import WarmList, asgi_sender
 from tests.api.client import app_of
-from tests.api.fakes import FakeResponder, Script, done
+from tests.api.fakes import FakeResponder, Script, api_settings, done
 
 PRIMED: Script = (done(0, finish=FinishReason.LENGTH, n_prompt=10, n_cached=4),)
 
@@ -247,7 +246,7 @@ BODIES: list[dict[str, Any]] = [
 
 def primed(body: dict[str, Any], responder: FakeResponder, key: str | None = None) -> Primed:
     [request] = parse_prime_file(Path("agent.json"), json.dumps(body).encode())
-    app = app_of(responder, ApiSettings(api_keys=("secret",)) if key else None)
+    app = app_of(responder, api_settings(api_keys=("secret",)) if key else None)
 
     async def send() -> Primed:
         return await asgi_sender(app, key)(request)

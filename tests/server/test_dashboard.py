@@ -12,14 +12,13 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import snapshot_of
 from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.request import Rank
 from rekindle.generation.status import CacheCounters, CacheStatus, StoredBranch, TierStatus
 from tests.api.client import serving
-from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels, api_settings
 from tests.conftest import TinyModels
 from tests.support.needs import program
 from tests.support.records import RECORD
@@ -280,7 +279,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(server: ServerProcess, open_page:
 
 def test_a_page_without_a_key_asks_for_one_and_keeps_it_in_its_tab(browser: Browser) -> None:
     with (
-        serving(FakeResponder(), ApiSettings(api_keys=("secret",))) as url,
+        serving(FakeResponder(), api_settings(api_keys=("secret",))) as url,
         closing(browser.new_context()) as context,
     ):
         page = context.new_page()

@@ -1,1 +1,1 @@
-"""Wire formats: HTTP in, neutral values through `chat`, HTTP out."""
+"""HTTP and the wire formats. `chat` sees only neutral values."""

@@ -1,6 +1,5 @@
-"""The HTTP application: middleware, error answers, routes. No logic of its own."""
+"""The HTTP application: middleware, error handlers, routes."""
 
-from dataclasses import dataclass
 from functools import cache
 
 from fastapi import FastAPI, Response
@@ -11,12 +10,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
 from rekindle.api.anthropic import routes as anthropic
+from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.cache import routes as cache_routes
 from rekindle.api.dashboard import routes as dashboard
 from rekindle.api.dashboard.feed import Feed
-from rekindle.api.dashboard.history import HourHistory
-from rekindle.api.errors import ErrorBody, answer_http_exception, answer_rekindle_error
-from rekindle.api.http.context import RequestContext
+from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.head import HeadAsGet
 from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
@@ -30,22 +29,14 @@ from rekindle.api.models import (
 )
 from rekindle.api.native import routes as native
 from rekindle.api.openai import routes as openai
+from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
 from rekindle.api.openapi import describe
+from rekindle.api.pipeline import Pipeline
 from rekindle.api.responses import routes as responses
-from rekindle.config import NamespaceBy
+from rekindle.api.responses.wire_format import responses_format
 from rekindle.errors import RekindleError
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
-    api_keys: tuple[str, ...] = ()  # none: everyone is let in
-    cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
-    body_limit_bytes: int = 32 * 2**20
-    ping_seconds: float = 10.0
-    namespace_by: NamespaceBy = NamespaceBy.NONE
-    explains: bool = False
 
 
 def create_app(
@@ -53,15 +44,15 @@ def create_app(
     settings: ApiSettings,
     telemetry: Telemetry,
     stored_responses: ResponseStore,
-    feed: Feed | None = None,  # None: its own, which hears of no request
-    drain: Drain | None = None,  # None: it lets everyone in until its end
+    feed: Feed,
+    drain: Drain,
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
         version=__version__,
-        openapi_url=None,  # served below; FastAPI's own would lack the request bodies
+        openapi_url=None,  # served below; FastAPI's document lacks the request bodies
         redirect_slashes=False,
-        middleware=_middleware(settings, telemetry, drain or Drain()),
+        middleware=_middleware(settings, telemetry, drain),
         exception_handlers={
             RekindleError: answer_rekindle_error,
             UnknownModel: answer_model_error,
@@ -70,27 +61,17 @@ def create_app(
             HTTPException: answer_http_exception,
         },
     )
-    context = RequestContext(
-        models=models,
-        telemetry=telemetry,
-        ping_seconds=settings.ping_seconds,
-        namespace_by=settings.namespace_by,
-        explains=settings.explains,
-    )
-    openai_api = openai.OpenAiApi(context)
-    responses_api = responses.ResponsesApi(context, stored_responses)
-    anthropic_api = anthropic.AnthropicApi(context)
-    prompts = {
-        "chat": openai_api.chat_prompt,
-        "completions": openai_api.completion_prompt,
-        "messages": anthropic_api.message_prompt,
-        "responses": responses_api.response_prompt,
-    }
+    context = RequestContext(models, telemetry, settings)
+    pipeline = Pipeline(context)
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses_format(stored_responses))
+    for wire_format in formats:
+        pipeline.add_routes(app, wire_format)
     native.NativeApi(models, telemetry).add_routes(app)
-    cache_api = cache_routes.CacheApi(context, prompts)
-    dashboard_api = dashboard.DashboardApi(context, feed or Feed(models, HourHistory()))
-    for api in (openai_api, responses_api, anthropic_api, cache_api, dashboard_api):
-        api.add_routes(app)
+    openai.add_routes(app, context)
+    responses.StoredResponsesApi(context, stored_responses).add_routes(app)
+    anthropic.AnthropicApi(context).add_routes(app)
+    cache_routes.CacheApi(context, pipeline, formats).add_routes(app)
+    dashboard.DashboardApi(context, feed).add_routes(app)
 
     @cache
     def document() -> bytes:
@@ -98,7 +79,7 @@ def create_app(
             describe(
                 app,
                 (
-                    ErrorBody,
+                    *(each for wire_format in formats for each in wire_format.wire_types),
                     *native.WIRE_TYPES,
                     *openai.WIRE_TYPES,
                     *anthropic.WIRE_TYPES,
@@ -117,7 +98,7 @@ def create_app(
 
 
 def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> list[Middleware]:
-    """From the outside in: a refusal must carry CORS headers, or a browser hides it."""
+    """List it from the outside in. Refusals need CORS headers, or browsers hide them."""
     stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
     if settings.cors_origins:
         stack.append(

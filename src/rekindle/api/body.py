@@ -1,7 +1,7 @@
-"""From the bytes of a request to a checked model, or to a 400 that names the field.
+"""Validation of request bodies: a checked model, or a 400 that names the field.
 
-The same rules for every wire format: strict types, unknown fields ignored and counted,
-fields that we know but do not support refused by name.
+The rules are the same for every wire format. Types are strict, unknown fields are ignored and
+counted, and known fields without support are refused by name.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,14 +18,14 @@ from rekindle.observe.telemetry import Telemetry
 
 
 class WireModel(BaseModel):
-    """Base of everything a client sends. Unknown fields are kept, so that they can be counted."""
+    """Base of all request types. Unknown fields are kept, so that they can be counted."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Marks a field that is accepted without effect."""
+    """Mark of a field that is accepted without effect."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -35,7 +35,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Marks a field whose feature is missing here. Empty values ask for nothing and pass."""
+    """Mark of a field that is not supported. Empty values are accepted."""
 
     hint: str = ""
 
@@ -59,7 +59,7 @@ async def read_body(request: Request, model: type[W], telemetry: Telemetry) -> W
     for part, path in _parts(body, ()):
         _refuse_unsupported(part, path)
         for name in part.model_extra or ():
-            # Without list indexes: `messages.annotations`.
+            # The path without list indexes: `messages.annotations`.
             steps = [step for step in path if isinstance(step, str)]
             telemetry.count_ignored_field(".".join([*steps, name]))
     return body
@@ -67,7 +67,7 @@ async def read_body(request: Request, model: type[W], telemetry: Telemetry) -> W
 
 def parse_json(data: bytes) -> dict[str, Any]:
     try:
-        # Stricter than the standard library's: no NaN, no lone surrogates, bounded depth.
+        # Stricter than the standard library: no NaN, no lone surrogates, bounded depth.
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
@@ -96,7 +96,7 @@ def _refuse_unsupported(part: WireModel, path: Path) -> None:
 
 
 def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> InvalidRequest:
-    """Of the first field at fault, the deepest place; a union reports one fault per member."""
+    """Report the deepest fault within the first faulty field. A union has one fault per member."""
     paths = [_path_in(data, fault) for fault in faults]
     first = paths[0]
     deepest = max((path for path in paths if path[: len(first)] == first), key=len)
@@ -105,7 +105,7 @@ def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> Invali
     if found[0]["type"] == "missing":
         return InvalidRequest(f"`{param}` is required.", param)
     messages = list(dict.fromkeys(fault["msg"] for fault in found))
-    # Of a union, a member that fits but for a limit says more than those of another type.
+    # A union member whose type fits, but not its limit, says more than the other members.
     if limits := [message for message in messages if not message.startswith(SHOULD_BE)]:
         return InvalidRequest(f"`{param}`: {limits[0]}.", param)
     wanted = " or ".join(message.removeprefix(SHOULD_BE) for message in messages)
@@ -113,7 +113,7 @@ def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> Invali
 
 
 def _path_in(data: Any, fault: ErrorDetails) -> Path:
-    """The fault's place as the client wrote it: pydantic's also names the members of unions."""
+    """Return the path as the client wrote it. Pydantic's path also names union members."""
     path: list[int | str] = []
     for position, step in enumerate(fault["loc"], start=1):
         if fault["type"] == "missing" and position == len(fault["loc"]):

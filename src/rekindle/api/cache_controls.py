@@ -1,38 +1,53 @@
-"""What a request says about the cache: our fields and OpenAI's, marks, and the terms they make.
+"""Cache fields of a request, and the marks and cache terms that they make.
 
-A mark is a place in the conversation up to which the client wants the prompt kept. All wire
-formats have their own words for it.
+A mark is a place in the conversation up to which the client wants the prompt kept. Wire formats
+name it differently.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rekindle.api.body import Ignored, WireModel
 from rekindle.api.http.caller import Caller, Hints
 from rekindle.chat.conversation import Conversation, Role
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.generation.request import CacheTerms, Pin, Rank
 
 TTL_SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "24h": 86400.0}
-OPENAI_TTL = "30m"  # of a breakpoint, where nothing else is said
-MAX_BREAKPOINTS = 4  # both vendors'
+OPENAI_TTL = "30m"  # default of a breakpoint
+MAX_BREAKPOINTS = 4  # OpenAI's and Anthropic's limit
 AUTO_KEY_BYTES = 8
 
 
-class CacheFields(WireModel):
-    """Ours, in every dialect."""
+class CommonFields(WireModel):
+    """Fields of every wire format that generates. All but the first two are ours."""
 
+    model: str | None = None
+    stream: bool | None = None
     cache_prompt: bool | None = None
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
     persist: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache_class: Literal["main", "background", "ephemeral"] | None = None
-    id_slot: Annotated[int | None, Ignored()] = None  # llama-server's: prefixes are found anyway
+    id_slot: Annotated[int | None, Ignored()] = (
+        None  # llama-server's; prefixes are found in any slot
+    )
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        """Names of the caller's session. The first that is not empty counts."""
+        return ()
+
+    @property
+    def primes(self) -> bool:
+        """Whether to evaluate and keep the prompt, and generate nothing."""
+        return bool(self.prefill)
 
 
 class PromptCacheOptions(WireModel):
@@ -46,13 +61,17 @@ class PromptCacheBreakpoint(WireModel):
     mode: Literal["explicit"] | None = None
 
 
-class OpenAiCacheFields(CacheFields):
-    """Of both of OpenAI's APIs."""
+class OpenAiFields(CommonFields):
+    """Fields that chat completions, completions and Responses share."""
 
     user: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        return (self.prompt_cache_key, self.user)
 
     @property
     def primes(self) -> bool:
@@ -62,37 +81,20 @@ class OpenAiCacheFields(CacheFields):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    n_messages: int | None  # covered; 0: only system and tools, None: the whole prompt
+    n_messages: int | None  # before the mark; 0: system and tools only, None: the whole prompt
     seconds: float
 
 
-class Positions(Protocol):
-    """What marks need of a prompt."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def n_dropped(self) -> int: ...
-
-    def position_of(self, n_messages: int) -> int:
-        """Of the boundary behind so many messages, or the last one before it."""
-        ...
-
-
-def openai_hints(body: OpenAiCacheFields) -> Hints:
+def hints_of(body: CommonFields) -> Hints:
     return Hints(
-        sessions=(body.prompt_cache_key, body.user),
+        sessions=body.session_names,
         cache_class=body.cache_class,
         cache_salt=body.cache_salt,
     )
 
 
-def openai_marks(body: OpenAiCacheFields, breakpoints: Sequence[int]) -> tuple[Mark, ...]:
-    """`breakpoints`: how many messages each explicit one covers, in their order."""
+def openai_marks(body: OpenAiFields, breakpoints: Sequence[int]) -> tuple[Mark, ...]:
+    """List the marks. `breakpoints`: the number of messages before each explicit one."""
     options = body.prompt_cache_options or PromptCacheOptions()
     seconds = TTL_SECONDS[options.ttl or OPENAI_TTL]
     marks = [Mark(n_messages, seconds) for n_messages in breakpoints]
@@ -104,24 +106,24 @@ def openai_marks(body: OpenAiCacheFields, breakpoints: Sequence[int]) -> tuple[M
 
 
 def covered(conversation: Conversation, n_messages: int) -> int:
-    """For `Mark.n_messages`: system messages in front are the head, as the tools are."""
+    """Return `Mark.n_messages`: 0 if only system messages are covered, which count as the head."""
     is_head = all(each.role is Role.SYSTEM for each in conversation.messages[:n_messages])
     return 0 if is_head else n_messages
 
 
-def position_of(mark: Mark, prompt: Positions) -> int:
+def position_of(mark: Mark, prompt: Prompt) -> int:
     if mark.n_messages is None:
         return len(prompt.tokens)
-    # The oldest messages may have been left out.
+    # Trimming may have dropped the oldest messages.
     return prompt.position_of(max(mark.n_messages - prompt.n_dropped, 0))
 
 
-def pins_of(marks: Iterable[Mark], prompt: Positions) -> tuple[Pin, ...]:
-    """The fewest that keep what the marks ask for: a pin holds all that leads to it, too.
+def pins_of(marks: Iterable[Mark], prompt: Prompt) -> tuple[Pin, ...]:
+    """Return the fewest pins that keep what the marks ask for. A pin holds everything before it.
 
     Blocking, as `Prompt.position_of` is.
     """
-    longest: dict[int | None, float] = {}  # by place: to find a position takes a while
+    longest: dict[int | None, float] = {}  # one per place: finding a position is slow
     for mark in marks:
         longest[mark.n_messages] = max(mark.seconds, longest.get(mark.n_messages, 0))
     wanted = [(position_of(Mark(*each), prompt), each[1]) for each in longest.items()]
@@ -133,7 +135,7 @@ def pins_of(marks: Iterable[Mark], prompt: Positions) -> tuple[Pin, ...]:
 
 
 def auto_key(conversation: Conversation) -> str:
-    """A name for what system and tools say, whatever order the keys of their JSON have."""
+    """Name a prompt by its system messages and tools. The order of JSON keys does not matter."""
     systems = [message.text for message in conversation.messages if message.role is Role.SYSTEM]
     tools = [json.loads(tool.definition_json) for tool in conversation.tools]
     return _key_of({"system": systems, "tools": tools})
@@ -141,14 +143,14 @@ def auto_key(conversation: Conversation) -> str:
 
 def terms_of(
     caller: Caller,
-    body: CacheFields,
+    body: CommonFields,
     marks: Iterable[Mark],
     conversation: Conversation | None,
-    prompt: Positions,
+    prompt: Prompt,
     *,
     primes: bool,
 ) -> CacheTerms:
-    """`conversation`: None for raw text. `primes`: the prompt is computed, nothing is written."""
+    """Make the terms. `conversation`: None for raw text. `primes`: nothing is generated."""
     name = body.cache_key
     if name is None and primes:
         name = _key_of({"prompt": prompt.text}) if conversation is None else auto_key(conversation)

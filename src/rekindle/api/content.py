@@ -1,19 +1,53 @@
-"""Parts of a message's content, as OpenAI's two APIs send them."""
+"""Roles and parts of messages, as chat completions and Responses send them."""
 
+from collections.abc import Iterable
+
+from rekindle.api.body import WireModel
+from rekindle.api.cache_controls import PromptCacheBreakpoint
+from rekindle.chat.conversation import Message, Part, Reasoning, Role, Text, ToolCall
 from rekindle.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
 
-def part_text(kind: str, text: str | None, refusal: str | None, path: str) -> str:
-    """Raises InvalidRequest for anything but text."""
-    if kind == "refusal":
-        return refusal or ""
-    if kind not in TEXT_PARTS:
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+class TextPart(WireModel):
+    type: str
+    text: str | None = None
+
+
+class InputPart(TextPart):
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+class ContentPart(InputPart):
+    refusal: str | None = None
+
+
+def assistant_message(reasoning: str, text: str, calls: Iterable[ToolCall]) -> Message:
+    """Make one message of all parts of one reply."""
+    parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
+    parts += [Text(text)] if text else []
+    return Message(Role.ASSISTANT, (*parts, *calls))
+
+
+def part_text(part: TextPart, path: str) -> str:
+    """Return the text of a part. Raise InvalidRequest for anything but text."""
+    if part.type == "refusal":
+        return (part.refusal if isinstance(part, ContentPart) else None) or ""
+    if part.type not in TEXT_PARTS:
         raise InvalidRequest(
-            f"`{path}.type`: content of type `{kind}` is not supported, only text is.",
+            f"`{path}.type`: content of type `{part.type}` is not supported. Send text.",
             f"{path}.type",
         )
-    if text is None:
+    if part.text is None:
         raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
-    return text
+    return part.text

@@ -1,4 +1,4 @@
-"""Errors as the client sees them: our tree in OpenAI's shape, or in Anthropic's on its paths."""
+"""Errors as clients see them, in OpenAI's shape or, on its paths, in Anthropic's."""
 
 import logging
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from rekindle.errors import (
     Overloaded,
     PromptTooLong,
     RekindleError,
+    RequestError,
     ShuttingDown,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -30,7 +31,7 @@ class ErrorDetail(TypedDict):
     type: str
     param: str | None
     code: str | None
-    # llama-server's additions to a prompt that does not fit.
+    # llama-server's additions for a prompt that is too long.
     n_prompt_tokens: NotRequired[int]
     n_ctx: NotRequired[int]
 
@@ -45,7 +46,7 @@ class MessagesErrorDetail(TypedDict):
 
 
 class MessagesErrorBody(TypedDict):
-    """Anthropic's."""
+    """An error in Anthropic's shape."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
@@ -65,6 +66,15 @@ ANTHROPIC_TYPES = {
 }
 
 
+class NotFound(RequestError):
+    """The client names something that does not exist."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "not_found") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     status: int
@@ -72,7 +82,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, scope: Scope) -> bytes:
-        """In the shape that clients of the request's path read."""
+        """Encode the error in the shape that clients of the request's path expect."""
         if not is_anthropic(scope):
             return to_json(ErrorBody(error=self.detail))
         detail = MessagesErrorDetail(
@@ -95,10 +105,12 @@ def is_anthropic(scope: Scope) -> bool:
     return path == ANTHROPIC_ROOT or path.startswith(f"{ANTHROPIC_ROOT}/")
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException, scope: Scope) -> Failure:
     match error:
         case InvalidRequest():
             return invalid(error.message, param=error.param)
+        case NotFound():
+            return invalid(error.message, status=404, param=error.param, code=error.code)
         case PromptTooLong():
             detail = _detail(error.message, code="context_length_exceeded")
             detail["n_prompt_tokens"] = error.n_prompt
@@ -111,21 +123,27 @@ def failure_of(error: BaseException) -> Failure:
                 {"retry-after": str(error.retry_after_seconds)},
             )
         case ShuttingDown():
-            return Failure(
-                503,
-                _detail(error.message, type="server_error", code="shutting_down"),
-                {"retry-after": "1"},  # elsewhere, or of whoever takes our place
-            )
+            # Another server, or the one that replaces this one, can answer at once.
+            return _server_error(503, error, "shutting_down", {"retry-after": "1"})
         case UpstreamTimedOut():
-            detail = _detail(error.message, type="server_error", code="upstream_timed_out")
-            return Failure(504, detail)
+            return _server_error(504, error, "upstream_timed_out")
         case UpstreamFailed():
-            detail = _detail(error.message, type="server_error", code="upstream_failed")
-            return Failure(502, detail)
+            return _server_error(502, error, "upstream_failed")
         case EngineError():
-            return Failure(500, _detail(error.message, type="server_error", code="engine_error"))
+            return _server_error(500, error, "engine_error")
         case _:
-            return INTERNAL
+            return internal_error(scope)
+
+
+def internal_error(scope: Scope) -> Failure:
+    message = f"Internal server error (request {scope['request_id']}). See the server log."
+    return Failure(500, _detail(message, type="server_error", code="internal_error"))
+
+
+def _server_error(
+    status: int, error: RekindleError, code: str, headers: Mapping[str, str] | None = None
+) -> Failure:
+    return Failure(status, _detail(error.message, type="server_error", code=code), headers or {})
 
 
 def invalid(
@@ -137,30 +155,34 @@ def invalid(
 async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
     if isinstance(error, EngineError | UpstreamFailed):
-        logger.error("the engine failed: %s", error.message)
-    return failure_of(error).response(request.scope)
+        logger.error("engine: request failed: %s", error.message)
+    return failure_of(error, request.scope).response(request.scope)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette raises these for paths and methods that no route serves."""
+    """Answer paths and methods that no route serves."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        failure = invalid(f"There is nothing at {where}.", status=404, code="not_found")
+        failure = invalid(f"No route matches {where}.", status=404, code="not_found")
     elif error.status_code == 405:
-        failure = invalid(f"{where} is not served.", status=405, code="method_not_allowed")
+        failure = invalid(
+            f"{request.method} is not allowed at {request.url.path}.",
+            status=405,
+            code="method_not_allowed",
+        )
     else:
         failure = invalid(error.detail, status=error.status_code)
     return Failure(failure.status, failure.detail, error.headers or {}).response(request.scope)
 
 
 def _anthropic_status(failure: Failure) -> int:
-    # A full queue is no limit on what this client may ask: Anthropic tells the two apart.
+    # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
     return 529 if failure.status == 429 else failure.status
 
 
 def _anthropic_message(detail: ErrorDetail) -> str:
-    """Agents compact the conversation when they read Anthropic's words for a long prompt."""
+    """Use Anthropic's words for a long prompt: agents compact the conversation on reading them."""
     if detail["code"] != "context_length_exceeded":
         return detail["message"]
     return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
@@ -174,13 +196,3 @@ def _detail(
     code: str | None = None,
 ) -> ErrorDetail:
     return ErrorDetail(message=message, type=type, param=param, code=code)
-
-
-INTERNAL = Failure(
-    500,
-    _detail(
-        "The server made a mistake. Its log has the details.",
-        type="server_error",
-        code="internal_error",
-    ),
-)

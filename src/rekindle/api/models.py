@@ -1,4 +1,4 @@
-"""The models of this server as the wire formats see them: asked for by name, held while used."""
+"""The models of this server as endpoints see them: leased by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from enum import StrEnum
 from typing import Protocol
 
 from fastapi import Request, Response
+from starlette.types import Scope
 
 from rekindle.api.errors import Failure, failure_of, invalid
-from rekindle.api.responder import Responder
+from rekindle.chat.responder import Responder
 from rekindle.errors import EngineError, RequestError
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard
 
-MAX_NAMES_SHOWN = 20  # in an error; picked
+MAX_NAMES_SHOWN = 20  # in an error message; picked
 
 
 class UnknownModel(RequestError):
@@ -42,11 +43,11 @@ class ListedModel:
     id: str
     created: int  # seconds since the epoch
     state: ModelState
-    card: ModelCard | None  # while it is loaded
+    card: ModelCard | None  # None: not loaded
 
 
 class Uses(Protocol):
-    """Counts who uses a model."""
+    """Counter of a model's uses."""
 
     def begin(self) -> None: ...
 
@@ -54,7 +55,7 @@ class Uses(Protocol):
 
 
 class Lease:
-    """One use of a model, which stays loaded until it ends. To end it twice is harmless."""
+    """One use of a model, which stays loaded until the lease ends. Ending it twice is harmless."""
 
     def __init__(self, responder: Responder, card: ModelCard, uses: Uses) -> None:
         self.responder = responder
@@ -64,7 +65,7 @@ class Lease:
         uses.begin()
 
     def share(self) -> "Lease":
-        """Another one, with an end of its own."""
+        """Return another lease on the same model, which ends separately."""
         return Lease(self.responder, self.card, self._uses)
 
     def end(self) -> None:
@@ -81,41 +82,41 @@ class Lease:
 
 class Models(Protocol):
     async def lease(self, name: str | None) -> Lease:
-        """Loads the model first where it must. None: the default.
+        """Lease a model, and load it first if necessary. None: the default model.
 
-        Raises UnknownModel, ModelLoadFailed or ShuttingDown.
+        Raise UnknownModel, ModelLoadFailed or ShuttingDown.
         """
         ...
 
     def listed(self) -> Sequence[ListedModel]: ...
 
     def find(self, name: str) -> ListedModel:
-        """Raises UnknownModel."""
+        """Raise UnknownModel if there is none."""
         ...
 
     async def load(self, name: str) -> None:
-        """Raises UnknownModel, ModelLoadFailed or ShuttingDown."""
+        """Load a model. Raise UnknownModel, ModelLoadFailed or ShuttingDown."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Raises UnknownModel, or ModelInUse while it answers a request or is being loaded."""
+        """Unload a model. Raise UnknownModel, or ModelInUse while it is in use or loading."""
         ...
 
     def status(self, name: str | None) -> EngineStatus | None:
-        """None: the model is not loaded. Raises UnknownModel."""
+        """Return the engine's status, or None if the model is not loaded. Raise UnknownModel."""
         ...
 
 
 async def answer_model_error(request: Request, error: Exception) -> Response:
-    return _failure_of(error).response(request.scope)
+    return _failure_of(error, request.scope).response(request.scope)
 
 
-def _failure_of(error: Exception) -> Failure:
+def _failure_of(error: Exception, scope: Scope) -> Failure:
     match error:
         case UnknownModel():
             return invalid(error.message, status=404, param="model", code="model_not_found")
         case ModelInUse():
             return invalid(error.message, status=409, param="model", code="model_in_use")
         case _:
-            failed = failure_of(error)
+            failed = failure_of(error, scope)
             return Failure(failed.status, {**failed.detail, "code": "model_load_failed"})

@@ -1,18 +1,17 @@
-"""The replies of one request while they run: one, or `n` for each of its prompts.
+"""The running replies of one request: one, or `n` for each prompt.
 
-Whatever happens (the end, an error, a client that leaves), every stream is closed, and then the
-model may go.
+At the end, after an error and when the client disconnects, every stream is closed and the lease
+on the model ends.
 """
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 
 from rekindle.api.models import Lease
-from rekindle.api.responder import ReplyStream
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import (
     ReplyCall,
@@ -24,6 +23,7 @@ from rekindle.chat.reply.events import (
     ReplyText,
     ScoredToken,
 )
+from rekindle.chat.reply.stream import ReplyStream
 from rekindle.errors import InvalidRequest
 from rekindle.observe.telemetry import Telemetry
 
@@ -32,21 +32,45 @@ Sink = Callable[[int, ReplyEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class WantedReply:
-    """What one reply is made from."""
+    """The prompt and the options of one reply."""
 
     prompt: Prompt
     options: ReplyOptions
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Facts about the replies of one request that are known before they begin."""
+
+    id: str
+    key: str  # the id without its prefix
+    created: int  # seconds since the epoch
+    model: str
+    wanted: Sequence[WantedReply]
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply, complete. `reasoning` and `calls`: of chats only."""
+    """One complete reply."""
 
-    text: str
-    reasoning: str
-    calls: tuple[ReplyCall, ...]
-    scored: tuple[ScoredToken, ...]
+    parts: tuple[ReplyPart, ...]
     done: ReplyDone
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ReplyText))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ReplyReasoning))
+
+    @property
+    def calls(self) -> tuple[ReplyCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ReplyCall))
+
+    @property
+    def scored(self) -> tuple[ScoredToken, ...]:
+        return tuple(token for part in self.parts for token in part.scored)
 
 
 class Replies:
@@ -56,7 +80,7 @@ class Replies:
         self._lease = lease
 
     async def pour(self, sink: Sink) -> None:
-        """Gives every event to `sink` with the index of its reply; all replies at once."""
+        """Pass every event to `sink` with the index of its reply. All replies run in parallel."""
         tasks = [
             asyncio.create_task(self._pour_one(index, stream, sink))
             for index, stream in enumerate(self._streams)
@@ -94,24 +118,24 @@ class Replies:
 
 
 async def start_replies(
-    served: Lease, wanted: Sequence[WantedReply], telemetry: Telemetry, *, request: Request
+    served: Lease, envelope: Envelope, telemetry: Telemetry, *, request: Request
 ) -> Replies:
-    """All of them, or none: a refusal closes those that were started before it."""
+    """Start all replies or none: a refusal closes those that were started before it."""
     responder = served.responder
     status = responder.status()
-    if len(wanted) > max(status.n_slots, 1) + status.max_waiting:
+    n_wanted = len(envelope.wanted)
+    if n_wanted > max(status.n_slots, 1) + status.max_waiting:
         raise InvalidRequest(
-            f"This request wants {len(wanted)} replies, but only {status.n_slots} can run"
+            f"This request wants {n_wanted} replies, but only {status.n_slots} can run"
             f" and {status.max_waiting} can wait."
         )
-    # Clients choose request ids, and may use one twice; the engine's must be unique.
+    # Clients choose request ids and may repeat one; the engine's must be unique.
     name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
     streams: list[ReplyStream] = []
     try:
-        for index, one in enumerate(wanted):
-            streams.append(
-                await responder.start(one.prompt, one.options, request_id=f"{name}.{index}")
-            )
+        for index, one in enumerate(envelope.wanted):
+            options = replace(one.options, reply_id=envelope.id)
+            streams.append(await responder.start(one.prompt, options, request_id=f"{name}.{index}"))
     except BaseException:
         for stream in streams:
             stream.close()
@@ -120,13 +144,6 @@ async def start_replies(
 
 
 def _reply(events: Sequence[ReplyEvent]) -> Reply:
-    parts = [event for event in events if isinstance(event, ReplyPart)]
     done = events[-1]
     assert isinstance(done, ReplyDone)
-    return Reply(
-        text="".join(part.text for part in parts if isinstance(part, ReplyText)),
-        reasoning="".join(part.text for part in parts if isinstance(part, ReplyReasoning)),
-        calls=tuple(part for part in parts if isinstance(part, ReplyCall)),
-        scored=tuple(token for part in parts for token in part.scored),
-        done=done,
-    )
+    return Reply(tuple(event for event in events if isinstance(event, ReplyPart)), done)

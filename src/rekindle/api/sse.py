@@ -1,10 +1,10 @@
-"""A streamed reply as server-sent events, written straight to ASGI.
+"""A streamed reply as server-sent events, written directly to ASGI.
 
-One frame per event and no layer in between: with 8 streams this runs for every token of
-each. Knows no wire format; an `Encoder` makes the frames.
+This code runs for every token of every stream, so there is one frame per event and no layer in
+between. An `Encoder` of the wire format makes the frames.
 
-The head of the response waits for the first event, which knows what was found in the cache,
-but no longer than until it is time for a sign of life.
+The response's head waits for the first event, whose cache statistics go into a header. The
+first keep-alive ends the wait.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from rekindle.errors import RekindleError, UpstreamFailed
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # for proxies
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Encoder(Protocol):
-    """Frames of one request, with their blank lines; empty for events that show nothing."""
+    """Maker of the frames of one request, each with its blank line. Some events make none."""
 
     def begin(self) -> bytes: ...
 
@@ -48,7 +49,7 @@ class EventStream(Response):
         encoder: Encoder,
         *,
         keep_alive_seconds: float,
-        keep_alive: bytes = KEEP_ALIVE,
+        keep_alive: bytes,
     ) -> None:
         self._replies = replies
         self._encoder = encoder
@@ -59,14 +60,13 @@ class EventStream(Response):
         self._beginning: asyncio.Task[None] | None = None
         self.status_code = 200
         self.background = None
-        # Proxies that buffer would turn a stream into one late lump.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_client_leaves(receive, self._write_all(scope, receive, send))
         except ClientGone:
-            logger.info("request %s: the client left", scope["request_id"])
+            logger.info("request=%s: client disconnected", scope["request_id"])
             if self._beginning is None:
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         finally:
@@ -90,20 +90,20 @@ class EventStream(Response):
             last = self._encoder.end()
         except Exception as error:
             if isinstance(error, UpstreamFailed) and self._beginning is None:
-                # Proxies and clients send it elsewhere by its status, while nothing was said.
-                await failure_of(error).response(scope)(scope, receive, send)
+                # Nothing was sent yet: by the status, proxies and clients can retry elsewhere.
+                await failure_of(error, scope).response(scope)(scope, receive, send)
                 return
-            # Clients of a stream look for errors in it, however early they come.
+            # Clients of a stream expect errors as events, even before the first token.
             if not isinstance(error, RekindleError):
-                logger.exception("a stream failed")
+                logger.exception("request=%s: stream failed", scope["request_id"])
             await self._begin(send, PENDING)
-            last = self._encoder.fail(failure_of(error).body(scope))
+            last = self._encoder.fail(failure_of(error, scope).body(scope))
         finally:
             keep_alive.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _begin(self, send: Send, cache: str) -> None:
-        """Whoever comes second waits for it, and nobody who is cancelled leaves it half done."""
+        """Send the head once. A second caller waits, and cancellation does not interrupt it."""
         if self._beginning is None:
             self._beginning = asyncio.create_task(self._send_head(send, cache))
         await asyncio.shield(self._beginning)

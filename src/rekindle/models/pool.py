@@ -19,7 +19,7 @@ from rekindle.api.models import (
     ModelState,
     UnknownModel,
 )
-from rekindle.api.responder import Responder
+from rekindle.chat.responder import Responder
 from rekindle.errors import RekindleError, ShuttingDown
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard

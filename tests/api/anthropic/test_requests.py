@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import ReplyOptions, ToolChoice, ToolMode
 from rekindle.errors import (
     EngineError,
@@ -18,7 +17,7 @@ from rekindle.errors import (
 from rekindle.generation.request import Grammar, GrammarKind
 from tests.api.anthropic.test_messages import CALLED, result, send, tool_of, user
 from tests.api.client import USER, client_of
-from tests.api.fakes import FakeResponder
+from tests.api.fakes import FakeResponder, api_settings
 
 MESSAGES = "/v1/messages"
 BODY = {"messages": [USER], "max_tokens": 9}
@@ -191,7 +190,7 @@ def test_refusal_by_the_engine_has_its_status_even_for_a_stream(
 async def test_every_refusal_below_the_path_has_anthropics_shape(
     method: str, path: str, content: bytes, status: int, kind: str
 ) -> None:
-    async with client_of(FakeResponder(), ApiSettings(body_limit_bytes=1000)) as client:
+    async with client_of(FakeResponder(), api_settings(body_limit_bytes=1000)) as client:
         reply = await client.request(method, path, content=content)
     assert reply.status_code == status
     assert reply.json()["type"] == "error"
@@ -200,7 +199,7 @@ async def test_every_refusal_below_the_path_has_anthropics_shape(
 
 @pytest.mark.anyio
 async def test_key_is_read_from_either_header_and_a_wrong_one_is_anthropics_error() -> None:
-    async with client_of(FakeResponder(), ApiSettings(api_keys=("k",))) as client:
+    async with client_of(FakeResponder(), api_settings(api_keys=("k",))) as client:
         for headers in ({"x-api-key": "k"}, {"authorization": "Bearer k"}):
             assert (await client.post(MESSAGES, json=BODY, headers=headers)).status_code == 200
         refusal = await client.post(MESSAGES, json=BODY, headers={"x-api-key": "wrong"})

@@ -11,15 +11,16 @@ from pydantic import TypeAdapter
 
 from rekindle.api.anthropic.bodies import MessageBody, MessageEvent
 from rekindle.api.anthropic.messages import conversation_of
-from rekindle.api.anthropic.request import last_breakpoint, marks_of
+from rekindle.api.anthropic.request import marks_of
 from rekindle.api.anthropic.response import usage_of
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.api.app import ApiSettings
+from rekindle.api.cache_controls import pins_of
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyProgress, ReplyText
+from rekindle.generation.request import CacheTerms
 from tests.api.anthropic.test_messages import send, text, user
 from tests.api.client import USER, client_of
-from tests.api.fakes import FakeResponder, Script, Wait, done
+from tests.api.fakes import FakeResponder, Script, Wait, api_settings, done, envelope
 from tests.api.openai.test_streams import AWKWARD, BROKEN, CALLING, SLOW
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -99,7 +100,7 @@ def test_a_breakpoint_at_the_head_divides_the_usage_there() -> None:
     conversation = conversation_of(body)
     tokens = tuple(range(10))
     prompt = Prompt(tokens, (), "", conversation=conversation, locate=lambda n: 7 * n)
-    found = last_breakpoint(marks_of(body, conversation), prompt)
+    found = envelope(terms=CacheTerms(pins=pins_of(marks_of(body, conversation), prompt)))
     usage = usage_of(found, n_prompt=10, n_cached=4, n_generated=0)
     assert (usage["cache_creation_input_tokens"], usage["input_tokens"]) == (3, 3)
     behind = usage_of(found, n_prompt=10, n_cached=8, n_generated=0)
@@ -131,7 +132,7 @@ def test_input_of_a_call_is_always_an_object(arguments: str, value: dict[str, An
 
 def test_quiet_stream_is_pinged_before_its_message_starts() -> None:
     async def run() -> str:
-        settings = ApiSettings(ping_seconds=0.01)
+        settings = api_settings(ping_seconds=0.01)
         script = (Wait(0.05), EVALUATED, Wait(0.05), ReplyText("a"), done())
         async with client_of(FakeResponder(script), settings) as client:
             body = {"messages": [USER], "max_tokens": 9, "stream": True}

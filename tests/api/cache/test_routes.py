@@ -6,21 +6,21 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from rekindle.api.body import parse_json
 from rekindle.api.cache.bodies import CacheDeleted, Lookup, SessionList, StoredList
+from rekindle.api.cache.detect import detect
 from rekindle.api.cache.routes import CacheApi
-from rekindle.api.cache.wire_format import WireFormat, dialect_of
+from rekindle.api.cache_controls import CommonFields
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.caller import namespace_of
 from rekindle.api.http.context import RequestContext
 from rekindle.api.models import Lease
+from rekindle.api.pipeline import Exchange, Pipeline, RawPrompt, WireFormat
 from rekindle.chat.accounts.sessions import Ledger, Sessions
-from rekindle.chat.prompt.prompt import Prompt
 from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
@@ -33,8 +33,9 @@ from rekindle.generation.status import (
     TierStatus,
 )
 from rekindle.observe.telemetry import Telemetry
-from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels
+from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels, api_settings
 
+FORMATS = ("chat", "completions", "messages", "responses")
 LIVE, MEMORY, DISK = CacheSource.LIVE, CacheSource.MEMORY, CacheSource.DISK
 STORED = StoredPrefix(
     key="k1",
@@ -82,6 +83,28 @@ class Models(FixedModels):
         return await super().lease(name)
 
 
+def format_of(name: str) -> WireFormat[CommonFields]:
+    async def read(*_: object) -> Exchange:
+        return Exchange(
+            prompt=[RawPrompt("prompt", name)],
+            marks=(),
+            options=lambda *_: pytest.fail("nothing is generated"),
+            encoder=lambda *_: pytest.fail("nothing is generated"),
+            whole=lambda *_: pytest.fail("nothing is generated"),
+        )
+
+    return WireFormat(
+        name=name,
+        operation=name,
+        paths=(),
+        schema=CommonFields,
+        body=dict,
+        event=dict,
+        id_prefix="",
+        read=read,
+    )
+
+
 def ask(
     method: str,
     path: str,
@@ -91,27 +114,17 @@ def ask(
     by: NamespaceBy = NamespaceBy.NONE,
     **headers: str,
 ) -> httpx.Response:
-    """Prompts are the names of the dialects that were found."""
-
-    def prompt_of(dialect: str) -> Any:
-        async def prepared(request: Request, _: Lease) -> Prompt:
-            salt = parse_json(await request.body()).get("cache_salt")
-            namespace = namespace_of(request.headers, salt, by)
-            return Prompt(tuple(dialect.encode()), (), dialect, namespace=namespace)
-
-        return prepared
-
+    """Prompts are the names of the formats that were found."""
     handlers: Any = {RekindleError: answer_rekindle_error, HTTPException: answer_http_exception}
     app = FastAPI(exception_handlers=handlers)
-    prompts = {dialect.value: prompt_of(dialect) for dialect in WireFormat}
+    formats = [format_of(name) for name in FORMATS]
     sessions = Sessions()
     sessions.book(sessions.use("", "ann"), Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9))
 
     models = Models(store or Store())
     models.responder.sessions = sessions
-    CacheApi(
-        RequestContext(models=models, telemetry=Telemetry(), namespace_by=by), prompts
-    ).add_routes(app)
+    context = RequestContext(models, Telemetry(), api_settings(namespace_by=by))
+    CacheApi(context, Pipeline(context), formats).add_routes(app)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -243,14 +256,14 @@ ASKED = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 def test_a_body_tells_its_dialect(
     body: dict[str, Any], headers: dict[str, str], dialect: str
 ) -> None:
-    assert dialect_of(body, Headers(headers)) == dialect
+    assert detect(body, Headers(headers)) == dialect
 
 
 def test_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
     store = Store()
-    for dialect in WireFormat:
+    for dialect in FORMATS:
         ask("POST", f"/v1/cache/lookup?dialect={dialect}", store, body={"input": "hi"})
-    assert [prompt for _, prompt, _ in store.asked] == list(WireFormat)
+    assert [prompt for _, prompt, _ in store.asked] == list(FORMATS)
     refused = ask("POST", "/v1/cache/lookup?dialect=soap", body={})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dialect")
 

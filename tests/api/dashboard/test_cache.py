@@ -7,15 +7,15 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.cache.bodies import CachePinned, Forest, StoredText
 from rekindle.api.http.caller import namespace_of
+from rekindle.api.http.context import ApiSettings
 from rekindle.config import NamespaceBy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Rank
 from rekindle.generation.status import StoredBranch
 from tests.api.client import client_of
-from tests.api.fakes import FakeResponder, FakeStore
+from tests.api.fakes import FakeResponder, FakeStore, api_settings
 
 TRUNK = StoredBranch(
     key="trunk",
@@ -42,7 +42,7 @@ TWIG = replace(
     rank=Rank.EPHEMERAL,
     pinned_until=None,
 )
-BY_KEY = ApiSettings(api_keys=("one", "two"), namespace_by=NamespaceBy.API_KEY)
+BY_KEY = api_settings(api_keys=("one", "two"), namespace_by=NamespaceBy.API_KEY)
 
 
 def ask(

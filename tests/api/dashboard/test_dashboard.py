@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from rekindle.api.app import ApiSettings, create_app
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
 from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, HourHistory
 from rekindle.api.dashboard.routes import MEDIA_TYPES, FeedStream
-from rekindle.cache.responses.store import MemoryResponses
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank
 from rekindle.generation.status import (
@@ -29,14 +27,13 @@ from rekindle.generation.status import (
     TierStatus,
 )
 from rekindle.observe.request_record import Miss, MissReason, RequestRecord
-from rekindle.observe.telemetry import Telemetry
-from tests.api.client import client_of
-from tests.api.fakes import CARD, FakeResponder, FixedModels
+from tests.api.client import app_on, client_of
+from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 from tests.support.records import RECORD
 
 pytestmark = pytest.mark.anyio
 
-KEYED = ApiSettings(api_keys=("secret",))
+KEYED = api_settings(api_keys=("secret",))
 LIVE, DISK, SHARED = CacheSource.LIVE, CacheSource.DISK, CacheSource.SHARED
 DONE = replace(
     RECORD,
@@ -347,7 +344,7 @@ async def test_every_file_is_served_and_imports_only_served_ones() -> None:
 async def test_the_feed_comes_over_http_and_ends_with_the_reader() -> None:
     models, history = Models(), HourHistory()
     feed = Feed(models, history)
-    app = create_app(models, ApiSettings(), Telemetry(), MemoryResponses(), feed)
+    app = app_on(models, feed=feed)
     sent: asyncio.Queue[Any] = asyncio.Queue()
     gone = asyncio.Event()
     before = asyncio.all_tasks()

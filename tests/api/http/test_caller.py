@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from rekindle.api.anthropic.request import hints_of as anthropic_hints
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.api.cache_controls import openai_hints
+from rekindle.api.cache_controls import hints_of
 from rekindle.api.http.caller import Caller, Hints, caller_of, namespace_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.responses.schema import CreateResponseRequest
@@ -67,7 +66,7 @@ def messages_session(user_id: str | None, headers: dict[str, str] | None = None)
     body = MessagesRequest.model_validate(
         {"messages": [USER], "max_tokens": 1, "metadata": {"user_id": user_id}}
     )
-    return caller_of(Headers(headers or {}), anthropic_hints(body), NamespaceBy.NONE).session
+    return caller_of(Headers(headers or {}), hints_of(body), NamespaceBy.NONE).session
 
 
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CreateResponseRequest])
@@ -76,11 +75,11 @@ def test_a_session_is_named_by_the_cache_key_else_by_the_user(
 ) -> None:
     what = {"messages": [USER], "input": "hi"}
     both = model.model_validate({**what, "user": "ann", "prompt_cache_key": "k"})
-    assert session({}, *openai_hints(both).sessions) == "k"
+    assert session({}, *hints_of(both).sessions) == "k"
     user = model.model_validate({**what, "user": "ann"})
-    assert session(OPENCODE, *openai_hints(user).sessions) == "ann"
+    assert session(OPENCODE, *hints_of(user).sessions) == "ann"
     neither = model.model_validate(what)
-    assert session({}, *openai_hints(neither).sessions) == "default"
+    assert session({}, *hints_of(neither).sessions) == "default"
 
 
 def test_a_session_is_named_by_the_user_id_of_messages() -> None:
@@ -105,10 +104,10 @@ def test_the_role_user_is_never_a_session() -> None:
     chat = ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": "hi", "name": "bob", "user": "eve"}]}
     )
-    assert session({}, *openai_hints(chat).sessions) == "default"
+    assert session({}, *hints_of(chat).sessions) == "default"
     assert messages_session(None) == "default"
     items = CreateResponseRequest.model_validate({"input": [{"role": "user", "content": "hi"}]})
-    assert session({}, *openai_hints(items).sessions) == "default"
+    assert session({}, *hints_of(items).sessions) == "default"
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from rekindle.api.app import ApiSettings
 from tests.api.client import USER, app_of, client_of
-from tests.api.fakes import FakeResponder
+from tests.api.fakes import FakeResponder, api_settings
 
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [USER]}
-KEYED = ApiSettings(api_keys=("first", "s\u00e9cond"))
+KEYED = api_settings(api_keys=("first", "s\u00e9cond"))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ async def test_body_over_the_limit_is_a_413(declared: bool) -> None:  # noqa: FB
             yield b" " * 100
 
     responder = FakeResponder()
-    async with client_of(responder, ApiSettings(body_limit_bytes=1000)) as client:
+    async with client_of(responder, api_settings(body_limit_bytes=1000)) as client:
         content = b" " * 1100 if declared else in_pieces()
         reply = await client.post(CHAT, content=content)
         assert reply.status_code == 413
@@ -74,7 +73,7 @@ async def test_cors_is_off_unless_set() -> None:
 
 
 async def test_cors_lets_a_browser_ask_without_a_key_and_read_the_refusal() -> None:
-    settings = ApiSettings(cors_origins=("https://app.example",), api_keys=("k",))
+    settings = api_settings(cors_origins=("https://app.example",), api_keys=("k",))
     headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
     async with client_of(FakeResponder(), settings) as client:
         assert (await client.options(CHAT, headers=headers)).status_code == 200

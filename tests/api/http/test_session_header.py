@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.api.app import ApiSettings
 from rekindle.api.http.caller import Hints, caller_of
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER, show_session
 from rekindle.config import NamespaceBy
 from rekindle.errors import Overloaded
 from rekindle.generation.request import DEFAULT_SESSION
 from tests.api.client import USER, client_of, post
-from tests.api.fakes import FakeResponder
+from tests.api.fakes import FakeResponder, api_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -120,7 +119,7 @@ def test_a_long_text_that_grows_keeps_its_name() -> None:
 
 async def test_a_browser_may_read_it() -> None:
     """CORS hides every header that is not listed."""
-    settings = ApiSettings(cors_origins=("https://app.example",))
+    settings = api_settings(cors_origins=("https://app.example",))
     async with client_of(FakeResponder(), settings) as client:
         headers = {"origin": "https://app.example"}
         reply = await client.post("/v1/completions", json={"prompt": "Once"}, headers=headers)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.api.app import ApiSettings
+from rekindle.api.http.context import ApiSettings
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
@@ -21,7 +21,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.errors import DecodeFailed
 from tests.api.client import USER, chat, client_of, post
-from tests.api.fakes import FakeResponder, Script, Wait, done
+from tests.api.fakes import FakeResponder, Script, Wait, api_settings, done
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -124,11 +124,11 @@ def test_one_failing_reply_closes_the_others() -> None:
 
 
 def test_quiet_stream_gets_comments_and_a_busy_one_does_not() -> None:
-    settings = ApiSettings(ping_seconds=0.01)
+    settings = api_settings(ping_seconds=0.01)
     quiet = asyncio.run(stream_text((Wait(0.05), ReplyText("a"), done()), settings))
     assert ": keep-alive\n\n" in quiet
     assert "".join(chunk_texts(quiet)) == "a"
-    busy = asyncio.run(stream_text((*[ReplyText("a")] * 200, done()), ApiSettings()))
+    busy = asyncio.run(stream_text((*[ReplyText("a")] * 200, done()), api_settings()))
     assert "keep-alive" not in busy
 
 

@@ -1,1 +1,1 @@
-"""Anthropic's wire format."""
+"""Anthropic's Messages API."""

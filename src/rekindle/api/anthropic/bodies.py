@@ -1,11 +1,11 @@
-"""What the Messages endpoints send back, as types. OpenAPI is made from these."""
+"""Reply types of the Messages endpoints. OpenAPI is made from these."""
 
 from typing import Any, Literal, NotRequired
 
 from pydantic import RootModel
 from typing_extensions import TypedDict
 
-from rekindle.api.openai.bodies import Rekindle
+from rekindle.api.cache.bodies import Rekindle
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -57,7 +57,7 @@ class Diagnostics(TypedDict):
 
 
 class MessageBody(TypedDict):
-    """A whole reply; in `message_start` of a stream without content and stop reason."""
+    """A whole reply. In `message_start` of a stream it has no content and no stop reason."""
 
     id: str
     type: Literal["message"]
@@ -67,7 +67,7 @@ class MessageBody(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    # Where the request has `diagnostics`; null: nothing was lost.
+    # Only if the request has `diagnostics`. Null: the cache missed nothing.
     diagnostics: NotRequired[Diagnostics | None]
     rekindle: NotRequired[Rekindle]
 
@@ -143,4 +143,4 @@ class MessageEvent(
         MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
     ]
 ):
-    """The data of one event of a stream; the event's name is its `type`."""
+    """The data of one stream event. Its `type` is also the event's name."""

@@ -1,4 +1,4 @@
-"""Messages of Anthropic's API as a neutral `Conversation`."""
+"""Conversion of Anthropic's messages to a neutral `Conversation`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from rekindle.api.anthropic.schema import (
     SystemBlock,
 )
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
-from rekindle.api.call_ids import CallIds
+from rekindle.api.content import assistant_message
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Conversation,
     Message,
     Part,
-    Reasoning,
     Role,
     Text,
     Tool,
@@ -27,7 +27,7 @@ from rekindle.chat.conversation import (
 )
 from rekindle.errors import InvalidRequest
 
-FAILED = "The tool failed."  # for a result that says so and nothing else
+FAILED = "The tool failed."  # text of an error result without content
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
@@ -44,7 +44,7 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
 
 
 def n_messages_of(entry: MessageEntry) -> int:
-    """How many messages of the conversation it becomes: see `_MessageReader`."""
+    """Count the messages of the conversation that `_MessageReader` makes of an entry."""
     if isinstance(entry.content, str) or entry.role == "assistant":
         return 1
     n_results = sum(block.type == "tool_result" for block in entry.content)
@@ -56,7 +56,7 @@ class _MessageReader:
     def __init__(self, offered: OfferedTools) -> None:
         self._offered = offered
         self._calls = CallIds()
-        self.loaded: dict[str, Tool] = {}  # deferred ones that a result has brought in
+        self.loaded: dict[str, Tool] = {}  # deferred tools that a tool result has loaded
 
     def read(self, entries: Sequence[MessageEntry]) -> Iterator[Message]:
         for index, entry in enumerate(entries):
@@ -65,35 +65,33 @@ class _MessageReader:
                 parts: tuple[Part, ...] = (Text(entry.content),) if entry.content else ()
                 yield Message(Role(entry.role), parts)
             elif entry.role == "assistant":
-                yield self._said(entry.content, path)
+                yield self._assistant_message(entry.content, path)
             else:
-                yield from self._told(Role(entry.role), entry.content, path)
+                yield from self._other_messages(Role(entry.role), entry.content, path)
 
-    def _said(self, blocks: Sequence[ContentBlock], path: str) -> Message:
-        """Texts are joined as they are: where a reply was cut into blocks means nothing."""
-        parts: list[Part] = []
+    def _assistant_message(self, blocks: Sequence[ContentBlock], path: str) -> Message:
+        """Join the blocks of a kind without a separator: where a reply was split has no meaning."""
+        reasoning = text = ""
+        calls: list[ToolCall] = []
         for index, block in enumerate(blocks):
             match block.type:
                 case "text":
-                    parts.append(Text(_needed(block.text, f"{path}.{index}.text")))
+                    text += _needed(block.text, f"{path}.{index}.text")
                 case "thinking":
-                    parts.append(Reasoning(_needed(block.thinking, f"{path}.{index}.thinking")))
+                    reasoning += _needed(block.thinking, f"{path}.{index}.thinking")
                 case "tool_use":
-                    parts.append(_call(block, f"{path}.{index}"))
+                    calls.append(_call(block, f"{path}.{index}"))
                 case "redacted_thinking":
-                    pass  # only Anthropic can read it
+                    pass  # encrypted for Anthropic's servers
                 case _:
                     raise _unsupported(block.type, f"{path}.{index}")
-        text = "".join(part.text for part in parts if isinstance(part, Text))
-        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-        calls = [part for part in parts if isinstance(part, ToolCall)]
         self._calls.add([call.id for call in calls])
-        said: list[Part] = [Reasoning(reasoning)] if reasoning else []
-        said += [Text(text)] if text else []
-        return Message(Role.ASSISTANT, (*said, *calls))
+        return assistant_message(reasoning, text, calls)
 
-    def _told(self, role: Role, blocks: Sequence[ContentBlock], path: str) -> Iterator[Message]:
-        """Results come first, as Anthropic demands it: they answer the message before."""
+    def _other_messages(
+        self, role: Role, blocks: Sequence[ContentBlock], path: str
+    ) -> Iterator[Message]:
+        """Yield tool results first, because they answer the message before, then the text."""
         texts: list[Part] = []
         n_results = 0
         for index, block in enumerate(blocks):
@@ -110,13 +108,7 @@ class _MessageReader:
 
     def _result(self, block: ContentBlock, path: str) -> ToolResult:
         sent = _needed(block.tool_use_id, f"{path}.tool_use_id")
-        call_id = self._calls.find(sent)
-        if call_id is None:
-            raise InvalidRequest(
-                f"`{path}.tool_use_id`: no earlier message in this request has a `tool_use` block"
-                f" with the id `{sent}`.",
-                f"{path}.tool_use_id",
-            )
+        call_id = self._calls.resolve(sent, f"{path}.tool_use_id")
         text = self._result_text(block.content, f"{path}.content")
         return ToolResult(call_id, None, text or (FAILED if block.is_error else ""))
 
@@ -137,11 +129,11 @@ class _MessageReader:
         return "\n".join(text for text in texts if text)
 
     def _load(self, names: Sequence[str]) -> str:
-        """Definitions, where the client loads them: the prompt before this place stays the same."""
+        """Show definitions where the client loads them: the prompt before stays the same."""
         lines = []
         for name in names:
             tool = self._offered.find(name)
-            if tool is None:  # its server may have gone since; the conversation goes on
+            if tool is None:  # the tool may have been removed since; show its name only
                 lines.append(json.dumps({"name": name}, ensure_ascii=False))
                 continue
             lines.append(tool.definition_json)
@@ -171,7 +163,7 @@ def _template_kwargs(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _is_open(last: Message) -> bool:
-    """Anthropic: a reply goes on directly from an assistant message at the end."""
+    """Tell whether the reply continues the last message, as Anthropic defines it."""
     return last.role is Role.ASSISTANT and bool(last.parts) and isinstance(last.parts[-1], Text)
 
 
@@ -183,5 +175,6 @@ def _needed(value: str | None, path: str) -> str:
 
 def _unsupported(type_: str, path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"`{path}.type`: content of type `{type_}` is not supported here.", f"{path}.type"
+        f"`{path}.type`: content of type `{type_}` is not supported in this message.",
+        f"{path}.type",
     )

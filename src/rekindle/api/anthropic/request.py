@@ -1,9 +1,7 @@
-"""From a Messages request to `ReplyOptions`, and to the marks of what it wants kept."""
+"""Conversion of a Messages request to `ReplyOptions` and to marks for the cache."""
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rekindle.api.anthropic.messages import n_messages_of
 from rekindle.api.anthropic.schema import (
@@ -14,46 +12,22 @@ from rekindle.api.anthropic.schema import (
     MessagesRequest,
 )
 from rekindle.api.anthropic.tools import tool_choice_of
-from rekindle.api.cache_controls import (
-    MAX_BREAKPOINTS,
-    TTL_SECONDS,
-    Mark,
-    Positions,
-    covered,
-    position_of,
-)
-from rekindle.api.http.caller import Hints, session_in_user_id
+from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.reply.events import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, Sampling
 
-Ttl = Literal["5m", "1h"]
-DEFAULT_TTL: Ttl = "5m"
-
-
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """The last place in the prompt up to which the client wants it kept."""
-
-    position: int  # in tokens
-    ttl: Ttl
+DEFAULT_TTL = "5m"
 
 
 def options_of(
-    body: MessagesRequest,
-    conversation: Conversation,
-    defaults: Sampling,
-    *,
-    default_cache_prompt: bool,
+    body: MessagesRequest, conversation: Conversation, defaults: Sampling, _n_vocab: int
 ) -> ReplyOptions:
     tool_choice = tool_choice_of(body, conversation)
     grammar = _grammar(body)
-    if grammar is not None and tool_choice.mode is ToolMode.REQUIRED:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `output_config.format` exclude each other.",
-            "tool_choice",
-        )
+    check_grammar(grammar, tool_choice, "output_config.format")
     sampling = replace(
         defaults,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
@@ -63,24 +37,15 @@ def options_of(
     )
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=0 if body.prefill else body.max_tokens,
+        max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
-        cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
         tool_choice=tool_choice,
-    )
-
-
-def hints_of(body: MessagesRequest) -> Hints:
-    user_id = body.metadata.user_id if body.metadata is not None else None
-    return Hints(
-        sessions=(session_in_user_id(user_id),),
-        cache_class=body.cache_class,
-        cache_salt=body.cache_salt,
+        compare_with=body.diagnostics.previous_message_id if body.diagnostics else None,
     )
 
 
 def marks_of(body: CountTokensRequest, conversation: Conversation) -> tuple[Mark, ...]:
-    """In the order of the prompt. One in the middle of a message covers all of it."""
+    """List the marks in prompt order. A mark within a message covers the whole message."""
     n_before = len(conversation.messages) - sum(map(n_messages_of, body.messages))  # `system`
     placed = [(0, control) for control in _in_head(body)]
     placed += [
@@ -97,13 +62,6 @@ def marks_of(body: CountTokensRequest, conversation: Conversation) -> tuple[Mark
     return tuple(sorted(marks, key=lambda mark: mark.n_messages or 0))
 
 
-def last_breakpoint(marks: Sequence[Mark], prompt: Positions) -> Breakpoint | None:
-    if not marks:
-        return None
-    ttl: Ttl = "1h" if marks[-1].seconds == TTL_SECONDS["1h"] else "5m"
-    return Breakpoint(position_of(marks[-1], prompt), ttl)
-
-
 def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:
     for tool in body.tools or ():
         if tool.cache_control is not None:
@@ -114,7 +72,7 @@ def _in_head(body: CountTokensRequest) -> Iterator[CacheControl]:
 
 
 def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]:
-    """Each with the number of messages, behind `system`, that end with its own."""
+    """Yield each control with the number of messages that it covers, not counting `system`."""
     n_before = 0
     last: ContentBlock | None = None
     for entry in body.messages:
@@ -130,16 +88,14 @@ def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]
                 yield n_covered, block.cache_control
         last = entry.content[-1] if isinstance(entry.content, list) and entry.content else None
         n_before = n_after
-    # Anthropic: one at the top stands for one on the last block, if that has none itself.
+    # Anthropic: a control at the top level applies to the last block, unless that has its own.
     if body.cache_control is not None and (last is None or last.cache_control is None):
         yield n_before, body.cache_control
 
 
 def _grammar(body: MessagesRequest) -> Grammar | None:
-    # `output_format` is what the beta of structured outputs called it.
+    # The beta of structured outputs called the field `output_format`.
     wanted: MessagesFormat | None = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         wanted = body.output_config.format
-    if wanted is None:
-        return None
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(wanted.json_schema))
+    return json_grammar(wanted.type, wanted.json_schema, "output_config") if wanted else None

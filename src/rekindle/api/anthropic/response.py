@@ -1,8 +1,7 @@
 """Complete replies in Anthropic's shape."""
 
 import json
-import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic_core import from_json
@@ -19,14 +18,15 @@ from rekindle.api.anthropic.bodies import (
     ToolUseBlock,
     UnknownMiss,
 )
-from rekindle.api.anthropic.request import Breakpoint
-from rekindle.api.openai.response import rekindle_of
-from rekindle.api.replies import Reply
+from rekindle.api.anthropic.schema import DiagnosticsRequest, MessagesRequest
+from rekindle.api.cache.views import rekindle_of
+from rekindle.api.cache_controls import TTL_SECONDS
+from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone
+from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyStats
 from rekindle.observe.request_record import MissReason
 
-# Nobody checks it, but some clients send thinking without a signature back as plain text.
+# The value is never checked. Without one, some clients resend thinking as plain text.
 SIGNATURE = "rekindle"
 
 CHANGES: dict[
@@ -39,18 +39,8 @@ CHANGES: dict[
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MessageEnvelope:
-    """What is known of a reply before it begins."""
-
-    model: str
-    last_breakpoint: Breakpoint | None
-    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
-    wants_diagnostics: bool = False
-    has_previous: bool = False  # a message to compare with: without one nothing is diagnosed
-
-
-def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
+def message_of(body: MessagesRequest, envelope: Envelope, replies: Sequence[Reply]) -> MessageBody:
+    [reply] = replies
     content: list[ThinkingBlock | TextBlock | ToolUseBlock] = []
     if reply.reasoning:
         content.append(
@@ -63,29 +53,32 @@ def message_of(envelope: MessageEnvelope, reply: Reply) -> MessageBody:
         for call in reply.calls
     ]
     stats = reply.done.stats
-    message = MessageBody(
+    message = begun(envelope, final_usage(envelope, stats))
+    message["content"] = content
+    message["stop_reason"] = stop_reason_of(reply.done)
+    message["stop_sequence"] = reply.done.stop_sequence
+    message["rekindle"] = rekindle_of([stats])
+    if body.diagnostics is not None:
+        message["diagnostics"] = diagnostics_of(body.diagnostics, stats.diagnosis)
+    return message
+
+
+def begun(envelope: Envelope, usage: MessageUsage) -> MessageBody:
+    """Return a message without content."""
+    return MessageBody(
         id=envelope.id,
         type="message",
         role="assistant",
         model=envelope.model,
-        content=content,
-        stop_reason=stop_reason_of(reply.done),
-        stop_sequence=reply.done.stop_sequence,
-        usage=usage_of(
-            envelope.last_breakpoint,
-            n_prompt=stats.n_prompt,
-            n_cached=stats.n_cached,
-            n_generated=stats.n_generated,
-        ),
-        rekindle=rekindle_of([stats]),
+        content=[],
+        stop_reason=None,
+        stop_sequence=None,
+        usage=usage,
     )
-    if envelope.wants_diagnostics:
-        message["diagnostics"] = diagnostics_of(envelope, stats.diagnosis)
-    return message
 
 
-def diagnostics_of(envelope: MessageEnvelope, diagnosis: Diagnosis | None) -> Diagnostics | None:
-    if not envelope.has_previous or diagnosis is None:
+def diagnostics_of(wanted: DiagnosticsRequest, diagnosis: Diagnosis | None) -> Diagnostics | None:
+    if wanted.previous_message_id is None or diagnosis is None:
         return None
     miss = diagnosis.miss
     if not diagnosis.is_compared:
@@ -101,13 +94,20 @@ def diagnostics_of(envelope: MessageEnvelope, diagnosis: Diagnosis | None) -> Di
     return Diagnostics(cache_miss_reason=UnknownMiss(type="unavailable"))
 
 
-def usage_of(
-    last_breakpoint: Breakpoint | None, *, n_prompt: int, n_cached: int, n_generated: int
-) -> MessageUsage:
-    n_created = 0
-    if last_breakpoint is not None:
-        n_created = max(min(last_breakpoint.position, n_prompt) - n_cached, 0)
-    for_an_hour = last_breakpoint is not None and last_breakpoint.ttl == "1h"
+def final_usage(envelope: Envelope, stats: ReplyStats) -> MessageUsage:
+    return usage_of(
+        envelope,
+        n_prompt=stats.n_prompt,
+        n_cached=stats.n_cached,
+        n_generated=stats.n_generated,
+    )
+
+
+def usage_of(envelope: Envelope, *, n_prompt: int, n_cached: int, n_generated: int) -> MessageUsage:
+    """Count uncached input up to the last breakpoint as created, and the rest as plain input."""
+    pins = envelope.wanted[0].options.terms.pins
+    n_created = max(min(pins[-1].n_tokens, n_prompt) - n_cached, 0) if pins else 0
+    for_an_hour = bool(pins) and pins[-1].seconds == TTL_SECONDS["1h"]
     return MessageUsage(
         input_tokens=n_prompt - n_cached - n_created,
         cache_creation_input_tokens=n_created,
@@ -131,7 +131,7 @@ def stop_reason_of(done: ReplyDone) -> StopReason:
 
 
 def input_json(call: ReplyCall) -> str:
-    """The arguments as a JSON object. What is none, a model without a grammar wrote."""
+    """Return the arguments as a JSON object. Wrap them if the model wrote something else."""
     source = call.arguments_json
     if not source.strip():
         return "{}"

@@ -1,7 +1,7 @@
-"""What clients send to the Messages endpoints: every field we know, and what becomes of it.
+"""Request types of the Messages endpoints, with every field we know.
 
-A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
-test holds the two together.
+A field without a mark is honoured. `docs/wire-apis.md` has the same list, and a test compares
+the two.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,16 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rekindle.api.body import Ignored, WireModel
-from rekindle.api.cache_controls import CacheFields
+from rekindle.api.cache_controls import CommonFields
+from rekindle.api.http.caller import session_in_user_id
 
-MAX_STOP_SEQUENCES = 64  # picked; each is looked for in every piece of the reply
+MAX_STOP_SEQUENCES = 64  # picked; every piece of a reply is searched for each
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class CacheControl(WireModel):
-    """A breakpoint: the prompt is kept up to it for a while, and `usage` is divided there."""
+    """A breakpoint. The cache pins the prompt up to it, and `usage` is divided there."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -107,12 +108,12 @@ class MessagesMetadata(WireModel):
     user_id: str | None = None
 
 
-class Diagnostics(WireModel):
+class DiagnosticsRequest(WireModel):
     previous_message_id: str | None = None
 
 
 class CountTokensRequest(WireModel):
-    """What makes a prompt."""
+    """The fields that make a prompt."""
 
     model: str | None = None
     messages: Annotated[list[MessageEntry], Field(fail_fast=True, min_length=1)]
@@ -129,7 +130,7 @@ class CountTokensRequest(WireModel):
     mcp_servers: Annotated[Any, Ignored()] = None
 
 
-class MessagesRequest(CountTokensRequest, CacheFields):
+class MessagesRequest(CountTokensRequest, CommonFields):
     max_tokens: Annotated[int, Field(ge=0)]
     stop_sequences: (
         Annotated[list[NonEmpty], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
@@ -137,10 +138,13 @@ class MessagesRequest(CountTokensRequest, CacheFields):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    stream: bool | None = None
     overflow: Literal["error", "trim"] | None = None  # ours, as in chat completions
     metadata: MessagesMetadata | None = None
-    diagnostics: Diagnostics | None = None
+    diagnostics: DiagnosticsRequest | None = None
 
     service_tier: Annotated[str | None, Ignored()] = None
     container: Annotated[Any, Ignored()] = None
+
+    @property
+    def session_names(self) -> tuple[str | None, ...]:
+        return (session_in_user_id(self.metadata.user_id if self.metadata else None),)

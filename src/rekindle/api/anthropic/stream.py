@@ -1,18 +1,16 @@
 """Streamed replies in Anthropic's events.
 
-Blocks open and close as the kind of what comes changes; a token costs one JSON string and a
-join.
+A block closes and the next one opens when the kind of output changes. A token costs one JSON
+string and a join.
 """
 
 from collections.abc import Iterator
-from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
 
 from rekindle.api.anthropic.bodies import (
     BlockStart,
     Ending,
-    MessageBody,
     MessageDelta,
     MessageStart,
     TextBlock,
@@ -21,13 +19,17 @@ from rekindle.api.anthropic.bodies import (
 )
 from rekindle.api.anthropic.response import (
     SIGNATURE,
-    MessageEnvelope,
+    begun,
     diagnostics_of,
+    final_usage,
     input_json,
     stop_reason_of,
     usage_of,
 )
-from rekindle.api.openai.response import rekindle_of
+from rekindle.api.anthropic.schema import MessagesRequest
+from rekindle.api.cache.views import rekindle_of
+from rekindle.api.json import quoted
+from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     ReplyCall,
     ReplyDone,
@@ -41,7 +43,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
 END = b"}}\n\n"
-INPUT_CHARACTERS = 1024  # of one delta; picked: a file as an argument is no single huge line
+INPUT_CHARACTERS = 1024  # of one delta, so that a long argument is not one huge line; picked
 
 Block = ThinkingBlock | TextBlock | ToolUseBlock
 
@@ -49,16 +51,18 @@ Block = ThinkingBlock | TextBlock | ToolUseBlock
 class MessageEvents:
     """The frames of one reply.
 
-    `message_start` waits for the first progress: only then it is known how much of the prompt
-    was cached, which clients read there. With diagnostics it waits until all is evaluated.
+    `message_start` waits for the first progress event, because clients read there how much of the
+    prompt was cached. With diagnostics it waits until the prompt is evaluated.
     """
 
-    def __init__(self, envelope: MessageEnvelope) -> None:
+    def __init__(self, body: MessagesRequest, envelope: Envelope) -> None:
+        self._diagnostics = body.diagnostics
         self._envelope = envelope
+        self._compares = envelope.wanted[0].options.compare_with is not None
         self._is_started = False
         self._index = -1  # of the newest block
         self._open: type[ReplyText] | type[ReplyReasoning] | None = None
-        self._delta = b""  # of the open block: all up to its text
+        self._delta = b""  # the open block's frame up to the text
 
     def begin(self) -> bytes:
         return b""
@@ -67,7 +71,7 @@ class MessageEvents:
         assert index == 0
         if isinstance(event, ReplyText | ReplyReasoning):
             if type(event) is self._open:
-                return self._delta + _quoted(event.text) + END
+                return self._delta + quoted(event.text) + END
             if not event.text:
                 return b""
             frames = self._opened(event)
@@ -75,7 +79,7 @@ class MessageEvents:
             frames = self._closed() + b"".join(self._call(event))
         elif isinstance(event, ReplyDone):
             frames = self._closed() + self._ended(event)
-        elif self._envelope.has_previous and event.diagnosis is None:
+        elif self._compares and event.diagnosis is None:
             return b""
         else:
             frames = b""
@@ -99,23 +103,10 @@ class MessageEvents:
         elif isinstance(event, ReplyDone):
             n_prompt, n_cached = event.stats.n_prompt, event.stats.n_cached
             diagnosis = event.stats.diagnosis
-        message = MessageBody(
-            id=self._envelope.id,
-            type="message",
-            role="assistant",
-            model=self._envelope.model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=usage_of(
-                self._envelope.last_breakpoint,
-                n_prompt=n_prompt,
-                n_cached=n_cached,
-                n_generated=0,
-            ),
-        )
-        if self._envelope.wants_diagnostics:
-            message["diagnostics"] = diagnostics_of(self._envelope, diagnosis)
+        usage = usage_of(self._envelope, n_prompt=n_prompt, n_cached=n_cached, n_generated=0)
+        message = begun(self._envelope, usage)
+        if self._diagnostics is not None:
+            message["diagnostics"] = diagnostics_of(self._diagnostics, diagnosis)
         return _frame(MessageStart(type="message_start", message=message))
 
     def _opened(self, event: ReplyText | ReplyReasoning) -> bytes:
@@ -129,16 +120,16 @@ class MessageEvents:
         start = self._start(block)
         self._open = type(event)
         self._delta = DELTA % self._index + kind
-        return closed + start + self._delta + _quoted(event.text) + END
+        return closed + start + self._delta + quoted(event.text) + END
 
     def _closed(self) -> bytes:
-        """The end of the open block, if there is one."""
+        """Close the open block, if there is one."""
         was_open, self._open = self._open, None
         if was_open is None:
             return b""
         signature = b""
         if was_open is ReplyReasoning:
-            delta = b'{"type":"signature_delta","signature":' + _quoted(SIGNATURE)
+            delta = b'{"type":"signature_delta","signature":' + quoted(SIGNATURE)
             signature = DELTA % self._index + delta + END
         return signature + self._stop()
 
@@ -147,7 +138,7 @@ class MessageEvents:
         head = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
         arguments = input_json(call)
         for start in range(0, len(arguments), INPUT_CHARACTERS):
-            yield head + _quoted(arguments[start : start + INPUT_CHARACTERS]) + END
+            yield head + quoted(arguments[start : start + INPUT_CHARACTERS]) + END
         yield self._stop()
 
     def _start(self, block: Block) -> bytes:
@@ -168,12 +159,7 @@ class MessageEvents:
             MessageDelta(
                 type="message_delta",
                 delta=Ending(stop_reason=stop_reason_of(event), stop_sequence=event.stop_sequence),
-                usage=usage_of(
-                    self._envelope.last_breakpoint,
-                    n_prompt=stats.n_prompt,
-                    n_cached=stats.n_cached,
-                    n_generated=stats.n_generated,
-                ),
+                usage=final_usage(self._envelope, stats),
                 rekindle=rekindle_of([stats]),
             )
         )
@@ -182,8 +168,3 @@ class MessageEvents:
 def _frame(data: MessageStart | BlockStart | MessageDelta) -> bytes:
     name = data["type"].encode()
     return b"event: " + name + b"\ndata: " + to_json(data, ensure_ascii=True) + b"\n\n"
-
-
-def _quoted(text: str) -> bytes:
-    # ASCII, because clients that split lines as `str.splitlines` does would cut at a raw U+2028.
-    return encode_basestring_ascii(text).encode("ascii")

@@ -1,9 +1,10 @@
-"""The tools of a request: those at the head of the prompt, and those that are loaded later."""
+"""The tools of a request: those at the head of the prompt, and deferred ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Conversation, Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -22,27 +23,27 @@ class OfferedTools:
 
 
 def tools_of(entries: Sequence[MessagesTool]) -> OfferedTools:
-    """Anthropic's own tools are left out: see `served_by_anthropic`."""
-    names: set[str] = set()
-    head: list[Tool] = []
-    deferred: list[Tool] = []
+    """Read the tools, except Anthropic's own: see `unsupported_tools`."""
+    tools: dict[str, Tool] = {}
+    deferred: set[str] = set()
     for index, entry in enumerate(entries):
         if not _is_custom(entry):
             continue
-        path = f"tools.{index}"
-        tool = _tool(entry, path)
-        if tool.name in names:
-            raise InvalidRequest(
-                f"`{path}.name`: there are two tools `{tool.name}`.", f"{path}.name"
-            )
-        names.add(tool.name)
-        (deferred if entry.defer_loading else head).append(tool)
-    return OfferedTools(tuple(head), tuple(deferred))
+        tool = _tool(entry, f"tools.{index}")
+        add_tool(tools, tool, f"tools.{index}.name")
+        if entry.defer_loading:
+            deferred.add(tool.name)
+    return OfferedTools(
+        head=tuple(tool for name, tool in tools.items() if name not in deferred),
+        deferred=tuple(tool for name, tool in tools.items() if name in deferred),
+    )
 
 
-def served_by_anthropic(entries: Sequence[MessagesTool]) -> Iterator[str]:
-    """The types of tools that stand for a schema or a service which only Anthropic has."""
-    return (entry.type for entry in entries if entry.type and not _is_custom(entry))
+def unsupported_tools(body: CountTokensRequest) -> list[str]:
+    """Name the tools whose schema or service only Anthropic has, as ignored fields."""
+    return [
+        f"tools.{entry.type}" for entry in body.tools or () if entry.type and not _is_custom(entry)
+    ]
 
 
 def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> ToolChoice:
@@ -58,14 +59,12 @@ def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> Tool
             raise InvalidRequest(
                 f"`tool_choice.name`: there is no tool `{name}` to call.", "tool_choice.name"
             )
-        # Clients name a tool to get one value; several only where they ask for them.
+        # Clients name a tool to get one value. Several calls must be allowed explicitly.
         once = wanted.disable_parallel_tool_use is not False
         return ToolChoice(ToolMode.REQUIRED, (name,), parallel=not once)
     mode = MODES[wanted.type]
     if mode is ToolMode.REQUIRED and not conversation.callable_tools:
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=parallel)
 
 

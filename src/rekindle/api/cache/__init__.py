@@ -1,1 +1,1 @@
-"""What is cached, and what would be found: endpoints of our own."""
+"""Rekindle's own endpoints for the cache."""

@@ -1,16 +1,16 @@
-"""What the cache endpoints take and send back, as types. OpenAPI is made from these."""
+"""Types of the cache endpoints and of `rekindle` in replies. OpenAPI is made from these."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from rekindle.api.body import WireModel
-from rekindle.api.openai.bodies import MissBody, Tier
 from rekindle.generation.request import Rank
 
 MAX_PIN_SECONDS = 366 * 86_400  # picked
 
+Tier = Literal["live", "memory", "disk", "shared", "upstream"]
 Class = Literal["main", "background", "ephemeral"]
 CLASSES: dict[Rank, Class] = {
     Rank.MAIN: "main",
@@ -18,7 +18,64 @@ CLASSES: dict[Rank, Class] = {
     Rank.EPHEMERAL: "ephemeral",
 }
 
-# In this form because `class` is a word of Python's.
+
+class Span(TypedDict):
+    """Positions [start, stop) of the prompt."""
+
+    source: Tier
+    match: Literal["tokens", "remembered_turn"]
+    start: int
+    stop: int
+
+
+class TierTokens(TypedDict):
+    tier: Tier
+    tokens: int
+
+
+class NeutralisedText(TypedDict):
+    rule: str
+    count: int
+
+
+class MissBody(TypedDict):
+    """Why the cache missed; see `MissReason`."""
+
+    reason: str
+    message: int | None
+    part: str | None
+    before: str
+    expected: str
+    got: str
+    tokens_lost: int
+
+
+_Classed = TypedDict("_Classed", {"class": Class})
+
+
+class CacheStory(_Classed):
+    cached: list[TierTokens]
+    prefilled: int
+    restored_ms: float
+    remembered_turns: int
+    dropped_messages: int
+    spans: list[Span]
+    session: str
+    prefilled_twice: int
+    neutralised: NotRequired[list[NeutralisedText]]
+    miss: NotRequired[MissBody | None]  # only on request; null: nothing was missed
+
+
+class CacheStories(CacheStory):
+    """The stories of several replies. The first also stands where the only one would be."""
+
+    replies: list[CacheStory]
+
+
+Rekindle = CacheStory | CacheStories
+
+
+# The functional form, because `class` is a keyword.
 StoredEntry = TypedDict(
     "StoredEntry",
     {
@@ -27,8 +84,8 @@ StoredEntry = TypedDict(
         "session": str,
         "class": Class,
         "tokens": int,
-        "bytes": int,  # of all that leads to it, too
-        "tiers": list[Tier],  # that hold all of it
+        "bytes": int,  # with everything before it
+        "tiers": list[Tier],  # those that hold all of it
         "hits": int,
         "last_used": float,  # seconds since the epoch
         "pinned_until": float | None,
@@ -43,25 +100,30 @@ class TierUsage(TypedDict):
     budget_bytes: int
 
 
+class TierProps(TierUsage):
+    trouble: str | None  # why nothing can be written to it at the moment
+    directory: str | None  # of the disk tier; the address of the shared store
+
+
 class StoredList(TypedDict):
     object: Literal["list"]
     data: list[StoredEntry]
-    usage: list[TierUsage]  # of the whole server
+    usage: list[TierUsage]  # of all callers together
 
 
-# Tokens without a fork among them: one branch of the tree that prefixes form.
+# Tokens without a fork: one branch of the tree of prefixes.
 BranchEntry = TypedDict(
     "BranchEntry",
     {
-        "key": str,  # of its end
-        "parent": int | None,  # where the branch that it follows stands in the list
+        "key": str,  # of the prefix that ends with it
+        "parent": int | None,  # index in the list of the branch before it
         "start": int,  # positions
         "stop": int,
         "bytes": int,
         "names": list[str],  # of prompts that end here
         "session": str,
         "class": Class,
-        "tiers": list[Tier],  # that hold all of it
+        "tiers": list[Tier],  # those that hold all of it
         "hits": int,
         "last_used": float,  # seconds since the epoch
         "pinned_until": float | None,
@@ -77,13 +139,13 @@ class Forest(TypedDict):
 class StoredText(TypedDict):
     object: Literal["cache.text"]
     key: str
-    start: int  # the first token whose text this is
+    start: int  # position of the first token
     stop: int
     text: str
 
 
 class PinRequest(WireModel):
-    seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: no longer
+    seconds: Annotated[float, Field(ge=0, le=MAX_PIN_SECONDS)]  # 0: unpin
 
 
 class CachePinned(TypedDict):
@@ -98,13 +160,8 @@ class CacheDeleted(TypedDict):
     deleted: int
 
 
-class CachedTokens(TypedDict):
-    tier: Tier
-    tokens: int
-
-
 class ExpectedTimes(TypedDict):
-    """In milliseconds; null: nothing was measured yet."""
+    """Times in milliseconds. Null: nothing was measured yet."""
 
     restore: float | None
     prefill: float | None
@@ -114,10 +171,10 @@ class ExpectedTimes(TypedDict):
 class Lookup(TypedDict):
     object: Literal["cache.lookup"]
     prompt_tokens: int
-    cached: list[CachedTokens]
+    cached: list[TierTokens]
     prefilled: int
     expected_ms: ExpectedTimes
-    miss: MissBody | None  # why not more would be found; null: nothing would be lost
+    miss: MissBody | None  # null: nothing would be missed
 
 
 class SessionEntry(TypedDict):
@@ -132,4 +189,4 @@ class SessionEntry(TypedDict):
 
 class SessionList(TypedDict):
     object: Literal["list"]
-    data: list[SessionEntry]  # the last used first
+    data: list[SessionEntry]  # last used first

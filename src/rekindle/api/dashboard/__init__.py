@@ -1,1 +1,1 @@
-"""The dashboard: a page of static files and the feed behind it."""
+"""The dashboard: static files, and the event feed that the page reads."""

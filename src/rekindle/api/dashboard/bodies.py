@@ -1,36 +1,26 @@
-"""What the feed of events sends, as types. OpenAPI is made from these."""
+"""Event types of the feed. OpenAPI is made from these."""
 
 from typing import Literal
 
 from typing_extensions import TypedDict
 
-from rekindle.api.cache.bodies import CachedTokens, Class
-from rekindle.api.openai.bodies import MissBody, Tier
+from rekindle.api.cache.bodies import Class, MissBody, TierProps, TierTokens
 
-# In this form because `class` is a word of Python's.
+# The functional form, because `class` is a keyword.
 SlotSeen = TypedDict(
     "SlotSeen",
     {
         "id": int,
-        "request_id": str | None,  # null: it is idle
+        "request_id": str | None,  # null: the slot is idle
         "session": str,
         "class": Class,
         "phase": Literal["idle", "restoring", "prefilling", "decoding"],
-        "n_prompt": int,  # of its request, or the last one
-        "n_rows": int,  # tokens whose rows it holds
-        "n_cached": int,  # of its request's prompt, not computed
+        "n_prompt": int,  # of the current or last request
+        "n_rows": int,  # tokens whose rows the slot holds
+        "n_cached": int,  # prompt tokens that were not computed
         "n_generated": int,
     },
 )
-
-
-class TierSeen(TypedDict):
-    name: Tier
-    entries: int
-    bytes: int
-    budget_bytes: int
-    trouble: str | None  # why it takes nothing in at the moment
-    directory: str | None  # of the disk tier; where the shared store is
 
 
 class TokensBySource(TypedDict):
@@ -43,7 +33,7 @@ class TokensBySource(TypedDict):
 
 
 class DiskHealth(TypedDict):
-    """Since the start."""
+    """Counts since the server started."""
 
     evictions: int
     quarantined: int
@@ -54,10 +44,10 @@ class DiskHealth(TypedDict):
 
 
 class SharedHealth(TypedDict):
-    """Since the start."""
+    """Counts since the server started."""
 
-    probes: int  # prompts that were looked up there
-    probes_failed: int  # of these, without an answer in time
+    probes: int  # prompts looked up in the store
+    probes_failed: int  # of these, not answered in time
     quarantined: int
     vanished: int
     writes: int
@@ -68,8 +58,8 @@ class SharedHealth(TypedDict):
 class CacheSeen(TypedDict):
     model_class: str
     off_because: str | None  # why nothing can be stored for this model
-    tiers: list[TierSeen]
-    tokens: TokensBySource  # of all prompts since the start
+    tiers: list[TierProps]
+    tokens: TokensBySource  # of all prompts since the server started
     disk: DiskHealth
     shared: SharedHealth | None  # null: there is no shared store
 
@@ -84,18 +74,18 @@ class ModelSeen(TypedDict):
     waiting: int
     max_waiting: int
     slots: list[SlotSeen]
-    cache: CacheSeen | None  # null: it is not loaded, or still starting
+    cache: CacheSeen | None  # null: the model is not loaded, or still starting
 
 
 class FirstToken(TypedDict):
-    """In milliseconds; null: there was none."""
+    """Times in milliseconds. Null: no sample."""
 
     p50: float | None
     p95: float | None
 
 
 class Bucket(TypedDict):
-    """What ended within ten seconds."""
+    """Requests that ended within ten seconds."""
 
     start: int  # seconds since the epoch
     requests: int
@@ -112,7 +102,7 @@ class Bucket(TypedDict):
 class Snapshot(TypedDict):
     time: float  # seconds since the epoch
     models: list[ModelSeen]
-    buckets: list[Bucket]  # the last two that anything ended in
+    buckets: list[Bucket]  # the last two that are not empty
     first_token_ms: FirstToken  # of the last hour
 
 
@@ -125,7 +115,7 @@ RequestSeen = TypedDict(
         "class": Class,
         "ended_at": float,  # seconds since the epoch
         "prompt_tokens": int,
-        "cached": list[CachedTokens],
+        "cached": list[TierTokens],
         "prefilled": int,
         "prefilled_twice": int,
         "generated": int,
@@ -144,4 +134,4 @@ RequestSeen = TypedDict(
 class Hour(TypedDict):
     bucket_seconds: int
     buckets: list[Bucket]
-    requests: list[RequestSeen]  # the reader's own, the last one last
+    requests: list[RequestSeen]  # of the reader's namespace, oldest first

@@ -1,7 +1,7 @@
-"""One feed for everyone who looks on: a snapshot each second, and a word on each request.
+"""The event feed of the dashboard: a snapshot each second, and one event per finished request.
 
-One sampler asks the engines on behalf of all readers, and rests while there are none. A reader
-that does not keep up is cut off.
+One sampler reads the engines for all readers, and stops while there are none. A reader that
+falls too far behind is disconnected.
 """
 
 import asyncio
@@ -21,27 +21,27 @@ from rekindle.observe.request_record import RequestRecord
 logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 1.0
-MAX_BEHIND = 64  # frames that wait for a reader; picked
+MAX_BEHIND = 64  # frames queued for one reader; picked
 
 
 class FeedReader:
-    """Frames for one connection, of what its namespace may see."""
+    """The queued frames of one connection, which sees one namespace."""
 
-    def __init__(self, namespace: str, *, max_behind: int = MAX_BEHIND) -> None:
+    def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.is_cut = False
-        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(max_behind)
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND)
         self._writer: asyncio.Task[object] | None = None
 
     def put(self, frame: bytes | None) -> None:
-        """None ends it."""
+        """Queue a frame. None ends the stream."""
         try:
             self._frames.put_nowait(frame)
         except asyncio.QueueFull:
             self._cut()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """For one task, which is cancelled when it falls behind: it may be stuck in a write."""
+        """Yield the frames to one task, which is cancelled when it falls behind."""
         self._writer = asyncio.current_task()
         while (frame := await self._frames.get()) is not None:
             yield frame
@@ -62,9 +62,9 @@ class Feed:
         self._readers: set[FeedReader] = set()
         self._sampler: asyncio.Task[None] | None = None
         self._last_frame: bytes | None = None
-        self._sampled_at = -math.inf  # monotonic, which may begin at 0 with the machine
+        self._sampled_at = -math.inf  # a monotonic clock may start at 0
         self._is_closed = False
-        history.listen(self._tell)
+        history.listen(self._send_request)
 
     def join(self, namespace: str) -> FeedReader:
         reader = FeedReader(namespace)
@@ -84,10 +84,10 @@ class Feed:
         if not self._readers and self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
-            self._last_frame = None  # whoever comes next would see the past
+            self._last_frame = None  # outdated for the next reader
 
     def close(self) -> None:
-        """Everyone is sent home: a page that is open must not hold up the server's end."""
+        """End all streams: an open page must not delay the shutdown."""
         self._is_closed = True
         for reader in list(self._readers):
             reader.put(None)
@@ -102,7 +102,7 @@ class Feed:
             for reader in self._readers:
                 reader.put(frame)
 
-    def _tell(self, record: RequestRecord) -> None:
+    def _send_request(self, record: RequestRecord) -> None:
         readers = [each for each in self._readers if each.namespace == record.namespace]
         if readers:
             frame = _frame("request", request_seen(record))

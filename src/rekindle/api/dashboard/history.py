@@ -1,4 +1,4 @@
-"""The last hour of this server, in memory and bounded: whoever opens the page sees all of it."""
+"""The last hour of this server, in memory and bounded, for a page that opens."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ from rekindle.observe.request_record import Observer, RequestRecord
 BUCKET_SECONDS = 10
 N_BUCKETS = 360  # one hour
 MAX_SAMPLES = 64  # first-token times of one bucket; picked
-MAX_REQUESTS = 200  # that a page is told of when it opens; picked
+MAX_REQUESTS = 200  # sent to a page when it opens; picked
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Bucket:
 
 
 class HourHistory:
-    """Used on the event loop only."""
+    """Buckets and requests of the last hour. Used on the event loop only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -48,7 +48,7 @@ class HourHistory:
 
     def observe(self, record: RequestRecord) -> None:
         self._bucket_now().add(record)
-        self._requests.append(replace(record, prompt_text=""))  # which may be megabytes
+        self._requests.append(replace(record, prompt_text=""))  # the text may be megabytes
         for listener in self._listeners:
             listener(record)
 
@@ -59,7 +59,7 @@ class HourHistory:
         return [_body(bucket) for bucket in self._of_the_hour()]
 
     def last_buckets(self) -> list[Bucket]:
-        """Two, as one may have ended since somebody looked."""
+        """Return the last two: the first may have ended since the last snapshot."""
         return [_body(bucket) for bucket in self._of_the_hour()[-2:]]
 
     def first_token_ms(self) -> FirstToken:
@@ -67,7 +67,7 @@ class HourHistory:
 
     def _bucket_now(self) -> _Bucket:
         start = int(self._clock()) // BUCKET_SECONDS * BUCKET_SECONDS
-        # A clock that was set back does not undo the order.
+        # The buckets stay in order even if the clock is set back.
         if not self._buckets or self._buckets[-1].start < start:
             self._buckets.append(_Bucket(start))
         return self._buckets[-1]
@@ -98,7 +98,7 @@ def _first_token(samples: Iterable[float]) -> FirstToken:
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """By nearest rank."""
+    """Return the percentile by nearest rank."""
     if not ordered:
         return None
     return round(ordered[(len(ordered) * percent + 99) // 100 - 1], 1)

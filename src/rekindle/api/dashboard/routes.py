@@ -1,20 +1,19 @@
-"""The dashboard: one static page, and the feed that it lives on."""
+"""The dashboard's endpoints: one static page, and the event feed."""
 
 import asyncio
 import logging
 from importlib.resources import files
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import Feed, FeedReader
-from rekindle.api.errors import invalid
-from rekindle.api.http.caller import Hints
+from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
-from rekindle.api.openapi import ERRORS, REF
+from rekindle.api.openapi import ERRORS, any_of
+from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +34,18 @@ MEDIA_TYPES = {
 }
 FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
 PAGE_HEADERS = {
-    # The page shows what clients sent: nothing but its own files may run or be fetched.
+    # The page shows text of clients, so only its own files may run or be fetched.
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # the files have no versions in their names
+    "cache-control": "no-cache",  # file names carry no version
 }
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class DashboardApi:
     def __init__(self, context: RequestContext, feed: Feed) -> None:
-        self._desk = context
+        self._context = context
         self._feed = feed
         folder = files("rekindle") / "dashboard"
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
@@ -56,7 +54,7 @@ class DashboardApi:
         for path, endpoint, content in (
             ("/", self.page, {"text/html": {}}),
             ("/dashboard/{name}", self.file, {name: {} for name in FILE_TYPES}),
-            ("/v1/events", self.events, _stream_of(WIRE_TYPES)),
+            ("/v1/events", self.events, {MEDIA_TYPE: any_of(each.__name__ for each in WIRE_TYPES)}),
         ):
             app.add_api_route(
                 path,
@@ -69,21 +67,20 @@ class DashboardApi:
     async def page(self) -> Response:
         return self._file(PAGE)
 
-    async def file(self, request: Request, name: str) -> Response:
+    async def file(self, name: str) -> Response:
         if name == PAGE or name not in self._files:
-            refusal = invalid(f"There is no file '{name}'.", status=404, code="not_found")
-            return refusal.response(request.scope)
+            raise NotFound(f"There is no file '{name}'.")
         return self._file(name)
 
     async def events(self, request: Request) -> Response:
-        return FeedStream(self._feed, self._desk.caller(request, Hints()).namespace)
+        return FeedStream(self._feed, self._context.caller(request).namespace)
 
     def _file(self, name: str) -> Response:
         return Response(self._files[name], media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)
 
 
 class FeedStream(Response):
-    media_type = "text/event-stream"
+    media_type = MEDIA_TYPE
 
     def __init__(self, feed: Feed, namespace: str) -> None:
         self._feed = feed
@@ -109,11 +106,6 @@ class FeedStream(Response):
         except asyncio.CancelledError:
             if not reader.is_cut:
                 raise
-            logger.info("a reader of the events did not keep up and was cut off")
+            logger.info("dashboard: slow reader disconnected")
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _stream_of(types: tuple[Any, ...]) -> dict[str, Any]:
-    schema = {"anyOf": [{"$ref": REF.format(model=each.__name__)} for each in types]}
-    return {"text/event-stream": {"schema": schema}}

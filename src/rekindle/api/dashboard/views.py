@@ -1,8 +1,9 @@
-"""How engines and finished requests look to a reader of the feed."""
+"""Engine status and finished requests as events of the feed."""
 
 import time
 
-from rekindle.api.cache.bodies import CLASSES, CachedTokens
+from rekindle.api.cache.bodies import CLASSES
+from rekindle.api.cache.views import miss_body, tier_props, tokens_by_tier
 from rekindle.api.dashboard.bodies import (
     CacheSeen,
     DiskHealth,
@@ -11,12 +12,10 @@ from rekindle.api.dashboard.bodies import (
     SharedHealth,
     SlotSeen,
     Snapshot,
-    TierSeen,
     TokensBySource,
 )
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.models import ListedModel, Models, ModelState
-from rekindle.api.openai.response import miss_body
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierCounters
 from rekindle.observe.request_record import RequestRecord
@@ -32,11 +31,10 @@ def snapshot_of(models: Models, history: HourHistory) -> Snapshot:
 
 
 def request_seen(record: RequestRecord) -> RequestSeen:
-    """Nothing of the prompt's text but where it differs from what was expected."""
-    tokens = record.spans.by_source()
+    """Describe a finished request, with the prompt's text only where the cache missed."""
     first = record.first_token_seconds
     speed = record.tokens_per_second
-    # A literal, because `class` is no name that a call could use.
+    # A literal, because `class` is a keyword.
     return {
         "id": record.id,
         "model": record.model,
@@ -44,7 +42,7 @@ def request_seen(record: RequestRecord) -> RequestSeen:
         "class": CLASSES[record.rank],
         "ended_at": round(record.started_at + record.total_seconds, 3),
         "prompt_tokens": record.n_prompt,
-        "cached": [CachedTokens(tier=source.value, tokens=n) for source, n in tokens.items()],
+        "cached": tokens_by_tier(record.spans),
         "prefilled": record.n_prefilled,
         "prefilled_twice": record.n_recomputed,
         "generated": record.n_generated,
@@ -95,17 +93,7 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
     return CacheSeen(
         model_class=cache.model_class,
         off_because=cache.off_because,
-        tiers=[
-            TierSeen(
-                name=tier.name.value,
-                entries=tier.n_entries,
-                bytes=tier.n_bytes,
-                budget_bytes=tier.budget_bytes,
-                trouble=tier.trouble,
-                directory=tier.directory,
-            )
-            for tier in cache.tiers
-        ],
+        tiers=[tier_props(tier) for tier in cache.tiers],
         tokens=TokensBySource(
             live=counted.live.tokens,
             memory=counted.memory.tokens,

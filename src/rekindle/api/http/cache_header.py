@@ -1,24 +1,19 @@
-"""A reply's header that tells in one line what was found in the cache, and where."""
+"""The x-rekindle-cache header: how much of the prompt was cached, and in which tiers."""
 
-from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress, ReplyStats
+from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 from rekindle.generation.events import CacheSource, Spans
 
 CACHE_HEADER = "x-rekindle-cache"
-PENDING = "pending"  # the reply has to begin before it is known
-
-
-def cache_header(stats: ReplyStats) -> dict[str, str]:
-    """Of several replies, the first one's."""
-    return {CACHE_HEADER: _value(stats.spans, n_cached=stats.n_cached, n_prompt=stats.n_prompt)}
+PENDING = "pending"  # the reply had to begin before it was known
 
 
 def cache_header_value(event: ReplyEvent) -> str:
-    """As far as a stream's first event tells it."""
+    """Return the header's value as far as an event shows it."""
     match event:
         case ReplyProgress():
             return _value(event.spans, n_cached=event.n_cached, n_prompt=event.n_total)
         case ReplyDone(_, stats):
-            return cache_header(stats)[CACHE_HEADER]
+            return _value(stats.spans, n_cached=stats.n_cached, n_prompt=stats.n_prompt)
         case _:
             return PENDING
 

@@ -1,17 +1,18 @@
-"""Who asks: the session, the rank and the namespace, from headers and from what a body says.
+"""The caller of a request: session, rank and namespace, from headers and from the body.
 
-A session groups requests for people and for eviction; it fences nothing. A namespace does:
-rows and turns are shared within one only.
+A session groups requests, for display and for eviction. A namespace isolates them: rows and
+turns are shared within one namespace only.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from urllib.parse import unquote
 
 from pydantic_core import from_json
 
-from rekindle.api.http.session_header import SESSION_HEADER, session_in
+from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import DEFAULT_SESSION, Rank
@@ -42,7 +43,7 @@ SUBAGENT_HEADERS = (
     CLAUDE_CODE_AGENT,
     "x-parent-session-id",
 )
-# Copilot's. Its `x-initiator: agent` says nothing: each round of a main tool loop has it.
+# Copilot's. Its `x-initiator: agent` does not help: the main tool loop sends it as well.
 INTERACTION_HEADER = "x-interaction-type"
 INTERACTIONS = {
     "conversation-subagent": Rank.EPHEMERAL,
@@ -59,7 +60,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What a body says about who sent it."""
+    """Fields of a body that identify the caller."""
 
     sessions: tuple[str | None, ...] = ()  # the first that is not empty counts
     cache_class: str | None = None
@@ -67,7 +68,7 @@ class Hints:
 
 
 def caller_of(headers: Mapping[str, str], hints: Hints, namespace_by: NamespaceBy) -> Caller:
-    """`headers` have lower-case names, or do not mind."""
+    """Identify the caller. `headers`: lower-case keys, or a case-insensitive mapping."""
     return Caller(
         session=_session(headers, hints),
         rank=_rank(headers, hints),
@@ -76,16 +77,16 @@ def caller_of(headers: Mapping[str, str], hints: Hints, namespace_by: NamespaceB
 
 
 def namespace_of(headers: Mapping[str, str], salt: str | None, namespace_by: NamespaceBy) -> str:
-    """A digest, so that neither key nor salt is ever stored; empty: everyone's."""
+    """Return a digest of API key and salt, or an empty string for the common namespace."""
     salt = salt or headers.get(SALT_HEADER) or None
-    key = _api_key(headers) if namespace_by is NamespaceBy.API_KEY else None
+    key = next(iter(offered_keys(headers)), None) if namespace_by is NamespaceBy.API_KEY else None
     if salt is None and key is None:
         return ""
     return _digest(json.dumps({"api_key": key, "cache_salt": salt}))
 
 
 def session_in_user_id(user_id: str | None) -> str | None:
-    """Claude Code puts JSON into Anthropic's `metadata.user_id`, with a session in it."""
+    """Extract the session from `metadata.user_id`, where Claude Code sends JSON."""
     try:
         value = from_json(user_id or "")
     except ValueError:
@@ -96,16 +97,16 @@ def session_in_user_id(user_id: str | None) -> str | None:
 
 def _session(headers: Mapping[str, str], hints: Hints) -> str:
     ours, *others = (headers.get(name, "") for name in SESSION_HEADERS)
-    named = (*hints.sessions, session_in(ours), *others)
+    named = (*hints.sessions, unquote(ours), *others)
     session = next((id for each in named if (id := _cleaned(each))), DEFAULT_SESSION)
     agent = _agent(headers, session)
-    if not agent or session.endswith(f"/{agent}"):  # a name of ours that was sent back
+    if not agent or session.endswith(f"/{agent}"):  # our own name, sent back
         return _bounded(session)
     return _bounded(f"{session}/{agent}")
 
 
 def _agent(headers: Mapping[str, str], session: str) -> str:
-    """A sub-agent's own id, where it shares the session's with its parent."""
+    """Return the id of a sub-agent that shares its parent's session, or an empty string."""
     if agent := _cleaned(headers.get(CLAUDE_CODE_AGENT)):
         return agent
     thread = _cleaned(headers.get(CODEX_THREAD))
@@ -129,10 +130,11 @@ def _declared(name: str, param: str) -> Rank:
     return CLASSES[name]
 
 
-def _api_key(headers: Mapping[str, str]) -> str | None:
+def offered_keys(headers: Mapping[str, str]) -> list[str]:
+    """List the API keys that a request offers; none is empty."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return bearer or headers.get("x-api-key") or None
+    return [key for key in (bearer, headers.get("x-api-key", "")) if key]
 
 
 def _cleaned(id: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Work that stops when its client has gone."""
+"""Cancellation of work when the client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,15 +8,15 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody reads it but the counters
+CLIENT_CLOSED_REQUEST = 499  # nginx's; only counters see it
 
 
 class ClientGone(Exception):
-    """Nobody reads the reply any more."""
+    """The client has disconnected."""
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, or ClientGone after it was cancelled. The body must have been read."""
+    """Return the result of `work`, or cancel it and raise ClientGone. Read the body before."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:
@@ -27,7 +27,7 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
     finally:
         task.cancel()
         watcher.cancel()
-        # Waited for, so that what `work` held is released before the request ends.
+        # Wait, so that `work` releases what it holds before the request ends.
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""A server on its way out: it still listens, and sends whoever comes elsewhere."""
+"""Draining: a server that shuts down still listens, and refuses new requests."""
 
 import math
 import time
@@ -13,13 +13,13 @@ from rekindle.api.errors import failure_of
 from rekindle.errors import ShuttingDown
 
 HEALTH_PATH = "/health"
-LIVE_QUERY = b"live"  # `/health?live`: does the process answer, whether or not it lets anyone in
+LIVE_QUERY = b"live"  # `/health?live`: does the process answer, even while draining
 METRICS_PATH = "/metrics"
-MAX_RETRY_SECONDS = 60  # clients that are told to wait longer do as they like; picked
+MAX_RETRY_SECONDS = 60  # clients ignore longer waits; picked
 
 
 class Drain:
-    """Off until the end is in sight."""
+    """The drain state: off until `expect_end` is called."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class Drain:
         return self._ends_at is not None
 
     def expect_end(self, seconds: float) -> None:
-        """Nobody is let in from now on. `seconds`: until the process is gone, at most."""
+        """Refuse new requests from now on. The process ends within `seconds`."""
         self._ends_at = self._clock() + seconds
 
     @property
@@ -40,17 +40,17 @@ class Drain:
 
 
 class DrainGate:
-    """Once the drain is on: 503, but for metrics and for whoever asks whether we live."""
+    """Middleware that answers 503 while draining, except for metrics and liveness checks."""
 
     def __init__(self, app: ASGIApp, *, drain: Drain) -> None:
         self._app = app
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._drain.is_on or _is_let_in(scope):
+        if scope["type"] != "http" or not self._drain.is_on or _is_exempt(scope):
             await self._app(scope, receive, send)
             return
-        # A connection that is closed with its body unread may take the answer with it.
+        # Read the body: closing a connection with unread data may discard the answer.
         while (await receive()).get("more_body"):
             pass
         await self._refusal(scope)(scope, receive, send)
@@ -60,11 +60,11 @@ class DrainGate:
         if scope["path"] == HEALTH_PATH:
             body = to_json({"status": "draining"})
             return Response(body, 503, headers=headers, media_type="application/json")
-        failure = failure_of(ShuttingDown("The server is shutting down."))
+        failure = failure_of(ShuttingDown("The server is shutting down."), scope)
         return replace(failure, headers=headers).response(scope)
 
 
-def _is_let_in(scope: Scope) -> bool:
+def _is_exempt(scope: Scope) -> bool:
     if scope["path"] == HEALTH_PATH:
         return LIVE_QUERY in scope["query_string"].split(b"&")
     return bool(scope["path"] == METRICS_PATH)

@@ -1,4 +1,4 @@
-"""HEAD wherever GET is served: the same answer without its body."""
+"""HEAD for every GET route: the same answer without the body."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

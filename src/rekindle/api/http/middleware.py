@@ -1,4 +1,4 @@
-"""What happens to every request before a route sees it, as plain ASGI.
+"""Middleware for every request, as plain ASGI.
 
 From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (Starlette's),
 `ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). None of them touches the bytes of a reply.
@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.api.errors import INTERNAL, Failure, invalid, is_anthropic
+from rekindle.api.errors import Failure, internal_error, invalid, is_anthropic
+from rekindle.api.http.caller import offered_keys
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER
 from rekindle.observe.telemetry import Telemetry
@@ -23,14 +24,14 @@ from rekindle.observe.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/"})
-OPEN_FOLDER = "/dashboard/"  # the page asks for a key, and tells nothing before it has one
+OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 MAX_REQUEST_ID_CHARS = 128
 NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:-]")
 UNMATCHED = "unmatched"
 
 
 class RequestScope:
-    """Names the request, counts it, and turns a bug into a 500 that tells nothing."""
+    """Middleware that names and counts requests, and answers 500 for a bug."""
 
     def __init__(self, app: ASGIApp, *, telemetry: Telemetry) -> None:
         self._app = app
@@ -62,14 +63,14 @@ class RequestScope:
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
             status = CLIENT_CLOSED_REQUEST
-            logger.info("request %s: the client left before its body was complete", request_id)
+            logger.info("request=%s: client disconnected before the body was complete", request_id)
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("request=%s: internal error", request_id)
             if status is None:
-                await INTERNAL.response(scope)(scope, receive, send_named)
+                await internal_error(scope).response(scope)(scope, receive, send_named)
         finally:
             self._telemetry.request_ended(
-                route=_route(scope), status=INTERNAL.status if status is None else status
+                route=_route(scope), status=500 if status is None else status
             )
 
 
@@ -85,12 +86,8 @@ class ApiKeys:
             await _UNAUTHORIZED.response(scope)(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        offered = [headers.get("x-api-key", "")]
-        if scheme.lower() == "bearer":
-            offered.append(token.strip())
-        # Every pair is compared, so that the time taken does not depend on which one matches.
+        offered = offered_keys(Headers(scope=scope))
+        # Compare every pair, so that the time does not depend on which one matches.
         matches = [
             hmac.compare_digest(offer.encode("latin-1"), key)
             for offer in offered
@@ -153,6 +150,8 @@ def _route(scope: Scope) -> str:
 
 _UNAUTHORIZED = Failure(
     401,
-    invalid("A valid API key is needed.", code="invalid_api_key").detail,
+    invalid(
+        "A valid API key is required, as a bearer token or in `x-api-key`.", code="invalid_api_key"
+    ).detail,
     {"www-authenticate": "Bearer"},
 )

@@ -1,21 +1,21 @@
-"""x-rekindle-session: a name by which whoever is in front keeps a conversation at one server.
+"""The x-rekindle-session header, by which a router keeps a conversation at one server.
 
-In a reply it is the session of the request. A client that names none is told a name made from
-how its conversation begins, which all its turns have in common. That one is to route by only:
-unless the client sends it back, nothing is counted under it.
+A reply carries the session of its request. If the client names none, the reply carries a name
+made from the beginning of the conversation, which all its turns share. That name is for routing:
+no session is recorded under it unless the client sends it back.
 """
 
 from hashlib import blake2b
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from starlette.types import Scope
 
 from rekindle.chat.conversation import Conversation, Role
 
 SESSION_HEADER = "x-rekindle-session"
-SCOPE_KEY = "rekindle_session"  # where a request keeps what its reply will say
+SCOPE_KEY = "rekindle_session"  # key of the header's value in the ASGI scope
 VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
-BEGINNING_CHARS = 1024  # of raw text; what is shorter costs little anywhere; picked
+BEGINNING_CHARS = 1024  # of raw text; shorter prompts are cheap on any server; picked
 DIGEST_BYTES = 8
 
 
@@ -23,13 +23,8 @@ def show_session(scope: Scope, session: str) -> None:
     scope[SCOPE_KEY] = quote(session, safe=VISIBLE)
 
 
-def session_in(value: str) -> str:
-    """What `show_session` made of it, undone."""
-    return unquote(value)
-
-
 def conversation_name(begins: Conversation | str) -> str:
-    """Of a conversation or of raw text."""
+    """Name a conversation or raw text by its beginning."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     for text in [begins[:BEGINNING_CHARS]] if isinstance(begins, str) else _beginning(begins):
         digest.update(text.encode("utf-8", "surrogatepass"))
@@ -38,7 +33,7 @@ def conversation_name(begins: Conversation | str) -> str:
 
 
 def _beginning(conversation: Conversation) -> list[str]:
-    """Tools and all messages up to the first of the user."""
+    """List the texts of the tools and of all messages up to the first user message."""
     texts = [tool.definition_json for tool in conversation.tools]
     for message in conversation.messages:
         texts += [message.role, message.text]

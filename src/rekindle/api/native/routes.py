@@ -9,6 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
+from rekindle.api.cache.views import tier_props
+from rekindle.api.http.query import model_wanted
 from rekindle.api.models import Lease, Models, ModelState
 from rekindle.api.native.schema import (
     CacheProps,
@@ -23,7 +25,6 @@ from rekindle.api.native.schema import (
     SamplingProps,
     SlotProps,
     TemplateReply,
-    TierProps,
     TokenizeReply,
     TokenizeRequest,
     TokenPiece,
@@ -59,32 +60,25 @@ class NativeApi:
             response_class=Response,
             responses=ERRORS | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
         )
-        app.add_api_route(
-            "/tokenize",
-            self.tokenize,
-            methods=["POST"],
-            openapi_extra=request_body(TokenizeRequest),
-            responses=ERRORS,
-        )
-        app.add_api_route(
-            "/detokenize",
-            self.detokenize,
-            methods=["POST"],
-            openapi_extra=request_body(DetokenizeRequest),
-            responses=ERRORS,
-        )
-        app.add_api_route(
-            "/apply-template",
-            self.apply_template,
-            methods=["POST"],
-            openapi_extra=request_body(ChatCompletionRequest),
-            responses=ERRORS,
-        )
+        for path, endpoint, schema in (
+            ("/tokenize", self.tokenize, TokenizeRequest),
+            ("/detokenize", self.detokenize, DetokenizeRequest),
+            ("/apply-template", self.apply_template, ChatCompletionRequest),
+        ):
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=["POST"],
+                openapi_extra=request_body(schema),
+                responses=ERRORS,
+            )
 
     async def health(self) -> Health | Response:
-        """Open to everyone: whether the shared store answers, not where it is or what it said."""
+        """Report health without details: this endpoint needs no key."""
         statuses = self._loaded()
-        if statuses and not any(status.n_slots for status in statuses):  # a balancer should know
+        if statuses and not any(
+            status.n_slots for status in statuses
+        ):  # so that a load balancer skips us
             return JSONResponse({"status": "no upstream"}, 503)
         tiers = _shared_tiers(statuses)
         if not tiers:
@@ -93,11 +87,11 @@ class NativeApi:
         return Health(status="ok", shared_store="ok" if is_well else "not answering")
 
     async def props(self, request: Request) -> Props:
-        with await self._models.lease(_model_wanted(request)) as served:
+        with await self._models.lease(model_wanted(request)) as served:
             return _props(served)
 
     async def slots(self, request: Request) -> list[SlotProps]:
-        status = self._models.status(_model_wanted(request))
+        status = self._models.status(model_wanted(request))
         return [_slot_props(slot, status) for slot in status.slots] if status else []
 
     async def metrics(self) -> Response:
@@ -130,13 +124,9 @@ class NativeApi:
 
 
 def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
-    """The store as each model sees it."""
+    """List the shared store's status as each model sees it."""
     tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
     return [tier for tier in tiers if tier.name is CacheSource.SHARED]
-
-
-def _model_wanted(request: Request) -> str | None:
-    return request.query_params.get("model")
 
 
 def _props(served: Lease) -> Props:
@@ -161,7 +151,7 @@ def _props(served: Lease) -> Props:
 
 
 def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
-    # A literal, because `class` is no name that a call could use.
+    # A literal, because `class` is a keyword.
     return {
         "id": slot.id,
         "n_ctx": status.n_ctx,
@@ -223,15 +213,5 @@ def _cache_props(cache: CacheStatus) -> CacheProps:
     return CacheProps(
         model_class=cache.model_class,
         off_because=cache.off_because,
-        tiers=[
-            TierProps(
-                name=tier.name,
-                entries=tier.n_entries,
-                bytes=tier.n_bytes,
-                budget_bytes=tier.budget_bytes,
-                trouble=tier.trouble,
-                directory=tier.directory,
-            )
-            for tier in cache.tiers
-        ],
+        tiers=[tier_props(tier) for tier in cache.tiers],
     )

@@ -1,4 +1,4 @@
-"""Requests and replies of the endpoints that are llama-server's."""
+"""Request and reply types of llama-server's own endpoints."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -6,13 +6,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rekindle.api.body import WireModel
+from rekindle.api.cache.bodies import TierProps
 
 
 class TokenizeRequest(WireModel):
     model: str | None = None
     content: str
     add_special: bool = False
-    # Unlike llama-server: text becomes control tokens only where that is asked for.
+    # Unlike llama-server, text becomes control tokens only on request.
     parse_special: bool = False
     with_pieces: bool = False
 
@@ -24,12 +25,12 @@ class DetokenizeRequest(WireModel):
 
 class Health(TypedDict):
     status: Literal["ok"]
-    shared_store: NotRequired[Literal["ok", "not answering"]]  # where a loaded model has one
+    shared_store: NotRequired[Literal["ok", "not answering"]]  # if a loaded model uses one
 
 
 class TokenPiece(TypedDict):
     id: int
-    piece: str | list[int]  # bytes, where they are not text
+    piece: str | list[int]  # bytes, if they are not valid UTF-8
 
 
 class TokenizeReply(TypedDict):
@@ -42,7 +43,7 @@ class DetokenizeReply(TypedDict):
 
 class TemplateReply(TypedDict):
     prompt: str
-    tokens: list[int]  # remembered turns as they were sampled, whatever their text
+    tokens: list[int]  # remembered turns as they were sampled
 
 
 class SamplingProps(TypedDict):
@@ -74,30 +75,21 @@ class NextToken(TypedDict):
     n_decoded: int
 
 
-# A call, because `class` is no name that a body of fields could use.
+# The functional form, because `class` is a keyword.
 SlotProps = TypedDict(
     "SlotProps",
     {
         "id": int,
         "n_ctx": int,
         "is_processing": bool,
-        "id_task": str | None,  # the request; null: it is idle
+        "id_task": str | None,  # the request; null: the slot is idle
         "next_token": list[NextToken],
         "session": str,
         "class": str,
         "n_prompt_tokens": int,
-        "n_rows": int,  # tokens whose rows it holds
+        "n_rows": int,  # tokens whose rows the slot holds
     },
 )
-
-
-class TierProps(TypedDict):
-    name: str
-    entries: int
-    bytes: int
-    budget_bytes: int
-    trouble: str | None
-    directory: str | None  # of the disk tier; where the shared store is
 
 
 class CacheProps(TypedDict):

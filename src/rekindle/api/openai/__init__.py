@@ -1,1 +1,1 @@
-"""OpenAI's chat completions, completions and models."""
+"""OpenAI's chat completions, completions, embeddings and models."""

@@ -1,12 +1,13 @@
-"""What the OpenAI endpoints send back, as types. OpenAPI is made from these."""
+"""Reply types of the OpenAI endpoints. OpenAPI is made from these."""
 
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rekindle.api.cache.bodies import Rekindle
+
 Finish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
-Tier = Literal["live", "memory", "disk", "shared", "upstream"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -22,7 +23,7 @@ class Usage(TypedDict):
 
 
 class Timings(TypedDict):
-    """llama-server's, which local clients read."""
+    """llama-server's timings, which local clients read."""
 
     cache_n: int
     prompt_n: int
@@ -33,62 +34,6 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
-
-
-class Span(TypedDict):
-    """Positions [start, stop) of the prompt."""
-
-    source: Tier
-    match: Literal["tokens", "remembered_turn"]
-    start: int
-    stop: int
-
-
-class TierTokens(TypedDict):
-    tier: Tier
-    tokens: int
-
-
-class NeutralisedText(TypedDict):
-    rule: str
-    count: int
-
-
-class MissBody(TypedDict):
-    """Why not more was found; see `MissReason`."""
-
-    reason: str
-    message: int | None
-    part: str | None
-    before: str
-    expected: str
-    got: str
-    tokens_lost: int
-
-
-_Classed = TypedDict("_Classed", {"class": Literal["main", "background", "ephemeral"]})
-
-
-class CacheStory(_Classed):
-    cached: list[TierTokens]
-    prefilled: int
-    restored_ms: float
-    remembered_turns: int
-    dropped_messages: int
-    spans: list[Span]
-    session: str
-    prefilled_twice: int
-    neutralised: NotRequired[list[NeutralisedText]]
-    miss: NotRequired[MissBody | None]  # where the client asked for it; null: nothing was lost
-
-
-class CacheStories(CacheStory):
-    """Of several replies: each, and the first also where a lone one would be."""
-
-    replies: list[CacheStory]
-
-
-Rekindle = CacheStory | CacheStories
 
 
 class PromptProgress(TypedDict):
@@ -129,7 +74,7 @@ class ToolCallBody(TypedDict):
 
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
-    content: str | None  # null: nothing but calls
+    content: str | None  # null: only tool calls
     refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallBody]]
@@ -160,7 +105,7 @@ class FunctionDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """The first of a call has its id, type and name; the rest have arguments only."""
+    """A piece of a call. The first has id, type and name; the others have arguments only."""
 
     index: int
     id: NotRequired[str]
@@ -210,7 +155,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A whole reply, and a chunk of one: OpenAI gives both the same shape."""
+    """A whole reply or a chunk of one. OpenAI gives both the same shape."""
 
     id: str
     object: Literal["text_completion"]
@@ -232,23 +177,10 @@ class ModelMeta(TypedDict):
     size: int
 
 
-class Model(TypedDict):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    meta: ModelMeta
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-
-
 class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str  # base64 of little-endian float32, where that was asked for
+    embedding: list[float] | str  # or base64 of little-endian float32
 
 
 class EmbeddingUsage(TypedDict):

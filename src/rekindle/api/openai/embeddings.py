@@ -1,4 +1,4 @@
-"""The embeddings endpoint of OpenAI: texts or token ids in, vectors out."""
+"""OpenAI's embeddings endpoint: texts or token ids to vectors."""
 
 import asyncio
 import secrets
@@ -12,14 +12,15 @@ from rekindle.api.body import read_body
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
+from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openai.schema import EmbeddingsRequest
 from rekindle.api.openapi import ERRORS, reply, request_body
-from rekindle.api.responder import Responder
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest
 from rekindle.observe.telemetry import Telemetry
 
-MAX_INPUTS = 2048  # OpenAI's
+MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingsApi:
@@ -40,14 +41,14 @@ class EmbeddingsApi:
         body = await read_body(request, EmbeddingsRequest, self._telemetry)
         with await self._models.lease(body.model) as served:
             _check_dimensions(body.dimensions, served.responder)
-            # Clients choose request ids, and may use one twice; the engine's must be unique.
+            # Clients choose request ids and may repeat one; the engine's must be unique.
             name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
             work = served.responder.embed(_inputs(body), request_id=name)
             try:
                 made = await unless_client_leaves(request.receive, work)
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-        # Thousands of vectors as text take seconds.
+        # In a thread: encoding thousands of vectors takes seconds.
         data = await asyncio.to_thread(_reply, made, body, served.card.id)
         return Response(data, media_type="application/json")
 
@@ -65,15 +66,11 @@ def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
         raise InvalidRequest("`input` must not be empty.", "input")
-    if isinstance(body.input, str):
-        return [EmbeddingInput("input", body.input)]
-    if tokens := [item for item in body.input if isinstance(item, int)]:
-        return [EmbeddingInput("input", tokens)]
-    several = [item for item in body.input if not isinstance(item, int)]
-    if len(several) > MAX_INPUTS:
-        message = f"`input` has {len(several)} items, but at most {MAX_INPUTS} are taken at once."
+    inputs = raw_inputs("input", body.input)
+    if len(inputs) > MAX_INPUTS:
+        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
         raise InvalidRequest(message, "input")
-    return [EmbeddingInput(f"input.{index}", item) for index, item in enumerate(several)]
+    return [EmbeddingInput(each.path, each.content) for each in inputs]
 
 
 def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
@@ -99,7 +96,7 @@ def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
 
 
 def _shortened(vector: bytes, n_dimensions: int) -> bytes:
-    """The first so many, of length 1 again."""
+    """Keep the first dimensions, scaled to length 1."""
     kept = np.frombuffer(vector, "<f4")[:n_dimensions].astype(np.float64)
     return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4").tobytes()
 

@@ -1,36 +1,27 @@
-"""OpenAI chat messages as a neutral `Conversation`."""
+"""Conversion of chat messages to a neutral `Conversation`."""
 
 import json
 from collections.abc import Iterator, Sequence
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
-from rekindle.api.call_ids import CallIds
-from rekindle.api.content import part_text
+from rekindle.api.content import ROLES, part_text
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     ChatMessage,
     ToolCallEntry,
 )
 from rekindle.api.openai.tools import tools_of
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Conversation,
     Message,
     Part,
     Reasoning,
-    Role,
     Text,
     ToolCall,
     ToolResult,
 )
 from rekindle.errors import InvalidRequest
-
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-}
 
 
 def conversation_of(body: ChatCompletionRequest) -> Conversation:
@@ -78,12 +69,7 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 def _result(entry: ChatMessage, calls: CallIds, path: str) -> ToolResult:
     sent = entry.tool_call_id or ""
-    call_id = calls.find(sent) if sent else ""
-    if call_id is None:
-        raise InvalidRequest(
-            f"`{path}.tool_call_id`: no earlier message in this request has a tool call `{sent}`.",
-            f"{path}.tool_call_id",
-        )
+    call_id = calls.resolve(sent, f"{path}.tool_call_id") if sent else ""
     return ToolResult(call_id, entry.name, "\n".join(_texts(entry, path)))
 
 
@@ -99,8 +85,7 @@ def _parts(entry: ChatMessage, path: str) -> Iterator[Part]:
 def _texts(entry: ChatMessage, path: str) -> list[str]:
     if isinstance(entry.content, list):
         texts = [
-            part_text(part.type, part.text, part.refusal, f"{path}.content.{index}")
-            for index, part in enumerate(entry.content)
+            part_text(part, f"{path}.content.{index}") for index, part in enumerate(entry.content)
         ]
     else:
         texts = [entry.content or ""]
@@ -121,7 +106,7 @@ def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
 
 
 def _continues_last(body: ChatCompletionRequest) -> bool:
-    """vLLM's and llama-server's two ways to have the last message go on."""
+    """Tell whether the reply continues the last message, in vLLM's or llama-server's words."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequest(
             "`continue_final_message` and `add_generation_prompt` contradict each other.",

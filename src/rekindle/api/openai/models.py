@@ -1,4 +1,4 @@
-"""The models endpoints: what there is, what is loaded, load it, unload it."""
+"""The models endpoints: list, show, load, unload."""
 
 from typing import Literal, NotRequired
 
@@ -16,7 +16,7 @@ class ModelBody(TypedDict):
     created: int
     owned_by: str
     status: Literal["loaded", "loading", "unloaded"]
-    meta: NotRequired[ModelMeta]  # while it is loaded
+    meta: NotRequired[ModelMeta]  # only of loaded models
 
 
 class ModelList(TypedDict):
@@ -30,7 +30,7 @@ class ModelsApi:
 
     def add_routes(self, app: FastAPI, prefix: str) -> None:
         app.add_api_route(f"{prefix}/models", self.models, methods=["GET"], responses=ERRORS)
-        # A path, because names such as `owner/model` have slashes.
+        # `path`, because names such as `owner/model` contain slashes.
         one = f"{prefix}/models/{{model_id:path}}"
         app.add_api_route(f"{one}/load", self.load, methods=["POST"], responses=ERRORS)
         app.add_api_route(f"{one}/unload", self.unload, methods=["POST"], responses=ERRORS)

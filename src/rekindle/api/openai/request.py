@@ -1,9 +1,7 @@
-"""From a completion request to `ReplyOptions`: sampling, limits, grammar, tool choice."""
+"""Conversion of completion requests to `ReplyOptions`."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.api.openai.schema import (
@@ -13,13 +11,13 @@ from rekindle.api.openai.schema import (
     ResponseFormat,
 )
 from rekindle.api.openai.tools import tool_choice_of
+from rekindle.api.pipeline import N_SEEDS, RawPrompt
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, Sampling
 
-SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
-ANY_OBJECT = {"type": "object"}
 T = TypeVar("T")
 
 
@@ -28,17 +26,19 @@ def chat_options(
     tools: Sequence[Tool],
     defaults: Sampling,
     n_vocab: int,
-    *,
-    default_cache_prompt: bool,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
         raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+        raise InvalidRequest("`top_logprobs` requires `logprobs` to be true.", "top_logprobs")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
-    if tool_choice.mode is ToolMode.REQUIRED:
-        _check_call_can_be_required(body, sampling)
+    check_grammar(sampling.grammar, tool_choice, "response_format")
+    if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` excludes a required `tool_choice`: the call must be able to end.",
+            "ignore_eos",
+        )
     limits = (
         ("max_completion_tokens", body.max_completion_tokens),
         ("max_tokens", body.max_tokens),
@@ -46,48 +46,43 @@ def chat_options(
     )
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=_max_tokens(body, limits),
+        max_tokens=_max_tokens(limits),
         stop=_stop(body),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
         tool_choice=tool_choice,
     )
 
 
-def completion_options(
-    body: CompletionRequest, defaults: Sampling, n_vocab: int, *, default_cache_prompt: bool
-) -> ReplyOptions:
+def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
     if body.best_of not in (None, 1):
         raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
     return ReplyOptions(
         sampling=_sampling(body, defaults, n_vocab),
-        max_tokens=_max_tokens(
-            body, (("max_tokens", body.max_tokens), ("n_predict", body.n_predict))
-        ),
+        max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
         stop=_stop(body),
         n_top_logprobs=body.logprobs,
-        cache_prompt=_given(body.cache_prompt, default_cache_prompt),
     )
 
 
-def variants(options: ReplyOptions, n: int) -> tuple[ReplyOptions, ...]:
-    """Options for n replies to one prompt: each has its own seed, repeatable if the first is."""
-    seed = options.sampling.seed
-    if seed is None:
-        return (options,) * n
-    return tuple(
-        replace(options, sampling=replace(options.sampling, seed=(seed + i) % SEEDS))
-        for i in range(n)
-    )
+def raw_inputs(
+    field: str, value: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+) -> list[RawPrompt]:
+    """List the texts or token sequences of a field that holds one or several."""
+    if isinstance(value, str):
+        return [RawPrompt(field, value)]
+    if tokens := [item for item in value if isinstance(item, int)]:
+        return [RawPrompt(field, tokens)]
+    several = [item for item in value if not isinstance(item, int)]
+    return [RawPrompt(f"{field}.{index}", item) for index, item in enumerate(several)]
 
 
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
     grammar = _grammar(body.response_format)
     if grammar is not None and body.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` with `response_format`: a complete value must be able to end.",
+            "`ignore_eos` excludes `response_format`: the reply must be able to end.",
             "ignore_eos",
         )
     return Sampling(
@@ -102,32 +97,18 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
         repeat_last_n=_given(body.repeat_last_n, defaults.repeat_last_n),
         frequency_penalty=_given(body.frequency_penalty, defaults.frequency_penalty),
         presence_penalty=_given(body.presence_penalty, defaults.presence_penalty),
-        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % SEEDS,
+        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
         ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
         grammar=grammar,
     )
 
 
-def _check_call_can_be_required(body: ChatCompletionRequest, sampling: Sampling) -> None:
-    if sampling.grammar is not None:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `response_format` exclude each other.",
-            "tool_choice",
-        )
-    if body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` with `tool_choice` that requires a call: a call must be able to end.",
-            "ignore_eos",
-        )
-
-
 def _given(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]) -> int | None:
-    """0: the prompt is evaluated and kept, and nothing is written."""
+def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
     for name, limit in limits:
         if limit is not None and limit < -1:
             raise InvalidRequest(
@@ -135,8 +116,6 @@ def _max_tokens(body: GenerationFields, limits: Sequence[tuple[str, int | None]]
                 " or -1 for as much as the context holds.",
                 name,
             )
-    if body.primes:
-        return 0
     first = next((limit for _, limit in limits if limit is not None), None)
     return None if first == -1 else first
 
@@ -167,13 +146,9 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
 
 
 def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
-        schema = wanted.object_schema or ANY_OBJECT
-    elif wanted.json_schema is not None:
-        schema = wanted.json_schema.json_schema
-    else:
-        path = "response_format.json_schema"
-        raise InvalidRequest(f"`{path}` is required.", path)
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    schema = wanted.object_schema
+    if wanted.type == "json_schema":
+        schema = wanted.json_schema.json_schema if wanted.json_schema else None
+    return json_grammar(wanted.type, schema, "response_format.json_schema")

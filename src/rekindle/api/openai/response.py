@@ -1,16 +1,11 @@
 """Complete replies in OpenAI's shapes, with llama-server's timings."""
 
-import time
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from rekindle import __version__
-from rekindle.api.cache.bodies import CLASSES
+from rekindle.api.cache.views import rekindle_of
 from rekindle.api.openai.bodies import (
     AssistantMessage,
-    CacheStories,
-    CacheStory,
     CalledFunction,
     ChatChoice,
     ChatCompletion,
@@ -20,25 +15,22 @@ from rekindle.api.openai.bodies import (
     CompletionChoice,
     CompletionLogprobs,
     Finish,
-    MissBody,
-    NeutralisedText,
     PromptTokensDetails,
-    Rekindle,
-    Span,
-    TierTokens,
     Timings,
     TokenLogprob,
     ToolCallBody,
     TopLogprob,
     Usage,
 )
-from rekindle.api.replies import Reply
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
-from rekindle.generation.events import CachedSpan, CacheSource, Spans
-from rekindle.observe.request_record import Miss
 
 FINGERPRINT = f"rekindle-{__version__}"
-LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 FINISH: dict[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -46,20 +38,12 @@ FINISH: dict[FinishReason, Finish] = {
 CHAT_FINISH: dict[FinishReason, ChatFinish] = {**FINISH, FinishReason.TOOL_CALLS: "tool_calls"}
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every reply and every chunk of one request carries."""
-
-    model: str
-    n_per_prompt: int
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatCompletion:
+def chat_completion(
+    body: ChatCompletionRequest, envelope: Envelope, replies: Sequence[Reply]
+) -> ChatCompletion:
     stats = [reply.done.stats for reply in replies]
     return ChatCompletion(
-        id=f"chatcmpl-{envelope.id}",
+        id=envelope.id,
         object="chat.completion",
         created=envelope.created,
         model=envelope.model,
@@ -73,16 +57,17 @@ def chat_completion(envelope: Envelope, replies: Sequence[Reply]) -> ChatComplet
             )
             for index, reply in enumerate(replies)
         ],
-        usage=usage_of(stats, envelope.n_per_prompt),
+        usage=usage_of(stats, body.n or 1),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )
 
 
-def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[str]) -> Completion:
+def completion(body: CompletionRequest, envelope: Envelope, replies: Sequence[Reply]) -> Completion:
     stats = [reply.done.stats for reply in replies]
+    echoes = [one.prompt.text if body.echo else "" for one in envelope.wanted]
     return Completion(
-        id=f"cmpl-{envelope.id}",
+        id=envelope.id,
         object="text_completion",
         created=envelope.created,
         model=envelope.model,
@@ -96,7 +81,7 @@ def completion(envelope: Envelope, replies: Sequence[Reply], echoes: Sequence[st
             )
             for index, (echo, reply) in enumerate(zip(echoes, replies, strict=True))
         ],
-        usage=usage_of(stats, envelope.n_per_prompt),
+        usage=usage_of(stats, body.n or 1),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )
@@ -119,7 +104,7 @@ def completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
     return CompletionLogprobs(
         tokens=[_key(token.chosen) for token in scored],
         token_logprobs=[_finite(token.chosen.logprob) for token in scored],
-        # The sampled token is always among them, so there may be one more than was asked for.
+        # With the sampled token, which may be one more than the client asked for.
         top_logprobs=[
             {_key(each): _finite(each.logprob) for each in (*token.top, token.chosen)}
             for token in scored
@@ -129,11 +114,11 @@ def completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
 
 
 def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
-    """Each prompt counts once, however many replies it gets."""
+    """Sum the usage. A prompt with several replies counts once."""
     prompts = [stats[i : i + n_per_prompt] for i in range(0, len(stats), n_per_prompt)]
     n_prompt = sum(replies[0].n_prompt for replies in prompts)
     n_generated = sum(each.n_generated for each in stats)
-    # Replies to one prompt share its rows: the one that found the least paid for the rest.
+    # Replies to one prompt share its rows: the reply with the fewest cached tokens computed them.
     n_cached = sum(min(each.n_cached for each in replies) for replies in prompts)
     n_written = sum(max(each.n_written for each in replies) for replies in prompts)
     return Usage(
@@ -147,12 +132,12 @@ def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
 
 
 def timings_of(stats: Sequence[ReplyStats]) -> Timings:
-    """Of several replies: all their tokens over the longest of their times, as they run at once."""
+    """Sum the tokens of all replies over the longest time, because they run in parallel."""
     prompt_n = sum(each.n_prefilled for each in stats)
     prompt_ms = max(each.prefill_seconds for each in stats) * 1e3
     predicted_n = sum(each.n_generated for each in stats)
     predicted_ms = max(each.decode_seconds for each in stats) * 1e3
-    # As llama-server: the first token of a reply is free, it comes from the prompt's logits.
+    # As in llama-server, the first token is free: it comes from the prompt's logits.
     n_steps = sum(max(each.n_generated - 1, 0) for each in stats)
     return Timings(
         cache_n=sum(each.n_cached for each in stats),
@@ -165,12 +150,6 @@ def timings_of(stats: Sequence[ReplyStats]) -> Timings:
         predicted_per_token_ms=_ratio(predicted_ms, n_steps),
         predicted_per_second=_ratio(n_steps, predicted_ms / 1e3),
     )
-
-
-def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
-    stories = [_story(each) for each in stats]
-    first = stories[0]
-    return first if len(stories) == 1 else CacheStories(**first, replies=stories)
 
 
 def _message(reply: Reply) -> AssistantMessage:
@@ -190,59 +169,6 @@ def _message(reply: Reply) -> AssistantMessage:
     return message
 
 
-def _story(stats: ReplyStats) -> CacheStory:
-    story: CacheStory = {
-        "cached": list(_by_tier(stats.spans)),
-        "prefilled": stats.n_prefilled,
-        "restored_ms": round(stats.restore_seconds * 1e3, 3),
-        "remembered_turns": stats.n_remembered_turns,
-        "dropped_messages": stats.n_dropped_messages,
-        "spans": [part for span in stats.spans for part in _parts(span, stats.remembered)],
-        "session": stats.session,
-        "class": CLASSES[stats.rank],
-        "prefilled_twice": stats.n_recomputed,
-    }
-    if stats.neutralised:
-        story["neutralised"] = [
-            NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
-        ]
-    if stats.is_explained:
-        story["miss"] = miss_body(stats.miss) if stats.miss else None
-    return story
-
-
-def _by_tier(spans: Spans) -> Iterator[TierTokens]:
-    counts = spans.by_source()
-    for tier in CacheSource:
-        if tier in counts:
-            yield TierTokens(tier=tier.value, tokens=counts[tier])
-
-
-def miss_body(miss: Miss) -> MissBody:
-    return MissBody(
-        reason=miss.reason.value,
-        message=miss.message,
-        part=miss.part,
-        before=miss.before,
-        expected=miss.expected,
-        got=miss.got,
-        tokens_lost=miss.tokens_lost,
-    )
-
-
-def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[Span]:
-    """A span, cut where remembered turns begin and end."""
-    turns = [(max(a, span.start), min(b, span.stop)) for a, b in remembered]
-    position = span.start
-    for start, stop in (turn for turn in turns if turn[0] < turn[1]):
-        if position < start:
-            yield Span(source=span.source.value, match="tokens", start=position, stop=start)
-        yield Span(source=span.source.value, match="remembered_turn", start=start, stop=stop)
-        position = stop
-    if position < span.stop:
-        yield Span(source=span.source.value, match="tokens", start=position, stop=span.stop)
-
-
 def _top_logprob(candidate: TopToken) -> TopLogprob:
     return TopLogprob(
         token=candidate.text, logprob=_finite(candidate.logprob), bytes=list(candidate.data)
@@ -250,7 +176,7 @@ def _top_logprob(candidate: TopToken) -> TopLogprob:
 
 
 def _key(candidate: TopToken) -> str:
-    """OpenAI's legacy notation for tokens that are only part of a character."""
+    """Return the token's text, or OpenAI's legacy notation for a part of a character."""
     if candidate.text.encode() == candidate.data:
         return candidate.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.data)

@@ -1,7 +1,7 @@
-"""What clients send to the completion endpoints: every field we know, and what becomes of it.
+"""Request types of the completion endpoints, with every field we know.
 
-A field without a mark is honoured. `docs/wire-apis.md` has the same list for people, and a
-test holds the two together.
+A field without a mark is honoured. `docs/wire-apis.md` has the same list, and a test compares
+the two.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,18 +9,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, WithJsonSchema
 
 from rekindle.api.body import Ignored, Refused, WireModel
-from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
+from rekindle.api.cache_controls import OpenAiFields
+from rekindle.api.content import ContentPart
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
-MAX_PROMPTS = 128  # picked; each is a request of its own to the engine
+MAX_PROMPTS = 128  # picked; each is a separate engine request
 MAX_TOP_LOGPROBS = 20
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
-# Fail fast: a body of a million wrong items would make a million errors.
+# Fail fast: a million wrong items would make a million errors.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 BiasPair = Annotated[tuple[int, Bias], Strict(strict=False)]
 
@@ -44,10 +45,8 @@ class ResponseFormat(WireModel):
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class GenerationFields(OpenAiCacheFields):
-    """What both endpoints share."""
-
-    model: str | None = None
+class GenerationFields(OpenAiFields):
+    """Fields that both completion endpoints share."""
 
     max_tokens: int | None = None
     n_predict: int | None = None
@@ -69,7 +68,6 @@ class GenerationFields(OpenAiCacheFields):
     logit_bias: dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)] | None = None
     response_format: ResponseFormat | None = None
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
 
@@ -85,13 +83,6 @@ class GenerationFields(OpenAiCacheFields):
     dynatemp_range: Annotated[Any, Refused()] = None
     dry_multiplier: Annotated[Any, Refused()] = None
     xtc_probability: Annotated[Any, Refused()] = None
-
-
-class ContentPart(WireModel):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class FunctionCall(WireModel):
@@ -119,7 +110,7 @@ class ChatMessage(WireModel):
     audio: Annotated[Any, Refused()] = None
 
 
-# A plain dict: whatever keys a definition has, templates show them to the model.
+# A plain dict, because templates show all keys of a definition to the model.
 FunctionDefinition = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -149,7 +140,7 @@ class FunctionName(WireModel):
 class ToolReference(WireModel):
     type: Literal["function"] = "function"
     function: FunctionName | None = None
-    name: str | None = None  # as the Responses API has it, without `function` around it
+    name: str | None = None  # as in the Responses API, without `function`
 
 
 class AllowedTools(WireModel):

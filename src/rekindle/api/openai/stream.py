@@ -1,14 +1,15 @@
 """Streamed replies in OpenAI's chunks.
 
-A frame's head and tail are made once per reply; a token costs one JSON string and a join.
+The head and tail of a frame are made once per reply. A token costs one JSON string and a join.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
 
+from rekindle.api.cache.views import rekindle_of
+from rekindle.api.json import quoted
 from rekindle.api.openai.bodies import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -20,13 +21,17 @@ from rekindle.api.openai.response import (
     CHAT_FINISH,
     FINGERPRINT,
     FINISH,
-    Envelope,
     chat_logprobs,
     completion_logprobs,
-    rekindle_of,
     timings_of,
     usage_of,
 )
+from rekindle.api.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
@@ -43,17 +48,16 @@ DONE = b"data: [DONE]\n\n"
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 END = b"}\n\n"
 REASONING_HEAD = b'"delta":{"reasoning_content":'
-ARGUMENTS_CHARACTERS = 1024  # of one chunk; picked: a file as an argument is no single huge line
+ARGUMENTS_CHARACTERS = 1024  # of one chunk, so that a long argument is not one huge line; picked
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """Where the two endpoints differ: how a choice holds its text.
+    """The difference between the two endpoints: how a choice holds its text.
 
-    Reasoning and calls need no entry here: only chats have them.
+    Reasoning and calls have no entry, because only chats have them.
     """
 
-    id_prefix: str
     object: str
     text_head: bytes
     text_tail: bytes
@@ -63,7 +67,6 @@ class ChunkShape:
 
 
 CHAT = ChunkShape(
-    id_prefix="chatcmpl-",
     object="chat.completion.chunk",
     text_head=b'"delta":{"content":',
     text_tail=b"}",
@@ -72,7 +75,6 @@ CHAT = ChunkShape(
     finish=CHAT_FINISH,
 )
 COMPLETION = ChunkShape(
-    id_prefix="cmpl-",
     object="text_completion",
     text_head=b'"text":',
     text_tail=b"",
@@ -83,41 +85,32 @@ COMPLETION = ChunkShape(
 CHAT_OPENING = b'"delta":{"role":"assistant","content":""}'
 
 
-def echo_opening(text: str) -> bytes:
-    return b'"text":' + _quoted(text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkOptions:
-    include_usage: bool
-    progress: bool
-
-
 class Chunks:
-    """The frames of one request. `openings` has the first chunk of each reply, may be empty."""
+    """The frames of one request. `openings`: the first chunk of each reply, which may be empty."""
 
     def __init__(
         self,
         shape: ChunkShape,
+        body: GenerationFields,
         envelope: Envelope,
         openings: Sequence[bytes],
-        options: ChunkOptions,
     ) -> None:
         self._shape = shape
-        self._options = options
+        self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._shows_progress = body.return_progress is True
+        self._n_per_prompt = body.n or 1
         self._openings = openings
-        self._n_per_prompt = envelope.n_per_prompt
         self._stats: list[ReplyStats | None] = [None] * len(openings)
         constant = {
-            "id": shape.id_prefix + envelope.id,
+            "id": envelope.id,
             "object": shape.object,
             "created": envelope.created,
             "model": envelope.model,
             "system_fingerprint": FINGERPRINT,
         }
         self._envelope = b"data: " + to_json(constant)[:-1]
-        # With usage asked for, OpenAI puts a null into every chunk but the one that has it.
-        no_usage = b',"usage":null' if options.include_usage else b""
+        # If usage is requested, every chunk without it has a null, as OpenAI sends it.
+        no_usage = b',"usage":null' if self._includes_usage else b""
         self._choices = [
             self._envelope + no_usage + b',"choices":[{"index":%d,' % index
             for index in range(len(openings))
@@ -142,14 +135,14 @@ class Chunks:
             return self._call(index, event)
         if isinstance(event, ReplyDone):
             return self._finish(index, event)
-        return self._progress(index, event) if self._options.progress else b""
+        return self._progress(index, event) if self._shows_progress else b""
 
     def fail(self, error_body: bytes) -> bytes:
         # OpenAI's SDKs raise on `error` and read no further, so no [DONE] follows.
         return b"data: " + error_body + b"\n\n"
 
     def end(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._includes_usage:
             return DONE
         usage = to_json(usage_of(self._all_stats(), self._n_per_prompt))
         return self._envelope + b',"choices":[],"usage":' + usage + self._account() + END + DONE
@@ -157,11 +150,11 @@ class Chunks:
     def _text(self, head: bytes, event: ReplyText | ReplyReasoning) -> bytes:
         if event.scored:
             tail = self._shape.text_tail + self._unfinished(event.scored) + END
-            return head + _quoted(event.text) + tail
-        return head + _quoted(event.text) + self._text_tail
+            return head + quoted(event.text) + tail
+        return head + quoted(event.text) + self._text_tail
 
     def _call(self, index: int, event: ReplyCall) -> bytes:
-        """Its name, and with it the scores of all its tokens; then its arguments."""
+        """Encode the name with the scores of all tokens of the call, then the arguments."""
         scored = event.scored
         frames = []
         for delta in _call_deltas(event):
@@ -186,8 +179,8 @@ class Chunks:
             + to_json(self._shape.finish[event.finish])
             + b"}]"
         )
-        # llama-server has its timings in the last chunk, whichever that is.
-        if not self._options.include_usage and None not in self._stats:
+        # llama-server sends its timings in the last chunk.
+        if not self._includes_usage and None not in self._stats:
             chunk += self._account()
         return chunk + END
 
@@ -216,6 +209,16 @@ class Chunks:
         return [stats for stats in self._stats if stats is not None]
 
 
+def chat_chunks(body: ChatCompletionRequest, envelope: Envelope) -> Chunks:
+    return Chunks(CHAT, body, envelope, [CHAT_OPENING] * len(envelope.wanted))
+
+
+def completion_chunks(body: CompletionRequest, envelope: Envelope) -> Chunks:
+    echoes = [one.prompt.text if body.echo else "" for one in envelope.wanted]
+    openings = [b'"text":' + quoted(echo) if echo else b"" for echo in echoes]
+    return Chunks(COMPLETION, body, envelope, openings)
+
+
 def _call_deltas(call: ReplyCall) -> Iterator[ToolCallDelta]:
     yield ToolCallDelta(
         index=call.index,
@@ -227,8 +230,3 @@ def _call_deltas(call: ReplyCall) -> Iterator[ToolCallDelta]:
     for start in range(0, len(arguments), ARGUMENTS_CHARACTERS):
         piece = arguments[start : start + ARGUMENTS_CHARACTERS]
         yield ToolCallDelta(index=call.index, function=FunctionDelta(arguments=piece))
-
-
-def _quoted(text: str) -> bytes:
-    # ASCII, because clients that split lines as `str.splitlines` does would cut at a raw U+2028.
-    return encode_basestring_ascii(text).encode("ascii")

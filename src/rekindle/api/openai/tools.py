@@ -1,4 +1,4 @@
-"""The tools of a chat request, and which of them its reply may or must call."""
+"""The tools of a chat request, and its tool choice."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -8,6 +8,7 @@ from rekindle.api.openai.schema import (
     ToolEntry,
     ToolReference,
 )
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -18,13 +19,7 @@ def tools_of(entries: Sequence[ToolEntry]) -> tuple[Tool, ...]:
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(entries):
         path = f"tools.{index}"
-        tool = _tool(entry, path)
-        if tool.name in tools:
-            raise InvalidRequest(
-                f"`{path}.function.name`: there are two tools `{tool.name}`.",
-                f"{path}.function.name",
-            )
-        tools[tool.name] = tool
+        add_tool(tools, _tool(entry, path), f"{path}.function.name")
     return tuple(tools.values())
 
 
@@ -35,9 +30,7 @@ def tool_choice_of(body: ChatCompletionRequest, tools: Sequence[Tool]) -> ToolCh
         return _object_choice(wanted, names, parallel=body.parallel_tool_calls)
     mode = ToolMode(wanted or "auto")
     if mode is ToolMode.REQUIRED and not tools:
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=body.parallel_tool_calls is not False)
 
 
@@ -52,12 +45,12 @@ def _object_choice(
     if wanted.allowed_tools is not None:
         mode = ToolMode(wanted.allowed_tools.mode)
         return ToolChoice(mode, names, parallel=parallel is not False)
-    # OpenAI: a named function is called exactly once. Clients that want a value rely on it.
+    # OpenAI calls a named function exactly once, and clients rely on it.
     return ToolChoice(ToolMode.REQUIRED, names, parallel=parallel is True)
 
 
 def _references(wanted: ToolChoiceEntry) -> Iterator[tuple[str, str]]:
-    """The path and the name of each tool that is named."""
+    """Yield the path and the name of each tool in the choice."""
     if wanted.type == "function":
         yield _reference(wanted, "tool_choice")
         return

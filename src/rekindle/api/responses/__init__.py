@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, mapped to the neutral `Conversation` and never to chat completions."""
+"""OpenAI's Responses API."""

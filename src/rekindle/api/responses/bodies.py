@@ -1,10 +1,11 @@
-"""What the Responses endpoints send back, as types. OpenAPI is made from these."""
+"""Reply types of the Responses endpoints. OpenAPI is made from these."""
 
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rekindle.api.openai.bodies import Rekindle, Timings, TokenLogprob
+from rekindle.api.cache.bodies import Rekindle
+from rekindle.api.openai.bodies import Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -33,7 +34,7 @@ class OutputMessage(TypedDict):
 class ReasoningBody(TypedDict):
     id: str
     type: Literal["reasoning"]
-    summary: list[Any]  # always empty: nobody sums it up
+    summary: list[Any]  # always empty: there are no summaries
     content: list[ReasoningText]
     encrypted_content: NotRequired[str]
 
@@ -68,7 +69,7 @@ class InputTokensDetails(TypedDict):
 
 
 class OutputTokensDetails(TypedDict):
-    reasoning_tokens: int  # always 0: they are not counted apart
+    reasoning_tokens: int  # always 0: not counted separately
 
 
 class ResponseUsage(TypedDict):
@@ -119,7 +120,7 @@ class ResponseBody(TypedDict):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    # Where the request names a response to compare with.
+    # Only if the request names a response to compare with.
     prompt_cache_diagnostics: NotRequired[CacheMissDiagnostics | OtherDiagnostics]
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
@@ -141,7 +142,7 @@ class ResponseBody(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """Of a stream. What else it has depends on its type."""
+    """An event of a stream. Its other fields depend on its type."""
 
     type: str
     sequence_number: int

@@ -1,4 +1,4 @@
-"""What a request goes on from: stored responses, and the items that it refers to."""
+"""Stored responses, which a request can continue or refer to."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,9 +9,10 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from rekindle.api.body import WireModel
+from rekindle.api.errors import NotFound
+from rekindle.api.replies import Envelope
 from rekindle.api.responses.bodies import ResponseBody
 from rekindle.api.responses.items import Placed
-from rekindle.api.responses.response import Envelope
 from rekindle.api.responses.schema import (
     CreateResponseRequest,
     InputItem,
@@ -25,37 +26,30 @@ ID_PREFIXES = {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ct
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
-class NotStored(Exception):
-    """A client refers to what is not here, or not any more."""
-
-    def __init__(self, id: str, param: str) -> None:
-        self.id = id
-        self.param = param
-
-
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response and the items it answered, those of earlier responses first; as JSON."""
+    """A stored response and all its input items, as JSON. Items of earlier responses come first."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
 
 
 class ResponseHistory:
-    """Of one namespace: what another one stored is not there."""
+    """The stored responses of one namespace."""
 
-    def __init__(self, store: ResponseStore, namespace: str = "") -> None:
+    def __init__(self, store: ResponseStore, namespace: str) -> None:
         self._store = store
         self._prefix = f"{namespace}/" if namespace else ""
 
     async def items_of(self, body: CreateResponseRequest) -> list[Placed]:
-        """The whole conversation: what was stored, then what was sent."""
+        """List the items of the whole conversation: stored ones, then those of the request."""
         placed: list[Placed] = []
         if body.previous_response_id is not None:
-            param = "previous_response_id"
-            kept = await self.find(body.previous_response_id)
+            id, param = body.previous_response_id, "previous_response_id"
+            kept = await self.find(id)
             if kept is None:
-                raise NotStored(body.previous_response_id, param)
+                message = f"Previous response with id '{id}' not found."
+                raise NotFound(message, param, code="previous_response_not_found")
             for item in _parsed([*kept.items, *kept.response["output"]]):
                 placed.append(Placed(item, param))
         if isinstance(body.input, str):
@@ -69,7 +63,7 @@ class ResponseHistory:
         return placed
 
     async def find(self, id: str) -> Kept | None:
-        if "/" in id:  # it would be one of another namespace
+        if "/" in id:  # an id of another namespace
             return None
         stored = await asyncio.to_thread(self._store.get, self._prefix + id)
         if stored is None:
@@ -80,7 +74,7 @@ class ResponseHistory:
     def keep(self, envelope: Envelope, items: Sequence[Placed], body: ResponseBody) -> None:
         listed = [_with_id(placed.item, envelope.key, index) for index, placed in enumerate(items)]
         data = to_json({"response": body, "items": listed})
-        self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created_at, data))
+        self._store.put(StoredResponse(self._prefix + envelope.id, envelope.created, data))
 
     async def delete(self, id: str) -> bool:
         if "/" in id:
@@ -93,7 +87,7 @@ class ResponseHistory:
         for item in [*kept.items, *kept.response["output"]] if kept else ():
             if item["id"] == id:
                 return _parsed([item])[0]
-        raise NotStored(id, param)
+        raise NotFound(f"Item with id '{id}' not found.", param)
 
 
 def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
@@ -101,7 +95,7 @@ def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
 
 
 def _with_id(item: WireModel, key: str, index: int) -> dict[str, Any]:
-    """As it was sent. Every item in a list of OpenAI's has an id and a type."""
+    """Return the item as it was sent, with an id and a type, which OpenAI always lists."""
     fields = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kind = fields.get("type") or "message"
     new_id = f"{ID_PREFIXES.get(kind, 'msg')}_{key}i{index:04x}"

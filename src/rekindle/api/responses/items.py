@@ -1,7 +1,7 @@
-"""Input items as messages of a neutral `Conversation`.
+"""Conversion of input items to messages of a neutral `Conversation`.
 
-What one reply said comes back as several items (reasoning, message, calls) and is one message
-again: it was sampled as one turn.
+One reply comes back as several items (reasoning, message, calls). They become one message again,
+because the reply was sampled as one turn.
 """
 
 import base64
@@ -10,8 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rekindle.api.call_ids import CallIds
-from rekindle.api.content import part_text
+from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
 from rekindle.api.responses.schema import (
     CallOutputItem,
     CustomCallItem,
@@ -20,34 +19,25 @@ from rekindle.api.responses.schema import (
     MessageItem,
     OtherItem,
     ReasoningItem,
-    TextPart,
 )
 from rekindle.api.responses.tools import CUSTOM_ARGUMENT, full_name
+from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Message,
-    Part,
-    Reasoning,
     Role,
     Text,
     ToolCall,
     ToolResult,
 )
-from rekindle.errors import InvalidRequest
 
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-}
-# Agents cannot know what a tool will give back; a refusal would end their session for good.
+# Not refused: an agent cannot change what a tool returned, and could not continue.
 LEFT_OUT = "[{type} left out: this model reads only text]"
 ENCRYPTED_KEY = "rekindle_reasoning"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item, and where a client finds it in its request."""
+    """An item and its path in the request."""
 
     item: InputItem
     path: str
@@ -56,7 +46,7 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Read:
     messages: tuple[Message, ...]
-    skipped: tuple[str, ...]  # types of items that could not be shown
+    skipped: tuple[str, ...]  # types of items that the prompt omits
     breakpoints: tuple[int, ...] = ()  # how many messages each one covers
 
 
@@ -69,12 +59,12 @@ def read_items(items: Sequence[Placed]) -> Read:
 
 
 def encrypted(reasoning: str) -> str:
-    """Reasoning for a client that stores everything itself. It is encoded, and no secret."""
+    """Encode reasoning for a client that stores the conversation. This is no encryption."""
     return base64.b64encode(json.dumps({ENCRYPTED_KEY: reasoning}).encode()).decode()
 
 
 def decrypted(content: str) -> str | None:
-    """None: it is not ours."""
+    """Decode reasoning. Return None for content of another server."""
     try:
         value = json.loads(base64.b64decode(content, validate=True))
     except (binascii.Error, ValueError, RecursionError):
@@ -85,7 +75,7 @@ def decrypted(content: str) -> str | None:
 
 @dataclass(slots=True)
 class _Turn:
-    """One assistant message while its items come."""
+    """One assistant message while its items are read."""
 
     reasoning: list[str] = field(default_factory=list)
     text: str = ""
@@ -93,18 +83,13 @@ class _Turn:
     last_was_text: bool = False
 
     def add_text(self, text: str) -> None:
-        # Text around a call was sampled in one go; two messages in a row were not.
+        # Text before and after a call was sampled as one. Two messages in a row were not.
         between = "\n" if self.last_was_text and self.text and text else ""
         self.text += between + text
         self.last_was_text = True
 
     def message(self) -> Message:
-        parts: list[Part] = []
-        if reasoning := "".join(self.reasoning):
-            parts.append(Reasoning(reasoning))
-        if self.text:
-            parts.append(Text(self.text))
-        return Message(Role.ASSISTANT, (*parts, *self.calls))
+        return assistant_message("".join(self.reasoning), self.text, self.calls)
 
 
 class _ItemReader:
@@ -166,17 +151,14 @@ class _ItemReader:
 
     def _add_output(self, item: CallOutputItem, path: str) -> None:
         self.end_turn()
-        call_id = self._calls.find(item.call_id)
-        if call_id is None:
-            where = f"{path}.call_id"
-            raise InvalidRequest(f"`{where}`: no earlier item has a call `{item.call_id}`.", where)
+        call_id = self._calls.resolve(item.call_id, f"{path}.call_id")
         self._add_result(call_id, _output_text(item.output))
 
     def _add_result(self, call_id: str, text: str) -> None:
         self.messages.append(Message(Role.TOOL, (ToolResult(call_id, None, text),)))
 
     def _add_other(self, item: OtherItem) -> None:
-        """Calls of tools that we do not offer are shown as calls, where they have an id."""
+        """Show calls of other tools, and their outputs, as calls and results if they have an id."""
         extra = item.model_extra or {}
         call_id = extra.get("call_id")
         if isinstance(call_id, str) and item.type.endswith("_call"):
@@ -208,7 +190,7 @@ def _n_breakpoints(item: InputItem) -> int:
 
 
 def _reasoning(item: ReasoningItem, path: str) -> str:
-    """The exact text if it is there, else what was shown of it."""
+    """Return the exact reasoning if the item has it, else the visible text."""
     if item.encrypted_content and (text := decrypted(item.encrypted_content)) is not None:
         return text
     if item.content:
@@ -219,10 +201,7 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
 def _texts(content: str | Sequence[TextPart], path: str) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
-    texts = [
-        part_text(part.type, part.text, getattr(part, "refusal", None), f"{path}.{index}")
-        for index, part in enumerate(content)
-    ]
+    texts = [part_text(part, f"{path}.{index}") for index, part in enumerate(content)]
     return [text for text in texts if text]
 
 

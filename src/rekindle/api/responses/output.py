@@ -1,4 +1,4 @@
-"""A reply as output items, in the order in which it was said, whole or streamed."""
+"""A reply as output items, in sampled order, for whole and streamed responses."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from rekindle.api.responses.bodies import (
     ReasoningText,
 )
 from rekindle.api.responses.items import encrypted
-from rekindle.api.responses.tools import CUSTOM_ARGUMENT, Toolbox
+from rekindle.api.responses.response import ResponseHead
+from rekindle.api.responses.tools import CUSTOM_ARGUMENT
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
@@ -27,6 +28,8 @@ from rekindle.chat.reply.events import (
     ReplyText,
     ScoredToken,
 )
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,13 @@ Step = Opened | Grown | Closed
 
 
 class Output:
-    """Made for one reply; `items` has those that are whole."""
+    """The output of one reply as it grows; `items` has those that are whole."""
 
-    def __init__(self, response_key: str, toolbox: Toolbox, *, encrypts_reasoning: bool) -> None:
+    def __init__(self, head: ResponseHead) -> None:
         self.items: list[OutputItem] = []
-        self._response_key = response_key
-        self._toolbox = toolbox
-        self._encrypts_reasoning = encrypts_reasoning
+        self._response_key = head.envelope.key
+        self._toolbox = head.toolbox
+        self._encrypts_reasoning = ENCRYPTED_REASONING in (head.body.include or ())
         self._open: OutputMessage | ReasoningBody | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -85,7 +88,7 @@ class Output:
     def finish(self, reason: FinishReason) -> Iterator[Step]:
         is_cut = reason is FinishReason.LENGTH
         yield from self._close("incomplete" if is_cut else "completed")
-        # Agents ask again for ever when a reply has neither text nor a call.
+        # Agents retry for ever if a reply has neither text nor a call.
         if not is_cut and all(item["type"] == "reasoning" for item in self.items):
             yield self._open_item(self._message("in_progress"))
             yield from self._close("completed")
@@ -169,12 +172,12 @@ class Output:
         return body
 
     def _id(self, prefix: str) -> str:
-        # The response can be told from it, which is how references are resolved.
+        # The id contains the response's key, by which references are resolved.
         return f"{prefix}_{self._response_key}{len(self.items):04x}"
 
 
 def _custom_input(arguments_json: str) -> str:
-    """What the tool is to get; models now and then forget the object around it."""
+    """Return the input of a custom tool. Models sometimes omit the object around it."""
     try:
         value = json.loads(arguments_json)
     except (ValueError, RecursionError):

@@ -1,21 +1,19 @@
-"""From a request to a `Conversation` and `ReplyOptions`."""
+"""Conversion of a request to a `Conversation` and `ReplyOptions`."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
-from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig, TextFormat
+from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation, Message, Role, Text
-from rekindle.chat.reply.events import ReplyOptions, ToolMode
+from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Sampling
 
-ANY_OBJECT = {"type": "object"}
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED_REASONING = "reasoning.encrypted_content"
 UNTHINKING_EFFORTS = frozenset({"none", "minimal"})
 
 
@@ -40,36 +38,28 @@ def marks_of(
 
 
 def reply_options(
-    body: CreateResponseRequest,
-    toolbox: Toolbox,
-    defaults: Sampling,
-    *,
-    default_cache_prompt: bool,
+    body: CreateResponseRequest, toolbox: Toolbox, defaults: Sampling, _n_vocab: int
 ) -> ReplyOptions:
-    grammar = _grammar(body.text.format if body.text else None)
+    wanted = body.text.format if body.text else None
+    schema = wanted.json_schema if wanted and wanted.type == "json_schema" else None
+    grammar = json_grammar(wanted.type if wanted else "text", schema, "text.format.schema")
     tool_choice = tool_choice_of(body, toolbox)
-    if tool_choice.mode is ToolMode.REQUIRED and grammar is not None:
-        raise InvalidRequest(
-            "`tool_choice` that requires a call and `text.format` exclude each other.",
-            "tool_choice",
-        )
-    sampling = replace(defaults, grammar=grammar)
-    if body.temperature is not None:
-        sampling = replace(sampling, temperature=body.temperature)
-    if body.top_p is not None:
-        sampling = replace(sampling, top_p=body.top_p)
-    wants_logprobs = body.top_logprobs or includes(body, LOGPROBS)
+    check_grammar(grammar, tool_choice, "text.format")
+    sampling = replace(
+        defaults,
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        grammar=grammar,
+    )
+    cache_options = body.prompt_cache_options
+    wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
     return ReplyOptions(
         sampling=sampling,
-        max_tokens=0 if body.primes else body.max_output_tokens,
+        max_tokens=body.max_output_tokens,
         n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        cache_prompt=default_cache_prompt if body.cache_prompt is None else body.cache_prompt,
         tool_choice=tool_choice,
+        compare_with=cache_options.comparison_response_id if cache_options else None,
     )
-
-
-def includes(body: CreateResponseRequest, wanted: str) -> bool:
-    return wanted in (body.include or ())
 
 
 def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:
@@ -79,15 +69,3 @@ def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:
     if reasoning.effort in UNTHINKING_EFFORTS:
         kwargs["enable_thinking"] = False
     return kwargs
-
-
-def _grammar(wanted: TextFormat | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        schema = ANY_OBJECT
-    elif wanted.json_schema is not None:
-        schema = wanted.json_schema
-    else:
-        raise InvalidRequest("`text.format.schema` is required.", "text.format.schema")
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

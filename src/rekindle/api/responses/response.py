@@ -1,13 +1,14 @@
-"""The response object: what was asked for, what came of it, and what it took."""
+"""The response object: the request's settings, the output, usage and timings."""
 
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rekindle.api.body import WireModel
-from rekindle.api.openai.response import rekindle_of, timings_of
+from rekindle.api.cache.views import rekindle_of
+from rekindle.api.openai.response import timings_of
+from rekindle.api.replies import Envelope
 from rekindle.api.responses.bodies import (
     CacheMissDiagnostics,
     IncompleteDetails,
@@ -20,11 +21,10 @@ from rekindle.api.responses.bodies import (
     ResponseFault,
     ResponseUsage,
 )
-from rekindle.api.responses.schema import CreateResponseRequest, ToolChoiceEntry
+from rekindle.api.responses.schema import CreateResponseRequest, ResponseToolChoice
 from rekindle.api.responses.tools import Toolbox
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyStats
-from rekindle.generation.request import Sampling
+from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyOptions, ReplyStats
 from rekindle.observe.request_record import MissReason
 
 UNSUPPORTED_TOOLS = "rekindle_unsupported_tools"
@@ -37,34 +37,26 @@ CHANGES: dict[MissReason, Literal["model_changed", "tools_changed", "input_chang
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
-    """What is known of a response before it begins."""
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Facts about a response that are known before it begins."""
 
-    model: str
+    envelope: Envelope
     body: CreateResponseRequest
     toolbox: Toolbox
-    sampling: Sampling
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created_at: int = field(default_factory=lambda: int(time.time()))
-    wants_diagnostics: bool = False
 
     @property
-    def id(self) -> str:
-        return f"resp_{self.key}"
-
-    @property
-    def is_stored(self) -> bool:
-        return self.body.store is not False
+    def options(self) -> ReplyOptions:
+        return self.envelope.wanted[0].options
 
 
-def begun(envelope: Envelope) -> ResponseBody:
-    body = envelope.body
+def begun(head: ResponseHead) -> ResponseBody:
+    envelope, body = head.envelope, head.body
     reasoning = body.reasoning
     return ResponseBody(
         id=envelope.id,
         object="response",
-        created_at=envelope.created_at,
+        created_at=envelope.created,
         completed_at=None,
         status="in_progress",
         background=False,
@@ -84,24 +76,24 @@ def begun(envelope: Envelope) -> ResponseBody:
         ),
         safety_identifier=body.safety_identifier,
         service_tier="default",
-        store=envelope.is_stored,
-        temperature=envelope.sampling.temperature,
+        store=body.store is not False,
+        temperature=head.options.sampling.temperature,
         text=_sent(body.text) | ({} if body.text and body.text.format else PLAIN_TEXT),
         tool_choice=_sent(body.tool_choice)
-        if isinstance(body.tool_choice, ToolChoiceEntry)
+        if isinstance(body.tool_choice, ResponseToolChoice)
         else body.tool_choice or "auto",
         tools=[_sent(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
-        top_p=envelope.sampling.top_p,
+        top_p=head.options.sampling.top_p,
         truncation=body.truncation or "disabled",
         usage=None,
         user=body.user,
-        metadata=_metadata(envelope),
+        metadata=_metadata(head),
     )
 
 
-def ended(envelope: Envelope, output: Sequence[OutputItem], done: ReplyDone) -> ResponseBody:
-    body = begun(envelope)
+def ended(head: ResponseHead, output: Sequence[OutputItem], done: ReplyDone) -> ResponseBody:
+    body = begun(head)
     is_cut = done.finish is FinishReason.LENGTH
     body["status"] = "incomplete" if is_cut else "completed"
     if is_cut:
@@ -111,23 +103,23 @@ def ended(envelope: Envelope, output: Sequence[OutputItem], done: ReplyDone) -> 
     body["usage"] = _usage(done.stats)
     body["timings"] = timings_of([done.stats])
     body["rekindle"] = rekindle_of([done.stats])
-    if envelope.wants_diagnostics:
+    if head.options.compare_with is not None:
         body["prompt_cache_diagnostics"] = _diagnostics(done.stats.diagnosis)
     return body
 
 
-def failed(envelope: Envelope, output: Sequence[OutputItem], message: str) -> ResponseBody:
-    body = begun(envelope)
+def failed(head: ResponseHead, output: Sequence[OutputItem], message: str) -> ResponseBody:
+    body = begun(head)
     body["status"] = "failed"
     body["error"] = ResponseFault(code="server_error", message=message)
     body["output"] = list(output)
     return body
 
 
-def _metadata(envelope: Envelope) -> dict[str, Any]:
-    metadata = dict(envelope.body.metadata or {})
-    if envelope.toolbox.unsupported:
-        metadata[UNSUPPORTED_TOOLS] = ",".join(envelope.toolbox.unsupported)
+def _metadata(head: ResponseHead) -> dict[str, Any]:
+    metadata = dict(head.body.metadata or {})
+    if head.toolbox.unsupported:
+        metadata[UNSUPPORTED_TOOLS] = ",".join(head.toolbox.unsupported)
     return metadata
 
 

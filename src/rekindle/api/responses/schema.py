@@ -1,7 +1,7 @@
-"""What clients send to `/v1/responses`: every field we know, and what becomes of it.
+"""Request types of `/v1/responses`, with every field we know.
 
-A field without a mark is honoured. Items and tools of types that are not listed here are never
-refused: agents send whatever their vendor has added.
+A field without a mark is honoured. Items and tools of unknown types are never refused, because
+agents send types that their vendor has added.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,24 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from rekindle.api.body import Ignored, Refused, WireModel
-from rekindle.api.cache_controls import OpenAiCacheFields, PromptCacheBreakpoint
+from rekindle.api.cache_controls import OpenAiFields
+from rekindle.api.content import ContentPart, InputPart, TextPart
 
 MAX_TOP_LOGPROBS = 20
 
 Unused = Annotated[str | None, Ignored()]
-
-
-class TextPart(WireModel):
-    type: str
-    text: str | None = None
-
-
-class InputPart(TextPart):
-    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
-
-
-class ContentPart(InputPart):
-    refusal: str | None = None
 
 
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
@@ -42,24 +30,22 @@ class MessageItem(WireModel):
     phase: Unused = None
 
 
-class FunctionCallItem(WireModel):
+class CallItem(WireModel):
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = None
+    status: Unused = None
+
+
+class FunctionCallItem(CallItem):
     type: Literal["function_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
     arguments: str
-    status: Unused = None
 
 
-class CustomCallItem(WireModel):
+class CustomCallItem(CallItem):
     type: Literal["custom_tool_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
-    status: Unused = None
 
 
 class CallOutputItem(WireModel):
@@ -85,13 +71,13 @@ class ReferenceItem(WireModel):
 
 
 class OtherItem(WireModel):
-    """Of tools that run elsewhere, or of a later API. `items.py` shows what can be shown."""
+    """An item of an unknown type. `items.py` shows calls and outputs, and omits the rest."""
 
     type: str
     id: str | None = None
 
 
-# Tags are part of the path of a fault, so none may be the name of a field.
+# A tag becomes part of a fault's path, so no tag may equal a field name.
 _ITEM_TAGS = {
     "message": "MessageItem",
     "function_call": "FunctionCallItem",
@@ -103,15 +89,25 @@ _ITEM_TAGS = {
 }
 
 
-def _item_tag(value: Any) -> str:
-    if isinstance(value, WireModel):
-        return type(value).__name__
-    if not isinstance(value, Mapping):
-        return "MessageItem"
-    kind = value.get("type")
-    if kind is None:
-        return "ReferenceItem" if "id" in value and "role" not in value else "MessageItem"
-    return _ITEM_TAGS.get(kind, "OtherItem") if isinstance(kind, str) else "OtherItem"
+def _tagged(
+    tags: Mapping[str, str], other: str, default_kind: Callable[[Mapping[str, Any]], str]
+) -> Callable[[Any], str]:
+    """Make a discriminator that finds the class of a value by its `type`."""
+
+    def tag(value: Any) -> str:
+        if isinstance(value, WireModel):
+            return type(value).__name__
+        fields = value if isinstance(value, Mapping) else {}
+        kind = fields.get("type")
+        if kind is None:
+            kind = default_kind(fields)
+        return tags.get(kind, other) if isinstance(kind, str) else other
+
+    return tag
+
+
+def _default_item(fields: Mapping[str, Any]) -> str:
+    return "item_reference" if "id" in fields and "role" not in fields else "message"
 
 
 InputItem = Annotated[
@@ -122,7 +118,7 @@ InputItem = Annotated[
     | Annotated[ReasoningItem, Tag("ReasoningItem")]
     | Annotated[ReferenceItem, Tag("ReferenceItem")]
     | Annotated[OtherItem, Tag("OtherItem")],
-    Discriminator(_item_tag),
+    Discriminator(_tagged(_ITEM_TAGS, "OtherItem", _default_item)),
 ]
 
 
@@ -148,30 +144,23 @@ class CustomTool(WireModel):
 
 
 class OtherTool(WireModel):
-    """Of tools that run on the vendor's servers."""
+    """A tool that runs on the vendor's servers."""
 
     type: str
 
 
-def _tagged(tags: Mapping[str, str]) -> Callable[[Any], str]:
-    def tag(value: Any) -> str:
-        if isinstance(value, WireModel):
-            return type(value).__name__
-        if not isinstance(value, Mapping):
-            return "FunctionTool"
-        kind = value.get("type", "function")
-        return tags.get(kind, "OtherTool") if isinstance(kind, str) else "OtherTool"
-
-    return tag
+def _default_tool(_: Mapping[str, Any]) -> str:
+    return "function"
 
 
 _MEMBER_TAGS = {"function": "FunctionTool", "custom": "CustomTool"}
+_TOOL_TAGS = {**_MEMBER_TAGS, "namespace": "NamespaceTool"}
 
 MemberTool = Annotated[
     Annotated[FunctionTool, Tag("FunctionTool")]
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged(_MEMBER_TAGS)),
+    Discriminator(_tagged(_MEMBER_TAGS, "OtherTool", _default_tool)),
 ]
 
 
@@ -187,22 +176,22 @@ ToolEntry = Annotated[
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[NamespaceTool, Tag("NamespaceTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged({**_MEMBER_TAGS, "namespace": "NamespaceTool"})),
+    Discriminator(_tagged(_TOOL_TAGS, "OtherTool", _default_tool)),
 ]
 
 
-class ToolReference(WireModel):
+class ResponseToolReference(WireModel):
     type: str = "function"
     name: str | None = None
     namespace: str | None = None
 
 
-class ToolChoiceEntry(WireModel):
+class ResponseToolChoice(WireModel):
     type: str
     name: str | None = None
     namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[ToolReference] | None = None
+    tools: list[ResponseToolReference] | None = None
 
 
 class TextFormat(WireModel):
@@ -224,14 +213,13 @@ class ReasoningConfig(WireModel):
     generate_summary: Unused = None
 
 
-class CreateResponseRequest(OpenAiCacheFields):
-    model: str | None = None
+class CreateResponseRequest(OpenAiFields):
     input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
 
     tools: list[ToolEntry] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
     max_output_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -242,7 +230,6 @@ class CreateResponseRequest(OpenAiCacheFields):
     reasoning: ReasoningConfig | None = None
 
     include: list[str] | None = None
-    stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
 

@@ -1,18 +1,18 @@
 """Streamed replies as the typed events of the Responses API.
 
-Every event is numbered and named twice, in its frame and in its data. The head and the tail of
-a text's frames are made once per item; a token costs one JSON string and a join.
+Every event has a number, and carries its name in the frame and in the data. The head and tail of
+a text frame are made once per item. A token costs one JSON string and a join.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from rekindle.api.json import quoted
 from rekindle.api.responses.bodies import OutputItem, OutputText, ReasoningText, ResponseBody
 from rekindle.api.responses.output import Closed, Grown, Opened, Output, Step
-from rekindle.api.responses.response import Envelope, begun, ended, failed
+from rekindle.api.responses.response import ResponseHead, begun, ended, failed
 from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 
 ARGUMENTS_CHARACTERS = 1024  # of one event; picked, as for chat completions
@@ -23,17 +23,17 @@ OnEnd = Callable[[ResponseBody], None]
 class ResponseEvents:
     """The frames of one request."""
 
-    def __init__(self, envelope: Envelope, output: Output, on_end: OnEnd) -> None:
-        self._envelope = envelope
-        self._output = output
+    def __init__(self, head: ResponseHead, on_end: OnEnd) -> None:
+        self._head = head
+        self._output = Output(head)
         self._on_end = on_end
         self._n_sent = 0
-        self._delta_head = b""  # of the text or reasoning that is open, behind its number
+        self._delta_head = b""  # of the open text or reasoning, after the number
         self._delta_tail = b""
         self._delta_name = b""
 
     def begin(self) -> bytes:
-        body = begun(self._envelope)
+        body = begun(self._head)
         return self._frame("response.created", response=body) + self._frame(
             "response.in_progress", response=body
         )
@@ -46,20 +46,20 @@ class ResponseEvents:
         return self._frames(self._output.add(event))
 
     def fail(self, error_body: bytes) -> bytes:
-        """Twice, because clients listen for either. OpenAI's SDKs raise at the first."""
+        """Send two events, because clients listen for either. OpenAI's SDKs raise at the first."""
         error = from_json(error_body)["error"]
         fault = {key: error[key] for key in ("code", "message", "param")}
-        body = failed(self._envelope, self._output.items, error["message"])
+        body = failed(self._head, self._output.items, error["message"])
         return self._frame("error", **fault, error=error) + self._frame(
             "response.failed", response=body
         )
 
     def end(self) -> bytes:
-        return b""  # the last event ends it: there is no [DONE] in this API
+        return b""  # the last event ends the stream: this API has no [DONE]
 
     def _finish(self, done: ReplyDone) -> bytes:
         frames = self._frames(self._output.finish(done.finish))
-        body = ended(self._envelope, self._output.items, done)
+        body = ended(self._head, self._output.items, done)
         self._on_end(body)
         return frames + self._frame(f"response.{body['status']}", response=body)
 
@@ -101,9 +101,7 @@ class ResponseEvents:
         tail = self._delta_tail
         if logprobs:
             tail = b',"logprobs":' + to_json(logprobs, ensure_ascii=True) + b"}\n\n"
-        # ASCII, because clients that split lines as `str.splitlines` does would cut at a U+2028.
-        quoted = encode_basestring_ascii(text).encode("ascii")
-        return self._delta_name + self._number() + self._delta_head + quoted + tail
+        return self._delta_name + self._number() + self._delta_head + quoted(text) + tail
 
     def _arguments(self, index: int, item: OutputItem, text: str) -> Iterator[bytes]:
         place = {"item_id": item["id"], "output_index": index}

@@ -1,4 +1,4 @@
-"""The tools of a request, and which of them its reply may or must call."""
+"""The tools of a Responses request, and its tool choice."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,17 @@ from rekindle.api.responses.schema import (
     FunctionTool,
     NamespaceTool,
     OtherTool,
-    ToolChoiceEntry,
+    ResponseToolChoice,
     ToolEntry,
 )
+from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.chat.template.sandbox import Json
 from rekindle.errors import InvalidRequest
 
-# A custom tool takes free text: for the model it is a function with this one argument.
+# A custom tool takes free text. The model sees a function with this one argument.
 CUSTOM_ARGUMENT = "input"
 CUSTOM_PARAMETERS: dict[str, Json] = {
     "type": "object",
@@ -31,7 +32,7 @@ CALLABLE = frozenset({"function", "custom"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A tool as the client knows it. The model knows it by its full name."""
+    """A tool as the client names it. The model uses the full name."""
 
     name: str
     namespace: str | None = None
@@ -49,7 +50,7 @@ class Toolbox:
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """Two namespaces may have tools of the same name, and no model knows namespaces."""
+    """Join namespace and name: two namespaces may have a tool of the same name."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -64,9 +65,8 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
             unsupported[entry.type] = None
             continue
         name = full_name(entry.name, namespace)
-        if name in tools:
-            raise InvalidRequest(f"`{path}.name`: there are two tools `{name}`.", f"{path}.name")
-        tools[name] = Tool(name, canonical_definition(_definition(name, entry)))
+        tool = Tool(name, canonical_definition(_definition(name, entry)))
+        add_tool(tools, tool, f"{path}.name")
         origins[name] = Origin(entry.name, namespace, is_custom=isinstance(entry, CustomTool))
     return Toolbox(tuple(tools.values()), origins, tuple(unsupported))
 
@@ -74,20 +74,18 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
 def tool_choice_of(body: CreateResponseRequest, toolbox: Toolbox) -> ToolChoice:
     wanted = body.tool_choice
     parallel = body.parallel_tool_calls is not False
-    if isinstance(wanted, ToolChoiceEntry):
+    if isinstance(wanted, ResponseToolChoice):
         return _object_choice(wanted, toolbox, parallel=body.parallel_tool_calls)
     mode = ToolMode(wanted or "auto")
     if mode is ToolMode.REQUIRED and not toolbox.tools:
         if toolbox.unsupported:
             return ToolChoice(ToolMode.AUTO, parallel=parallel)
-        raise InvalidRequest(
-            "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-        )
+        raise nothing_to_call()
     return ToolChoice(mode, parallel=parallel)
 
 
 def _object_choice(
-    wanted: ToolChoiceEntry, toolbox: Toolbox, *, parallel: bool | None
+    wanted: ResponseToolChoice, toolbox: Toolbox, *, parallel: bool | None
 ) -> ToolChoice:
     if wanted.type == "allowed_tools":
         mode = ToolMode(wanted.mode or "auto")
@@ -98,7 +96,7 @@ def _object_choice(
             for index, each in enumerate(wanted.tools or ())
             if each.type in CALLABLE
         )
-        # Nothing but tools that run elsewhere: those in the prompt are not allowed.
+        # Only tools of other servers are allowed, so none of the prompt's tools may be called.
         return ToolChoice(mode if names else ToolMode.NONE, names, parallel=parallel is not False)
     if wanted.type not in CALLABLE:
         return ToolChoice(ToolMode.AUTO, parallel=parallel is not False)
@@ -137,7 +135,7 @@ def _definition(name: str, entry: FunctionTool | CustomTool) -> dict[str, Json]:
         definition["description"] = entry.description
     if entry.parameters is not None:
         definition["parameters"] = entry.parameters
-    if entry.strict:  # false is what its absence means, and would be one more text in the prompt
+    if entry.strict:  # false is the default, and would only change the prompt
         definition["strict"] = True
     return definition
 

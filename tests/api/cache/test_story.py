@@ -9,22 +9,23 @@ from anthropic.types.beta import BetaDiagnostics
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from rekindle.api.anthropic.response import MessageEnvelope, diagnostics_of, message_of
+from rekindle.api.anthropic.response import diagnostics_of, message_of
+from rekindle.api.anthropic.schema import DiagnosticsRequest, MessageEntry, MessagesRequest
 from rekindle.api.anthropic.stream import MessageEvents
-from rekindle.api.http.cache_header import cache_header
-from rekindle.api.openai.bodies import Rekindle
+from rekindle.api.cache.bodies import Rekindle
+from rekindle.api.http.cache_header import cache_header_value
 from rekindle.api.openai.response import usage_of
 from rekindle.api.replies import Reply
-from rekindle.api.responses.response import Envelope, ended
+from rekindle.api.responses.response import ResponseHead, ended
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import ReplyDone, ReplyProgress, ReplyText
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
-from rekindle.generation.request import Rank, Sampling
+from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, MissReason
 from tests.api.client import chat, post
-from tests.api.fakes import FakeResponder, done
+from tests.api.fakes import FakeResponder, done, envelope
 
 MISS = Miss(
     reason=MissReason.TEXT_CHANGED,
@@ -109,10 +110,9 @@ def test_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
 
 def test_the_header_tells_how_much_and_from_where() -> None:
     spans = (CachedSpan(CacheSource.DISK, 0, 3000), CachedSpan(CacheSource.LIVE, 3000, 3980))
-    stats = done(n_prompt=4012, n_cached=3980, spans=spans).stats
-    assert cache_header(stats) == {"x-rekindle-cache": "hit=3980/4012 from=live,disk"}
-    cold = done(n_prompt=10, n_cached=0).stats
-    assert cache_header(cold) == {"x-rekindle-cache": "hit=0/10 from=-"}
+    warm = done(n_prompt=4012, n_cached=3980, spans=spans)
+    assert cache_header_value(warm) == "hit=3980/4012 from=live,disk"
+    assert cache_header_value(done(n_prompt=10, n_cached=0)) == "hit=0/10 from=-"
 
 
 def test_a_stream_has_the_header_too() -> None:
@@ -122,7 +122,11 @@ def test_a_stream_has_the_header_too() -> None:
     assert reply.headers["x-rekindle-cache"] == "hit=4/10 from=memory"
 
 
-PREVIOUS = MessageEnvelope("tiny", None, wants_diagnostics=True, has_previous=True)
+ASKED = MessagesRequest(
+    messages=[MessageEntry(role="user", content="hi")],
+    max_tokens=1,
+    diagnostics=DiagnosticsRequest(previous_message_id="msg_0"),
+)
 CHANGES = {
     MissReason.OTHER_MODEL: "model_changed",
     MissReason.SYSTEM_CHANGED: "system_changed",
@@ -133,7 +137,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("reason", list(MissReason))
 def test_reasons_in_anthropics_words(reason: MissReason) -> None:
-    diagnostics = diagnostics_of(PREVIOUS, Diagnosis(replace(MISS, reason=reason)))
+    diagnostics = diagnostics_of(
+        DiagnosticsRequest(previous_message_id="msg_0"), Diagnosis(replace(MISS, reason=reason))
+    )
     if reason is MissReason.FIRST_REQUEST:
         assert diagnostics is None
     elif reason in CHANGES:
@@ -146,13 +152,14 @@ def test_reasons_in_anthropics_words(reason: MissReason) -> None:
 
 
 def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts() -> None:
-    envelope = PREVIOUS
+    named = envelope(compare_with="msg_0")
     changed = {"type": "messages_changed", "cache_missed_input_tokens": 640}
-    reply = Reply("a", "", (), (), told(MISS))
-    assert message_of(envelope, reply)["diagnostics"] == {"cache_miss_reason": changed}
-    assert "diagnostics" not in message_of(MessageEnvelope("tiny", None), reply)
+    reply = Reply((ReplyText("a"),), told(MISS))
+    assert message_of(ASKED, named, [reply])["diagnostics"] == {"cache_miss_reason": changed}
+    unasked = ASKED.model_copy(update={"diagnostics": None})
+    assert "diagnostics" not in message_of(unasked, envelope(), [reply])
 
-    events = MessageEvents(envelope)
+    events = MessageEvents(ASKED, named)
     assert events.encode(0, ReplyProgress(6, 10, 4, 0.5)) == b""
     start = events.encode(0, ReplyProgress(10, 10, 4, 0.5, Spans(), Diagnosis(MISS)))
     message = json.loads(start.split(b"data: ")[1])["message"]
@@ -161,12 +168,12 @@ def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts(
 
 
 def test_a_message_that_is_not_known_is_told_so() -> None:
-    envelope = PREVIOUS
-    unknown = Reply("a", "", (), (), told(MISS, is_compared=False))
+    named = envelope(compare_with="msg_0")
+    unknown = Reply((ReplyText("a"),), told(MISS, is_compared=False))
     missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}
-    assert message_of(envelope, unknown)["diagnostics"] == missing
-    nothing = Reply("a", "", (), (), told(None))
-    assert message_of(envelope, nothing)["diagnostics"] is None
+    assert message_of(ASKED, named, [unknown])["diagnostics"] == missing
+    nothing = Reply((ReplyText("a"),), told(None))
+    assert message_of(ASKED, named, [nothing])["diagnostics"] is None
 
 
 @pytest.mark.parametrize(
@@ -182,15 +189,9 @@ def test_a_message_that_is_not_known_is_told_so() -> None:
     ],
 )
 def test_diagnostics_of_a_response(end: ReplyDone, diagnostics: dict[str, Any]) -> None:
-    asked = Envelope(
-        model="tiny",
-        body=CreateResponseRequest(input="hi"),
-        toolbox=toolbox_of(()),
-        sampling=Sampling(),
-    )
-    assert "prompt_cache_diagnostics" not in ended(asked, [], end)
-    asked = replace(asked, wants_diagnostics=True)
-    body = ended(asked, [], end)
+    head = ResponseHead(envelope(), CreateResponseRequest(input="hi"), toolbox_of(()))
+    assert "prompt_cache_diagnostics" not in ended(head, [], end)
+    body = ended(replace(head, envelope=envelope(compare_with="resp_0")), [], end)
     assert body["prompt_cache_diagnostics"] == diagnostics
     read = Response.model_validate(body).prompt_cache_diagnostics
     assert read is not None

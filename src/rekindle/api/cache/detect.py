@@ -1,0 +1,33 @@
+"""Detection of the wire format of a request body."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ANTHROPIC_BLOCKS = ("tool_use", "tool_result")  # a tuple: a type may be unhashable
+
+
+def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    """Name the format by the fields that no other format has."""
+    if "prompt" in body:
+        return "completions"
+    if "input" in body:
+        return "responses"
+    if "anthropic-version" in headers or "system" in body or _has_anthropic_parts(body):
+        return "messages"
+    return "chat"
+
+
+def _has_anthropic_parts(body: Mapping[str, Any]) -> bool:
+    if any("input_schema" in tool for tool in _objects(body.get("tools"))):
+        return True
+    return any(
+        block.get("type") in ANTHROPIC_BLOCKS
+        for message in _objects(body.get("messages"))
+        for block in _objects(message.get("content"))
+    )
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list. The body has not been validated yet."""
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))

@@ -1,0 +1,160 @@
+"""Cache state as JSON: the story of a reply, stored prefixes, tiers, sessions, forecasts."""
+
+from collections.abc import Iterator, Sequence
+
+from rekindle.api.cache.bodies import (
+    CLASSES,
+    BranchEntry,
+    CacheStories,
+    CacheStory,
+    ExpectedTimes,
+    Lookup,
+    MissBody,
+    NeutralisedText,
+    Rekindle,
+    SessionEntry,
+    Span,
+    StoredEntry,
+    TierProps,
+    TierTokens,
+    TierUsage,
+)
+from rekindle.chat.accounts.sessions import Session
+from rekindle.chat.reply.events import ReplyStats
+from rekindle.generation.events import CachedSpan, CacheSource, Spans
+from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix, TierStatus
+from rekindle.observe.request_record import Miss
+
+
+def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
+    stories = [_story(each) for each in stats]
+    first = stories[0]
+    return first if len(stories) == 1 else CacheStories(**first, replies=stories)
+
+
+def miss_body(miss: Miss) -> MissBody:
+    return MissBody(
+        reason=miss.reason.value,
+        message=miss.message,
+        part=miss.part,
+        before=miss.before,
+        expected=miss.expected,
+        got=miss.got,
+        tokens_lost=miss.tokens_lost,
+    )
+
+
+def tokens_by_tier(spans: Spans) -> list[TierTokens]:
+    counts = spans.by_source()
+    return [
+        TierTokens(tier=tier.value, tokens=counts[tier]) for tier in CacheSource if tier in counts
+    ]
+
+
+def tier_usage(tier: TierStatus) -> TierUsage:
+    return TierUsage(
+        name=tier.name.value,
+        entries=tier.n_entries,
+        bytes=tier.n_bytes,
+        budget_bytes=tier.budget_bytes,
+    )
+
+
+def tier_props(tier: TierStatus) -> TierProps:
+    return TierProps(**tier_usage(tier), trouble=tier.trouble, directory=tier.directory)
+
+
+def branch_entry(branch: StoredBranch) -> BranchEntry:
+    return {
+        "key": branch.key,
+        "parent": branch.parent,
+        "start": branch.start,
+        "stop": branch.stop,
+        "bytes": branch.n_bytes,
+        "names": list(branch.names),
+        "session": branch.session,
+        "class": CLASSES[branch.rank],
+        "tiers": [source.value for source in branch.sources],
+        "hits": branch.hits,
+        "last_used": branch.used_at,
+        "pinned_until": branch.pinned_until,
+    }
+
+
+def stored_entry(stored: StoredPrefix) -> StoredEntry:
+    return {
+        "key": stored.key,
+        "name": stored.name,
+        "session": stored.session,
+        "class": CLASSES[stored.rank],
+        "tokens": stored.n_tokens,
+        "bytes": stored.n_bytes,
+        "tiers": [source.value for source in stored.sources],
+        "hits": stored.hits,
+        "last_used": stored.used_at,
+        "pinned_until": stored.pinned_until,
+    }
+
+
+def session_entry(session: Session) -> SessionEntry:
+    ledger = session.ledger
+    return SessionEntry(
+        session=session.id,
+        last_used=session.used_at,
+        requests=ledger.requests,
+        prompt_tokens=ledger.prompt_tokens,
+        cached_tokens=ledger.cached_tokens,
+        prefilled_tokens=ledger.prefilled_tokens,
+        prefilled_twice_tokens=ledger.prefilled_twice_tokens,
+    )
+
+
+def lookup_of(forecast: Forecast, miss: Miss | None) -> Lookup:
+    restore, prefill = _ms(forecast.restore_seconds), _ms(forecast.prefill_seconds)
+    total = None if restore is None or prefill is None else round(restore + prefill, 3)
+    return Lookup(
+        object="cache.lookup",
+        prompt_tokens=forecast.n_prompt,
+        cached=tokens_by_tier(forecast.spans),
+        prefilled=forecast.n_prompt - forecast.n_cached,
+        expected_ms=ExpectedTimes(restore=restore, prefill=prefill, total=total),
+        miss=miss_body(miss) if miss else None,
+    )
+
+
+def _story(stats: ReplyStats) -> CacheStory:
+    story: CacheStory = {
+        "cached": tokens_by_tier(stats.spans),
+        "prefilled": stats.n_prefilled,
+        "restored_ms": round(stats.restore_seconds * 1e3, 3),
+        "remembered_turns": stats.n_remembered_turns,
+        "dropped_messages": stats.n_dropped_messages,
+        "spans": [part for span in stats.spans for part in _parts(span, stats.remembered)],
+        "session": stats.session,
+        "class": CLASSES[stats.rank],
+        "prefilled_twice": stats.n_recomputed,
+    }
+    if stats.neutralised:
+        story["neutralised"] = [
+            NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
+        ]
+    if stats.is_explained:
+        story["miss"] = miss_body(stats.miss) if stats.miss else None
+    return story
+
+
+def _parts(span: CachedSpan, remembered: Sequence[tuple[int, int]]) -> Iterator[Span]:
+    """Split a span where remembered turns begin and end."""
+    turns = [(max(a, span.start), min(b, span.stop)) for a, b in remembered]
+    position = span.start
+    for start, stop in (turn for turn in turns if turn[0] < turn[1]):
+        if position < start:
+            yield Span(source=span.source.value, match="tokens", start=position, stop=start)
+        yield Span(source=span.source.value, match="remembered_turn", start=start, stop=stop)
+        position = stop
+    if position < span.stop:
+        yield Span(source=span.source.value, match="tokens", start=position, stop=span.stop)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

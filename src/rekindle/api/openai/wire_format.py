@@ -1,0 +1,62 @@
+"""Chat completions and completions as wire formats."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from rekindle.api.cache_controls import openai_marks
+from rekindle.api.http.caller import Caller
+from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
+from rekindle.api.openai.messages import conversation_of, marks_of
+from rekindle.api.openai.request import chat_options, completion_options, raw_inputs
+from rekindle.api.openai.response import chat_completion, completion
+from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
+from rekindle.api.openai.stream import chat_chunks, completion_chunks
+from rekindle.api.pipeline import Exchange, WireFormat
+from rekindle.config import Overflow
+
+
+async def _read_chat(body: ChatCompletionRequest, _: Caller, __: Mapping[str, str]) -> Exchange:
+    conversation = conversation_of(body)
+    return Exchange(
+        prompt=conversation,
+        marks=marks_of(body, conversation),
+        overflow=Overflow(body.overflow) if body.overflow else None,
+        n_per_prompt=body.n or 1,
+        options=partial(chat_options, body, conversation.tools),
+        encoder=partial(chat_chunks, body),
+        whole=partial(chat_completion, body),
+    )
+
+
+async def _read_completion(body: CompletionRequest, _: Caller, __: Mapping[str, str]) -> Exchange:
+    return Exchange(
+        prompt=raw_inputs("prompt", body.prompt),
+        marks=openai_marks(body, ()),
+        n_per_prompt=body.n or 1,
+        options=partial(completion_options, body),
+        encoder=partial(completion_chunks, body),
+        whole=partial(completion, body),
+    )
+
+
+# llama-server serves each path with and without the prefix.
+CHAT = WireFormat(
+    name="chat",
+    operation="chat_completions",
+    paths=("/v1/chat/completions", "/chat/completions"),
+    schema=ChatCompletionRequest,
+    body=ChatCompletion,
+    event=ChatCompletionChunk,
+    id_prefix="chatcmpl-",
+    read=_read_chat,
+)
+COMPLETIONS = WireFormat(
+    name="completions",
+    operation="completions",
+    paths=("/v1/completions", "/completions"),
+    schema=CompletionRequest,
+    body=Completion,
+    event=Completion,
+    id_prefix="cmpl-",
+    read=_read_completion,
+)

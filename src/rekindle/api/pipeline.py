@@ -1,0 +1,251 @@
+"""The life of a request that generates, the same for every wire format.
+
+Read the body, find the caller, lease the model, build the prompts, start the replies, then
+stream them or collect them whole. A `WireFormat` supplies how a body is read (`read`) and how
+replies are written (`encoder`, `whole`). Every refusal happens before the reply begins.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from fastapi import FastAPI, Request, Response
+
+from rekindle.api.body import read_body
+from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
+from rekindle.api.errors import ErrorBody
+from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
+from rekindle.api.http.caller import Caller
+from rekindle.api.http.context import RequestContext
+from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
+from rekindle.api.json import json_response
+from rekindle.api.openapi import request_body, whole_or_stream
+from rekindle.api.replies import Envelope, Reply, WantedReply, start_replies
+from rekindle.api.sse import KEEP_ALIVE, Encoder, EventStream
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.responder import Responder
+from rekindle.config import Overflow
+from rekindle.errors import InvalidRequest
+from rekindle.generation.request import Sampling
+from rekindle.generation.status import Forecast
+from rekindle.observe.request_record import Miss
+
+logger = logging.getLogger(__name__)
+
+N_SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
+EXPLAIN_HEADER = "x-rekindle-explain"
+MAX_NAMES_LOGGED = 32
+
+B = TypeVar("B", bound=CommonFields)
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Text or token ids that no chat template wraps."""
+
+    path: str  # of the field in the body
+    content: str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request as its wire format reads it, and the functions that write its replies."""
+
+    prompt: Conversation | Sequence[RawPrompt]
+    marks: tuple[Mark, ...]
+    overflow: Overflow | None = None  # None: the server's default
+    n_per_prompt: int = 1
+    ignored: Sequence[str] = ()  # parts of the request to count as ignored
+    # Takes the model's default sampling and the size of its vocabulary.
+    options: Callable[[Sampling, int], ReplyOptions]
+    encoder: Callable[[Envelope], Encoder]
+    whole: Callable[[Envelope, Sequence[Reply]], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFormat(Generic[B]):
+    """One API for generating: its types, and how to read its requests."""
+
+    name: str
+    operation: str  # its name in OpenAPI
+    paths: tuple[str, ...]
+    schema: type[B]
+    body: type  # of a whole reply
+    event: type  # of a streamed reply
+    error: type = ErrorBody
+    id_prefix: str
+    read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # also takes the headers
+    keep_alive: bytes = KEEP_ALIVE
+
+    @property
+    def wire_types(self) -> tuple[type, ...]:
+        return (self.schema, self.body, self.event, self.error)
+
+
+class Pipeline:
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._models = context.models
+        self._telemetry = context.telemetry
+        self._names_logged: set[str] = set()
+
+    def add_routes(self, app: FastAPI, wire_format: WireFormat[Any]) -> None:
+        async def endpoint(request: Request) -> Response:
+            return await self.reply(request, wire_format)
+
+        for path in wire_format.paths:
+            app.add_api_route(
+                path,
+                endpoint,
+                name=wire_format.operation,
+                methods=["POST"],
+                openapi_extra=request_body(wire_format.schema),
+                responses=whole_or_stream(wire_format.body, wire_format.event, wire_format.error),
+            )
+
+    async def reply(self, request: Request, wire_format: WireFormat[B]) -> Response:
+        body, caller, exchange = await self._read(request, wire_format)
+        for name in exchange.ignored:
+            self._telemetry.count_ignored_field(name)
+        with await self._models.lease(body.model) as served:
+            self._log_other_name(body.model, served.card.id)
+            key = uuid.uuid4().hex
+            envelope = Envelope(
+                id=wire_format.id_prefix + key,
+                key=key,
+                created=int(time.time()),
+                model=served.card.id,
+                wanted=await self._wanted(request, body, caller, exchange, served.responder),
+            )
+            encoder = exchange.encoder(envelope) if body.stream else None
+            replies = await start_replies(served, envelope, self._telemetry, request=request)
+        if encoder is not None:
+            return EventStream(
+                replies,
+                encoder,
+                keep_alive_seconds=self._context.settings.ping_seconds,
+                keep_alive=wire_format.keep_alive,
+            )
+        try:
+            collected = await unless_client_leaves(request.receive, replies.collect())
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            replies.close()
+        headers = {CACHE_HEADER: cache_header_value(collected[0].done)}
+        return json_response(exchange.whole(envelope, collected), headers)
+
+    async def look_up(
+        self, request: Request, wire_format: WireFormat[B]
+    ) -> tuple[Forecast, Miss | None]:
+        """Forecast what the request's first prompt would find in the cache."""
+        body, caller, exchange = await self._read(request, wire_format)
+        with await self._models.lease(body.model) as served:
+            prompts = await _prompts(
+                exchange, served.responder, cache_prompt=True, namespace=caller.namespace
+            )
+            session = self._context.caller(request).session
+            return await served.responder.look_up(prompts[0], session=session)
+
+    async def _read(
+        self, request: Request, wire_format: WireFormat[B]
+    ) -> tuple[B, Caller, Exchange]:
+        body = await read_body(request, wire_format.schema, self._telemetry)
+        caller = self._context.caller(request, hints_of(body))
+        return body, caller, await wire_format.read(body, caller, request.headers)
+
+    async def _wanted(
+        self,
+        request: Request,
+        body: CommonFields,
+        caller: Caller,
+        exchange: Exchange,
+        responder: Responder,
+    ) -> list[WantedReply]:
+        """Build the prompts, each with the options of its replies."""
+        options = exchange.options(responder.default_sampling, responder.tokenizer.n_vocab)
+        cache_prompt = body.cache_prompt
+        options = replace(
+            options,
+            max_tokens=0 if body.primes else options.max_tokens,
+            cache_prompt=responder.default_cache_prompt if cache_prompt is None else cache_prompt,
+            rank=caller.rank,
+            explain=self._context.settings.explains or request.headers.get(EXPLAIN_HEADER) == "1",
+        )
+        prompts = await _prompts(
+            exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace
+        )
+        conversation = exchange.prompt if isinstance(exchange.prompt, Conversation) else None
+        if SCOPE_KEY not in request.scope:  # the client names no session
+            show_session(request.scope, conversation_name(conversation or prompts[0].text))
+        primes = options.max_tokens == 0
+        if body.persist and not (primes and options.cache_prompt):
+            raise InvalidRequest(
+                "`persist` requires `max_tokens: 0` (or `prefill: true`) and `cache_prompt`"
+                " enabled.",
+                "persist",
+            )
+        wanted = []
+        for prompt in prompts:
+            # In a thread: finding where marked messages end means rendering them.
+            terms = await asyncio.to_thread(
+                terms_of, caller, body, exchange.marks, conversation, prompt, primes=primes
+            )
+            variants = _variants(replace(options, terms=terms), exchange.n_per_prompt)
+            wanted += [WantedReply(prompt, each) for each in variants]
+        return wanted
+
+    def _log_other_name(self, asked: str | None, served: str) -> None:
+        """Log once that a model answers to a name that is not its own."""
+        if asked is None or asked == served or asked in self._names_logged:
+            return
+        if len(self._names_logged) < MAX_NAMES_LOGGED:
+            self._names_logged.add(asked)
+            logger.info("models: request for %.80r served by `%s`", asked, served)
+
+
+async def _prompts(
+    exchange: Exchange, responder: Responder, *, cache_prompt: bool, namespace: str
+) -> list[Prompt]:
+    if isinstance(exchange.prompt, Conversation):
+        prompt = await responder.prepare_chat(
+            exchange.prompt,
+            cache_prompt=cache_prompt,
+            overflow=exchange.overflow,
+            namespace=namespace,
+        )
+        return [prompt]
+    return [
+        await _raw_prompt(raw, responder, cache_prompt=cache_prompt, namespace=namespace)
+        for raw in exchange.prompt
+    ]
+
+
+async def _raw_prompt(
+    raw: RawPrompt, responder: Responder, *, cache_prompt: bool, namespace: str
+) -> Prompt:
+    try:
+        if isinstance(raw.content, str):
+            return await responder.prepare_text(
+                raw.content, cache_prompt=cache_prompt, namespace=namespace
+            )
+        return await responder.prepare_tokens(raw.content, namespace=namespace)
+    except InvalidRequest as error:
+        # The responder sees one prompt, and calls it `prompt`.
+        inner = (error.param or "prompt").removeprefix("prompt")
+        raise InvalidRequest(error.message, raw.path + inner) from None
+
+
+def _variants(options: ReplyOptions, n: int) -> Iterator[ReplyOptions]:
+    """Yield options for n replies to one prompt. A fixed seed becomes n different fixed seeds."""
+    seed = options.sampling.seed
+    for i in range(n):
+        variant = None if seed is None else (seed + i) % N_SEEDS
+        yield replace(options, sampling=replace(options.sampling, seed=variant))

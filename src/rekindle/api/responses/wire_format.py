@@ -1,0 +1,88 @@
+"""The Responses API as a wire format."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+
+from rekindle.api.http.caller import Caller
+from rekindle.api.pipeline import Exchange, WireFormat
+from rekindle.api.replies import Envelope, Reply
+from rekindle.api.responses.bodies import ResponseBody, ResponseEvent
+from rekindle.api.responses.history import ResponseHistory
+from rekindle.api.responses.items import Placed, read_items
+from rekindle.api.responses.output import Output
+from rekindle.api.responses.request import conversation_of, marks_of, reply_options
+from rekindle.api.responses.response import ResponseHead, ended
+from rekindle.api.responses.schema import CreateResponseRequest
+from rekindle.api.responses.stream import ResponseEvents
+from rekindle.api.responses.tools import Toolbox, toolbox_of
+from rekindle.config import Overflow
+from rekindle.generation.stored_responses import ResponseStore
+
+
+def responses_format(store: ResponseStore) -> WireFormat[CreateResponseRequest]:
+    return WireFormat(
+        name="responses",
+        operation="create",
+        paths=("/v1/responses", "/responses"),
+        schema=CreateResponseRequest,
+        body=ResponseBody,
+        event=ResponseEvent,
+        id_prefix="resp_",
+        read=partial(_read, store),
+    )
+
+
+async def _read(
+    store: ResponseStore, body: CreateResponseRequest, caller: Caller, _: Mapping[str, str]
+) -> Exchange:
+    history = ResponseHistory(store, caller.namespace)
+    items = await history.items_of(body)
+    read = read_items(items)
+    toolbox = toolbox_of(body.tools or ())
+    conversation = conversation_of(body, read.messages, toolbox)
+    writer = _ResponseWriter(body, toolbox, history, items)
+    return Exchange(
+        prompt=conversation,
+        marks=marks_of(body, read, conversation),
+        overflow=Overflow.TRIM if body.truncation == "auto" else None,
+        ignored=[f"input.{kind}" for kind in read.skipped],
+        options=partial(reply_options, body, toolbox),
+        encoder=writer.encoder,
+        whole=writer.whole,
+    )
+
+
+class _ResponseWriter:
+    """Writes the response to one request, and stores it unless the client declines."""
+
+    def __init__(
+        self,
+        body: CreateResponseRequest,
+        toolbox: Toolbox,
+        history: ResponseHistory,
+        items: Sequence[Placed],
+    ) -> None:
+        self._body = body
+        self._toolbox = toolbox
+        self._history = history
+        self._items = items
+
+    def encoder(self, envelope: Envelope) -> ResponseEvents:
+        head = ResponseHead(envelope, self._body, self._toolbox)
+        return ResponseEvents(head, on_end=partial(self._store, envelope))
+
+    def whole(self, envelope: Envelope, replies: Sequence[Reply]) -> ResponseBody:
+        [reply] = replies
+        head = ResponseHead(envelope, self._body, self._toolbox)
+        output = Output(head)
+        steps = chain(*map(output.add, reply.parts), output.finish(reply.done.finish))
+        for _ in steps:
+            pass
+        response = ended(head, output.items, reply.done)
+        self._store(envelope, response)
+        return response
+
+    def _store(self, envelope: Envelope, response: ResponseBody) -> None:
+        if response["store"]:
+            self._history.keep(envelope, self._items, response)

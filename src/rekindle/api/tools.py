@@ -1,0 +1,80 @@
+"""Tools, tool choices and call ids: checks that all wire formats share."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rekindle.chat.conversation import Tool
+from rekindle.chat.reply.events import ToolChoice, ToolMode
+from rekindle.errors import InvalidRequest
+from rekindle.generation.request import Grammar, GrammarKind
+
+
+class CallIds:
+    """The ids of earlier calls. Some clients change them: `call_1` comes back as `call1`."""
+
+    def __init__(self) -> None:
+        self._exact: set[str] = set()
+        self._by_core: dict[str, str] = {}
+        self._lone_without_id = False
+
+    def add(self, ids: Sequence[str]) -> None:
+        """Add the ids of one message's calls."""
+        if not ids:
+            return
+        self._exact.update(ids)
+        self._by_core.update((_core(each), each) for each in ids if _core(each))
+        self._lone_without_id = list(ids) == [""]
+
+    def find(self, call_id: str) -> str | None:
+        """Return the original id of the call that a client refers to, or None."""
+        if call_id in self._exact:
+            return call_id
+        if found := self._by_core.get(_core(call_id)):
+            return found
+        return "" if self._lone_without_id else None
+
+    def resolve(self, call_id: str, path: str) -> str:
+        """Return the original id, or raise InvalidRequest for an unknown one."""
+        found = self.find(call_id)
+        if found is None:
+            raise InvalidRequest(
+                f"`{path}`: no earlier tool call in this request has the id `{call_id}`.", path
+            )
+        return found
+
+
+def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
+    """Add a tool by its name. Raise InvalidRequest if the name is taken."""
+    if tool.name in tools:
+        raise InvalidRequest(f"`{path}`: there are two tools `{tool.name}`.", path)
+    tools[tool.name] = tool
+
+
+def nothing_to_call() -> InvalidRequest:
+    return InvalidRequest(
+        "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
+    )
+
+
+def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Grammar | None:
+    """Make the grammar of a reply format. Raise InvalidRequest without a required schema."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = schema or {"type": "object"}
+    if schema is None:
+        raise InvalidRequest(f"`{path}` is required.", path)
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> None:
+    """Refuse a required call together with a reply format, which `field` asks for."""
+    if grammar is not None and choice.mode is ToolMode.REQUIRED:
+        raise InvalidRequest(
+            f"`tool_choice` that requires a call and `{field}` exclude each other.", "tool_choice"
+        )
+
+
+def _core(call_id: str) -> str:
+    return "".join(filter(str.isalnum, call_id)).lower()
