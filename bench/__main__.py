@@ -5,7 +5,7 @@ import os
 import time
 
 from bench import lookup, prompt_building, saving_cost, startup, step_cost, tiers
-from bench.report import CONSOLE, Benchmark, Row, missed, show, write_csv
+from bench.report import CONSOLE, Benchmark, Row, missed, show, write_rows
 
 IDLE_LOAD = 0.5  # picked
 BENCHMARKS: dict[str, Benchmark] = {
@@ -30,7 +30,7 @@ def main() -> None:
     for row in missed(rows) if not quick else []:
         where = f"{row.benchmark}, {row.case}, {row.measure}"
         CONSOLE.print(f"missed: {where}: {row.value:.3g}, {row.target}", soft_wrap=True)
-    CONSOLE.print(write_csv(rows, "micro", quick=quick), soft_wrap=True)
+    CONSOLE.print(write_rows(rows, "micro", quick=quick), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import lookup, tiers
-from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_csv
+from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_rows
 from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.models.source import ModelFile
@@ -79,7 +79,7 @@ def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> 
 def test_the_csv_has_a_line_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.report.RESULTS", tmp_path)
     rows = [Row("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)), Row("b", "c", "m", 3.0)]
-    lines = write_csv(rows, "name", quick=True).read_text("utf-8").splitlines()
+    lines = write_rows(rows, "name", quick=True).read_text("utf-8").splitlines()
     assert lines[0] == "benchmark,case,measure,value,target"
     assert lines[1] == 'b,"a case, with a comma",p50_ms,1.5,<= 2'
     assert lines[2] == "b,c,m,3.0,"

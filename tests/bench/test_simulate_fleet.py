@@ -7,25 +7,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.fleet_model import BLOCK_TOKENS, BoundedHash, Hardware, Load, Policy, Shelf
-from bench.fleet_run import AWAY_SECONDS, Outcome, Setup, simulate
-from bench.fleet_workload import HOUR_SECONDS, Trace, Workload, draw
-from bench.simulate_fleet import main, summary
+from bench.fleet.__main__ import main
+from bench.fleet.jobs import summary
+from bench.fleet.model import BLOCK_TOKENS, BoundedHash, Hardware, Load, Policy, Shelf
+from bench.fleet.run import AWAY_SECONDS, FleetOutcome, FleetSetup, simulate
+from bench.fleet.workload import HOUR_SECONDS, FleetTrace, FleetWorkload, draw
 
-SMALL = Workload(hours=3.0)
-ALONE = Workload(hours=0.1, sessions_per_replica_hour=0.01, fan_out_share=0.0, return_share=0.0)
+SMALL = FleetWorkload(hours=3.0)
+ALONE = FleetWorkload(
+    hours=0.1, sessions_per_replica_hour=0.01, fan_out_share=0.0, return_share=0.0
+)
 AMPLE = Hardware(memory_bytes=1e12, disk_bytes=1e13, store_bytes_per_replica=1e13)
 MIDDLE = SMALL.hours * HOUR_SECONDS / 2
 
 
 def run(
-    trace: Trace, n_replicas: int, policy: Policy, *, store: bool, hardware: Hardware = AMPLE
-) -> Outcome:
-    setup = Setup(n_replicas=n_replicas, policy=policy, has_store=store, hardware=hardware)
+    trace: FleetTrace, n_replicas: int, policy: Policy, *, store: bool, hardware: Hardware = AMPLE
+) -> FleetOutcome:
+    setup = FleetSetup(n_replicas=n_replicas, policy=policy, has_store=store, hardware=hardware)
     return simulate(trace, setup)
 
 
-def prompt_tokens(trace: Trace) -> int:
+def prompt_tokens(trace: FleetTrace) -> int:
     """Counted anew: every prompt has the head, all inputs so far and all replies before."""
     total = 0
     for conversation, n_head in enumerate(trace.head_tokens):
@@ -118,7 +121,9 @@ def test_what_a_dead_replica_had_is_found_in_the_store() -> None:
     trace = draw(SMALL, 40, seed=1)
     extra = {}
     for store in (True, False):
-        setup = Setup(n_replicas=40, policy=Policy.SESSION_HASH, has_store=store, hardware=AMPLE)
+        setup = FleetSetup(
+            n_replicas=40, policy=Policy.SESSION_HASH, has_store=store, hardware=AMPLE
+        )
         calm, disturbed = (
             simulate(trace, replace(setup, replicas_die_at=at)) for at in (None, MIDDLE)
         )
@@ -130,7 +135,7 @@ def test_what_a_dead_replica_had_is_found_in_the_store() -> None:
 
 def test_a_store_that_is_away_fails_no_request_and_is_used_again() -> None:
     trace = draw(SMALL, 8, seed=1)
-    setup = Setup(
+    setup = FleetSetup(
         n_replicas=8,
         policy=Policy.ROUND_ROBIN,
         has_store=True,

@@ -8,6 +8,7 @@ import pytest
 
 from rekindle.replay.charts import Point, lines
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import percentile
 from rekindle.replay.page import page_of
 from rekindle.replay.prompts import Counted
 from rekindle.replay.report import (
@@ -16,7 +17,6 @@ from rekindle.replay.report import (
     columns_of,
     json_of,
     notes_of,
-    percentile,
     rows_of,
     summary_of,
 )

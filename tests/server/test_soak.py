@@ -1,4 +1,4 @@
-"""Nothing grows with the number of requests served: `python -m bench.soak`, in short."""
+"""Nothing grows with the number of requests served: `python -m bench.memory.soak`, in short."""
 
 import asyncio
 from pathlib import Path

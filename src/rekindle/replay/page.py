@@ -5,8 +5,8 @@ from html import escape
 
 from rekindle.replay.charts import N_COLOURS, Bar, Point, lines, stacked_bars
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import count_text
 from rekindle.replay.report import (
-    NOTHING,
     ReplayRun,
     Report,
     amplifications,
@@ -128,8 +128,8 @@ def _bars(report: Report, server: str) -> Iterator[Bar]:
         if n_prefilled is None:  # all that is known is the prompt
             n_prefilled = (counts.n_prompt or 0) - n_cached
         label = (
-            f"{_name(report, run, outcome)}: {_shown(counts.n_cached)} cached,"
-            f" {_shown(counts.n_prefilled)} prefilled"
+            f"{_name(report, run, outcome)}: {count_text(counts.n_cached)} cached,"
+            f" {count_text(counts.n_prefilled)} prefilled"
         )
         yield Bar(label, n_cached, n_prefilled)
 
@@ -161,7 +161,3 @@ def _name(report: Report, run: ReplayRun, outcome: Outcome) -> str:
     if len(report.runs_of(run.server)) > 1:
         name += f" #{run.repeat}"
     return f"{name} failed: {outcome.error}" if outcome.error is not None else name
-
-
-def _shown(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from typing import Any
 
 from rich.box import ASCII
@@ -10,10 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import count_text, decimal_text, percentile
 from rekindle.replay.prompts import Counted
 from rekindle.replay.traffic import ReplayRequest, Skipped
 
-NOTHING = "-"
 BELOW_FLOOR = 0.995  # picked: the few tokens of replies that we do not know are no news
 
 
@@ -105,11 +104,6 @@ def in_order(run: ReplayRun) -> list[Outcome]:
     return sorted(run.outcomes, key=lambda outcome: outcome.start)
 
 
-def percentile(values: Sequence[float], share: int) -> float | None:
-    """The smallest value that so many percent do not exceed."""
-    return sorted(values)[max(ceil(len(values) * share / 100), 1) - 1] if values else None
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
@@ -132,17 +126,17 @@ def rows_of(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
         return name, [shown(column.summary) for column in columns]
 
     return [
-        row("requests", lambda each: _count(each.requests)),
-        row("errors", lambda each: _count(each.errors)),
-        row("prompt tokens", lambda each: _count(each.prompt_tokens)),
-        row("cached", lambda each: _count(each.cached_tokens)),
-        row("prefilled", lambda each: _count(each.prefilled_tokens)),
-        row("floor", lambda each: _count(each.floor_tokens)),
-        row("amplification", lambda each: _decimal(each.amplification, 3)),
-        row("first token p50, s", lambda each: _decimal(each.first_token_p50_seconds, 3)),
-        row("first token p95, s", lambda each: _decimal(each.first_token_p95_seconds, 3)),
-        row("tokens/s", lambda each: _decimal(each.tokens_per_second, 0)),
-        row("total seconds", lambda each: _decimal(each.total_seconds, 2)),
+        row("requests", lambda each: count_text(each.requests)),
+        row("errors", lambda each: count_text(each.errors)),
+        row("prompt tokens", lambda each: count_text(each.prompt_tokens)),
+        row("cached", lambda each: count_text(each.cached_tokens)),
+        row("prefilled", lambda each: count_text(each.prefilled_tokens)),
+        row("floor", lambda each: count_text(each.floor_tokens)),
+        row("amplification", lambda each: decimal_text(each.amplification, 3)),
+        row("first token p50, s", lambda each: decimal_text(each.first_token_p50_seconds, 3)),
+        row("first token p95, s", lambda each: decimal_text(each.first_token_p95_seconds, 3)),
+        row("tokens/s", lambda each: decimal_text(each.tokens_per_second, 0)),
+        row("total seconds", lambda each: decimal_text(each.total_seconds, 2)),
     ]
 
 
@@ -233,11 +227,3 @@ def _request(report: Report, run: ReplayRun, outcome: Outcome) -> dict[str, Any]
 def _sum(values: "Iterator[int | None] | Sequence[int | None]") -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _count(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"
-
-
-def _decimal(value: float | None, n_digits: int) -> str:
-    return NOTHING if value is None else f"{value:,.{n_digits}f}"

@@ -3,7 +3,6 @@
 `python -m rekindle.bench.report.report FOLDER` writes all of them again from its `report.json`.
 """
 
-import csv
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -31,8 +30,9 @@ from rekindle.bench.report.summary import (
     servers_of,
     workloads_of,
 )
+from rekindle.bench.report.tables import markdown_table, write_csv
+from rekindle.replay.numbers import NOTHING, count_text, decimal_text
 
-NOTHING = "-"
 BEST = "*"
 LONGEST_NAME = 26  # letters in a line; picked: 4 servers have room beside it in 100 columns
 MIB = 1024 * 1024
@@ -89,16 +89,19 @@ def print_report(run: Run, console: Console) -> None:
 def write_report(run: Run, folder: Path) -> list[Path]:
     """No plots without workloads: a run of bursts alone has nothing to draw."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "requests.csv", RequestRow, run.requests)
-    _write_csv(folder / "workloads.csv", WorkloadRow, run.workloads)
-    _write_csv(folder / "throughput.csv", BurstRow, run.bursts)
+    tables: dict[str, tuple[type[Any], Sequence[Any]]] = {
+        "requests.csv": (RequestRow, run.requests),
+        "workloads.csv": (WorkloadRow, run.workloads),
+        "throughput.csv": (BurstRow, run.bursts),
+    }
+    for name, (kind, rows) in tables.items():
+        write_csv(folder / name, [field.name for field in fields(kind)], map(astuple, rows))
     texts = {"report.md": markdown_of(run), JSON_NAME: _RUN.dump_json(run, indent=1).decode()}
     if run.workloads:
         texts |= {name: draw(run) for name, draw in PLOTS.items()}
     for name, text in texts.items():
         (folder / name).write_text(text.rstrip("\n") + "\n", "utf-8", newline="\n")
-    names = ["requests.csv", "workloads.csv", "throughput.csv", *texts]
-    return [folder / name for name in names]
+    return [folder / name for name in (*tables, *texts)]
 
 
 def load_run(folder: Path) -> Run:
@@ -133,12 +136,12 @@ def amplification_grid(run: Run) -> Grid:
         least = min(fair.values()) if len(fair) > 1 else None
         cells = [
             Cell(
-                _decimal(values.get((workload, server)), 3),
+                decimal_text(values.get((workload, server)), 3),
                 is_best=least is not None and fair.get(server) == least,
             )
             for server in servers
         ]
-        counts = [_count(n.get((workload, counted))) for n in (n_prompt, n_floor)]
+        counts = [count_text(n.get((workload, counted))) for n in (n_prompt, n_floor)]
         rows.append([Cell(workload), *map(Cell, counts), *cells])
     return Grid(
         "Amplification: prefilled tokens / floor",
@@ -155,8 +158,8 @@ def first_token_grid(run: Run) -> Grid:
         run,
         "Time to first token, ms: p50 / p95",
         "Over the requests of a workload.",
-        (lambda row: row.first_token_p50_seconds, lambda value: _decimal(value * 1000, 0)),
-        (lambda row: row.first_token_p95_seconds, lambda value: _decimal(value * 1000, 0)),
+        (lambda row: row.first_token_p50_seconds, lambda value: decimal_text(value * 1000, 0)),
+        (lambda row: row.first_token_p95_seconds, lambda value: decimal_text(value * 1000, 0)),
     )
 
 
@@ -165,8 +168,8 @@ def speed_grid(run: Run) -> Grid:
         run,
         "Total time, s / tokens per second",
         "Tokens of prompts and replies.",
-        (lambda row: row.total_seconds, lambda value: _decimal(value, 2)),
-        (lambda row: row.tokens_per_second, lambda value: _decimal(value, 0)),
+        (lambda row: row.total_seconds, lambda value: decimal_text(value, 2)),
+        (lambda row: row.tokens_per_second, lambda value: decimal_text(value, 0)),
     )
 
 
@@ -175,8 +178,8 @@ def cost_grid(run: Run) -> Grid:
         run,
         "Written to disk, MiB / peak memory, MiB",
         "Of the server's process.",
-        (lambda row: row.written_bytes, lambda value: _decimal(value / MIB, 1)),
-        (lambda row: row.peak_memory_bytes, lambda value: _decimal(value / MIB, 0)),
+        (lambda row: row.written_bytes, lambda value: decimal_text(value / MIB, 1)),
+        (lambda row: row.peak_memory_bytes, lambda value: decimal_text(value / MIB, 0)),
     )
 
 
@@ -206,7 +209,7 @@ def markdown_of(run: Run) -> str:
     facts = [f"- {name}: {_inline(value)}" for name, value in _facts(run)]
     parts = ["## Benchmark", "\n".join(facts), f"```sh\n{run.command}\n```"]
     for grid in grids_of(run):
-        parts += [f"### {_inline(grid.title)}", _markdown_table(grid), _inline(grid.caption)]
+        parts += [f"### {_inline(grid.title)}", _markdown_grid(grid), _inline(grid.caption)]
     if notes := notes_of(run):
         parts += ["### Notes", "\n".join(f"- {_inline(note)}" for note in notes)]
     return "\n\n".join(parts) + "\n"
@@ -280,13 +283,9 @@ def _rich_cell(cell: Cell, *, in_marked_column: bool) -> Text:
     return Text(cell.text + mark, style="bold green" if cell.is_best else "")
 
 
-def _markdown_table(grid: Grid) -> str:
-    lines = [
-        [_inline(heading) for heading in grid.headings],
-        ["---", *("---:" for _ in grid.headings[1:])],
-        *([_markdown_cell(cell) for cell in row] for row in grid.rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _markdown_grid(grid: Grid) -> str:
+    rows = [[_markdown_cell(cell) for cell in row] for row in grid.rows]
+    return markdown_table([[_inline(heading) for heading in grid.headings], *rows])
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -299,23 +298,8 @@ def _inline(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def _write_csv(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(kind))
-        writer.writerows(astuple(row) for row in rows)
-
-
 def _rate(by_round: Mapping[int, float]) -> str:
     return f"{median(by_round.values()):,.1f}" if by_round else NOTHING
-
-
-def _count(value: float | None) -> str:
-    return _decimal(value, 0)
-
-
-def _decimal(value: float | None, n_digits: int) -> str:
-    return NOTHING if value is None else f"{value:,.{n_digits}f}"
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from rekindle.bench.peers.processes import ProcessUsage
 from rekindle.bench.report.results import RequestRow, WorkloadRow
 from rekindle.bench.stage import StageTraffic
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import percentile
 from rekindle.replay.prompts import Counted
-from rekindle.replay.report import percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fleet_model import (
+from bench.fleet.model import (
     BLOCK_TOKENS,
     ROUTERS,
     Hardware,
     Line,
     Load,
     Policy,
-    SharedStore,
     Shelf,
+    SimulatedStore,
 )
-from bench.fleet_workload import Trace
+from bench.fleet.workload import FleetTrace
 
 LOST_SHARE = 0.1  # of the replicas, at least one, never all; picked
 AWAY_SECONDS = 600.0
@@ -27,7 +27,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class FleetSetup:
     n_replicas: int
     policy: Policy
     has_store: bool
@@ -37,10 +37,10 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FleetOutcome:
     """A row for each request, in the order of arrival; tokens, where nothing else is said."""
 
-    setup: Setup
+    setup: FleetSetup
     at_seconds: Numbers
     first_token_seconds: Numbers
     live: Numbers  # in the context or in memory
@@ -58,7 +58,7 @@ class Outcome:
         return self.live + self.disk + self.shared + self.recomputed
 
 
-def simulate(trace: Trace, setup: Setup) -> Outcome:
+def simulate(trace: FleetTrace, setup: FleetSetup) -> FleetOutcome:
     return _Run(trace, setup).play()
 
 
@@ -97,12 +97,12 @@ class _Running(NamedTuple):
 
 
 class _Run:
-    def __init__(self, trace: Trace, setup: Setup) -> None:
+    def __init__(self, trace: FleetTrace, setup: FleetSetup) -> None:
         self._trace, self._setup, self._hardware = trace, setup, setup.hardware
         self._load = Load(setup.n_replicas)
         self._router = ROUTERS[setup.policy](self._load)
         self._replicas = [_Replica(setup.hardware) for _ in range(setup.n_replicas)]
-        self._store = SharedStore(setup.hardware, setup.n_replicas) if setup.has_store else None
+        self._store = SimulatedStore(setup.hardware, setup.n_replicas) if setup.has_store else None
         if self._store and setup.store_leaves_at is not None:
             self._store.away_from = setup.store_leaves_at
             self._store.away_until = setup.store_leaves_at + AWAY_SECONDS
@@ -116,7 +116,7 @@ class _Run:
         self._events = list(trace.arrivals)  # a turn begins, or its reply ends
         self._columns = [array("d", bytes(8 * trace.n_turns)) for _ in _COLUMNS]
 
-    def play(self) -> Outcome:
+    def play(self) -> FleetOutcome:
         dies_at = self._setup.replicas_die_at
         while self._events:
             now, conversation = heapq.heappop(self._events)
@@ -131,7 +131,7 @@ class _Run:
         order = np.argsort(columns["at_seconds"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         busy = np.array([replica.busy_seconds for replica in self._replicas])
-        return Outcome(
+        return FleetOutcome(
             setup=self._setup,
             busy_seconds=busy,
             last_arrival_seconds=self._trace.arrivals[-1][0],
@@ -215,7 +215,7 @@ class _Run:
         return match, end
 
     def _found(
-        self, replica: _Replica, conversation: int, store: SharedStore | None, now: float
+        self, replica: _Replica, conversation: int, store: SimulatedStore | None, now: float
     ) -> _Match:
         n_head = self._whole_heads[conversation]
         head = _sources(replica, store, self._trace.head_of[conversation], n_head, now)
@@ -247,7 +247,7 @@ _COLUMNS = (
 
 
 def _sources(
-    replica: _Replica, store: SharedStore | None, chain: int, n_wanted: int, now: float
+    replica: _Replica, store: SimulatedStore | None, chain: int, n_wanted: int, now: float
 ) -> _Match:
     n_live = replica.memory.held(chain)
     if n_live >= n_wanted:

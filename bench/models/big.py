@@ -1,6 +1,6 @@
 """A model of the shape of an 8B Llama with random weights, to measure what only size shows.
 
-    python -m bench.big_model FILE [N_LAYERS]
+    python -m bench.models.big FILE [N_LAYERS]
 
 16 GB in half precision. It knows nothing, but its steps, rows and logits are as large as real ones.
 Needs the `gguf` package.

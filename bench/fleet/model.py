@@ -110,7 +110,7 @@ class Line:
         self._free_at = self.end_of(n_bytes, now)
 
 
-class SharedStore:
+class SimulatedStore:
     def __init__(self, hardware: Hardware, n_replicas: int) -> None:
         self._token_bytes = hardware.token_bytes
         self._seconds = hardware.store_seconds

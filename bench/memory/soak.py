@@ -1,6 +1,6 @@
 """Whether anything grows with the number of requests served.
 
-    python -m bench.soak [REQUESTS]
+    python -m bench.memory.soak [REQUESTS]
 
 A server with random weights and small budgets, so that eviction runs all the time, gets requests
 of every kind from four clients at once. Every 500 requests the process is looked at from the

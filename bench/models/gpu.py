@@ -1,8 +1,8 @@
 """On a GPU: a long prompt cold, from memory and from disk; what the gate chooses; idle rows' tax.
 
-    python -m bench.gpu MODEL [N_TOKENS]
+    python -m bench.models.gpu MODEL [N_TOKENS]
 
-MODEL is a GGUF file, for instance of `python -m bench.big_model`. The engine in this process,
+MODEL is a GGUF file, for instance of `python -m bench.models.big`. The engine in this process,
 without HTTP. Files are read from disk, not from the page cache, where the system lets us.
 """
 

@@ -1,6 +1,6 @@
 """Whether the memory tier's books are right: accounted bytes beside what the process grew by.
 
-    python -m bench.memory_accounts [NAME...]
+    python -m bench.memory.accounts [NAME...]
 
 `rekindle serve` with random weights and no disk. Prompts that have nothing in common fill the
 memory tier to its budget, then push each other out until everything was replaced three times;

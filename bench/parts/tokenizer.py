@@ -2,7 +2,7 @@
 
 Without Rekindle's limits, on stacks of 1 GiB. Linux only.
 
-python -m bench.tokenizer_cost
+python -m bench.parts.tokenizer
 """
 
 import ctypes

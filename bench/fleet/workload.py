@@ -15,7 +15,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class FleetWorkload:
     """Ranges are log-uniform: small ones are common, large ones not rare.
 
     "Recorded" are 20 coding agents whose requests were recorded; 4 bytes make a token.
@@ -48,7 +48,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class FleetTrace:
     """Conversations by number, their turns in one row; plain lists, as they are read one by one.
 
     Heads have numbers below `n_heads`. A sub-agent has no arrival: its parent's turn starts it.
@@ -71,7 +71,7 @@ class Trace:
         return len(self.inputs)
 
 
-def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
+def draw(workload: FleetWorkload, n_replicas: int, seed: int) -> FleetTrace:
     """So many sessions that every replica has the same load, however many there are."""
     rng = np.random.default_rng(seed)
     rate = workload.sessions_per_replica_hour * n_replicas
@@ -107,7 +107,7 @@ def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
     sub_agents: dict[int, list[int]] = {}
     for number, turn in enumerate(spawns_at.tolist(), start=n_sessions):
         sub_agents.setdefault(turn, []).append(number)
-    return Trace(
+    return FleetTrace(
         n_heads=2 * workload.n_kinds,
         head_of=heads.tolist(),
         head_tokens=head_sizes[heads].tolist(),
@@ -122,14 +122,14 @@ def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
     )
 
 
-def _kinds(rng: np.random.Generator, workload: Workload, n: int) -> NDArray[np.int64]:
+def _kinds(rng: np.random.Generator, workload: FleetWorkload, n: int) -> NDArray[np.int64]:
     weights = np.arange(1, workload.n_kinds + 1) ** -workload.kind_exponent
     return rng.choice(workload.n_kinds, size=n, p=weights / weights.sum())
 
 
 def _gaps(
     rng: np.random.Generator,
-    workload: Workload,
+    workload: FleetWorkload,
     first_turn: NDArray[np.int64],
     session_turns: NDArray[np.int64],
 ) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """What the disk tier costs: puts, gets, touches, a start, a rebuild, and puts that must evict.
 
-    python -m bench.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
+    python -m bench.parts.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
 
 DIRECTORY must not exist; it is deleted in the end. Reads come from the page cache.
 """

@@ -1,6 +1,6 @@
 """What a grammar costs per token: llguidance, as the server uses it, against llama.cpp's own.
 
-python -m bench.grammar_cost
+python -m bench.parts.grammar
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """The workloads of `rekindle bench` on every class of model state, beside llama-server.
 
-    python -m bench.model_classes [--class NAME] [--only WORKLOAD] [--scale F] [--llama-server PATH]
+    python -m bench.models.classes [--class NAME] [--only WORKLOAD] [--scale F]
+                                   [--llama-server PATH]
 
 Models of a few megabytes with random weights, written for the run: they know nothing, but what of
 a prompt can be reused depends on the kind of state alone. Times say nothing here. It fails where a
@@ -11,20 +12,22 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.report import CONSOLE, RESULTS
-from bench.tiny_model import write_tiny_model_of_real_words
+from bench.engine_run import scratch_directory
+from bench.models.tiny import write_tiny_model_of_real_words
+from bench.report import CONSOLE
 from rekindle.bench.peers.contenders import OURS, Contender, find_contenders
 from rekindle.bench.play import Conditions
 from rekindle.bench.report.results import WorkloadRow
+from rekindle.bench.report.tables import markdown_table
 from rekindle.bench.run import Plan, Progress, run_all
 from rekindle.bench.workloads.recorded import recorded_workload
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS, Workload
 from rekindle.errors import StartupError
+from rekindle.replay.numbers import count_text, decimal_text
 from tests.support.tiny_models import TinyArchitecture
 
 CLASSES = {
@@ -66,9 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 def measure(
     name: str, workloads: Sequence[Workload], contenders: Sequence[Contender], scale: float
 ) -> list[WorkloadRow]:
-    RESULTS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:  # on a disk
-        scratch = Path(folder)
+    with scratch_directory() as scratch:
         conditions = Conditions(
             model=write_tiny_model_of_real_words(scratch / "tiny.gguf", CLASSES[name]),
             shows_tools=False,
@@ -87,10 +88,10 @@ def table(rows: Sequence[WorkloadRow]) -> str:
     """In Markdown; this server first, whoever began."""
     servers = sorted({row.server for row in rows}, key=lambda server: (server != OURS, server))
     headings = [cell for server in servers for cell in (server, "prefilled", "floor", "failed")]
-    lines = [["workload", *headings], ["---", *("---:" for _ in headings)]]
+    lines = [["workload", *headings]]
     for workload, by_server in _by_workload(rows):
         lines.append([workload, *(cell for name in servers for cell in _cells(by_server[name]))])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def missed(rows: Sequence[WorkloadRow], limit: float) -> Iterator[str]:
@@ -115,9 +116,9 @@ def _by_workload(rows: Sequence[WorkloadRow]) -> Iterator[tuple[str, dict[str, W
 
 
 def _cells(row: WorkloadRow) -> Iterator[str]:
-    yield "-" if row.amplification is None else f"{row.amplification:.3f}"
-    for n_tokens in (row.prefilled_tokens, row.floor_tokens):
-        yield "-" if n_tokens is None else f"{n_tokens:,}"
+    yield decimal_text(row.amplification, 3)
+    yield count_text(row.prefilled_tokens)
+    yield count_text(row.floor_tokens)
     yield f"{row.errors} of {row.requests}" if row.errors else "0"
 
 
@@ -127,7 +128,7 @@ def _rounded(amplification: float) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.model_classes")
+    parser = argparse.ArgumentParser(prog="python -m bench.models.classes")
     parser.add_argument("--class", action="append", choices=[*CLASSES], dest="classes")
     parser.add_argument("--only", action="append", choices=[each.name for each in KNOWN])
     parser.add_argument("--scale", type=float, default=SCALE)
