@@ -20,9 +20,10 @@ from bench.models.tiny import write_tiny_model_of_real_words
 from bench.report import CONSOLE
 from rekindle.bench.peers.contenders import OURS, Contender, find_contenders
 from rekindle.bench.play import Conditions
+from rekindle.bench.progress import Progress
 from rekindle.bench.report.results import WorkloadRow
 from rekindle.bench.report.tables import markdown_table
-from rekindle.bench.run import Plan, Progress, run_all
+from rekindle.bench.run import Plan, run_all
 from rekindle.bench.workloads.recorded import recorded_workload
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS, Workload
@@ -78,7 +79,13 @@ def measure(
             is_quick=False,
             scratch=scratch,
         )
-        plan = Plan(contenders=contenders, workloads=workloads, bursts=None, conditions=conditions)
+        plan = Plan(
+            contenders=contenders,
+            workloads=workloads,
+            bursts=None,
+            conditions=conditions,
+            n_rounds=1,
+        )
         progress = Progress(on_step=lambda _: None, on_done=lambda: None, on_trouble=CONSOLE.print)
         asyncio.run(run_all(plan, progress))
     return progress.workloads

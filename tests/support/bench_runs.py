@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rekindle.bench.report.results import BurstRow, Contender, RequestRow, Run, WorkloadRow
+from rekindle.bench.report.results import BurstRow, MeasuredServer, RequestRow, Run, WorkloadRow
 
 
 def workload_row(workload: str, server: str, **fields: object) -> WorkloadRow:
@@ -84,7 +84,7 @@ def run_of(
         model="tiny.gguf",
         commit="abc1234",
         command="rekindle bench --rounds 3",
-        contenders=tuple(Contender(server, "1.0") for server in servers),
+        contenders=tuple(MeasuredServer(server, "1.0") for server in servers),
         requests=requests,
         workloads=workloads,
         bursts=bursts,

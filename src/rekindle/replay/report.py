@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rekindle.replay.client import Outcome
-from rekindle.replay.numbers import count_text, decimal_text, percentile
+from rekindle.replay.numbers import count_text, decimal_text, percentile, sum_known
 from rekindle.replay.prompts import Counted
 from rekindle.replay.traffic import ReplayRequest, Skipped
 
@@ -70,16 +70,16 @@ def summary_of(runs: Sequence[ReplayRun]) -> Summary:
     answered = [outcome.counts for outcome in outcomes if outcome.error is None]
     firsts = [t for each in outcomes if (t := each.first_token_seconds) is not None]
     seconds = sum(run.seconds for run in runs)
-    n_prompt = _sum(counts.n_prompt for counts in answered)
-    n_reply = _sum(counts.n_reply for counts in answered)
-    n_tokens = _sum([n_prompt, n_reply])
+    n_prompt = sum_known(counts.n_prompt for counts in answered)
+    n_reply = sum_known(counts.n_reply for counts in answered)
+    n_tokens = sum_known([n_prompt, n_reply])
     return Summary(
         requests=len(outcomes),
         errors=len(outcomes) - len(answered),
         prompt_tokens=n_prompt,
-        cached_tokens=_sum(counts.n_cached for counts in answered),
-        prefilled_tokens=_sum(counts.n_prefilled for counts in answered),
-        floor_tokens=_sum(each.n_floor for run in runs for each in run.counted.values()),
+        cached_tokens=sum_known(counts.n_cached for counts in answered),
+        prefilled_tokens=sum_known(counts.n_prefilled for counts in answered),
+        floor_tokens=sum_known(each.n_floor for run in runs for each in run.counted.values()),
         amplification=next(iter([*amplifications(runs)][-1:]), None),
         first_token_p50_seconds=percentile(firsts, 50),
         first_token_p95_seconds=percentile(firsts, 95),
@@ -222,8 +222,3 @@ def _request(report: Report, run: ReplayRun, outcome: Outcome) -> dict[str, Any]
         "floor_tokens": counted.n_floor if counted else None,
         "error": outcome.error,
     }
-
-
-def _sum(values: "Iterator[int | None] | Sequence[int | None]") -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

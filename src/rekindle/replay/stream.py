@@ -86,6 +86,11 @@ class StreamReader:
             return Counts(ours.n_prompt, ours.n_cached, ours.n_prefilled, n_reply)
         return Counts(n_prompt, n_cached, n_prefilled, n_reply)
 
+    def decode_rate(self) -> float | None:
+        """Return the tokens per second by the server's own timings. None: it reports none."""
+        n_decoded, milliseconds = (self._timings.get(f"predicted_{unit}") for unit in ("n", "ms"))
+        return 1000 * n_decoded / milliseconds if n_decoded and milliseconds else None
+
     def _read(self, data: Json) -> None:
         _raise_error_in(data)
         if (account := account_in(data)) is not None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from rekindle.bench.stage import Stage, fields_of
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.texts import as_text, tools
 from rekindle.priming.files import Body
 from rekindle.replay.client import Outcome
@@ -13,6 +13,8 @@ REPLY_TOKENS = 20
 ACT_TOKENS = 40
 CALL_TOKENS = 96  # picked: a call takes up to 50; a small model may talk instead
 NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # after an error the client goes on
+
+SENT_BACK = ("role", "content", "reasoning_content", "tool_calls")
 
 Keep = Callable[[Body], Body]
 
@@ -74,8 +76,9 @@ class Chat:
         n_turns = sum(each["role"] == "assistant" for each in self.messages) + 1
         name = f"{self.name}, turn {n_turns}"
         outcome = await self._stage.send(name, body | fields, self.name)
-        said = NO_ANSWER if outcome.message is None else fields_of(outcome.message)
-        self.messages.append(self._keep(said))
+        reply = NO_ANSWER if outcome.message is None else outcome.message
+        kept = {name: reply[name] for name in SENT_BACK if name in reply}
+        self.messages.append(self._keep(kept))
         return outcome
 
 
