@@ -4,7 +4,7 @@ import argparse
 import time
 
 from bench import lookup, prompt_building, saving_cost, startup, step_cost, tiers
-from bench.report import CONSOLE, Benchmark, Row, missed, show, write_rows
+from bench.report import CONSOLE, Benchmark, BenchRow, missed, show, write_rows
 from rekindle.bench.machine import load_warning
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -19,7 +19,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     if warning := load_warning():
         CONSOLE.print(warning)
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for name, measure in BENCHMARKS.items():
         began = time.monotonic()
         found = measure(quick=quick)

@@ -17,7 +17,7 @@ CONSOLE = Console(width=max(Console().width, 132), highlight=False)
 
 
 class Benchmark(Protocol):
-    def __call__(self, *, quick: bool) -> "list[Row]":
+    def __call__(self, *, quick: bool) -> "list[BenchRow]":
         """Quick: a smoke test, not a result."""
         ...
 
@@ -33,7 +33,7 @@ class Target(NamedTuple):
         return f"{self.bound} {self.value:g}"
 
 
-class Row(NamedTuple):
+class BenchRow(NamedTuple):
     benchmark: str
     case: str
     measure: str  # with its unit: p50_ms, gigabytes_per_second
@@ -67,25 +67,25 @@ def run_alone(measure: Benchmark) -> None:
     CONSOLE.print(write_rows(rows, rows[0].benchmark, quick=quick), soft_wrap=True)
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[BenchRow]) -> None:
     """A table per benchmark: a line for each case, a column for each measure."""
     for name in dict.fromkeys(row.benchmark for row in rows):
         CONSOLE.print(_table(name, [row for row in rows if row.benchmark == name]))
 
 
-def missed(rows: Sequence[Row]) -> list[Row]:
+def missed(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return [row for row in rows if row.target and not row.target.is_met(row.value)]
 
 
-def write_rows(rows: Sequence[Row], name: str, *, quick: bool) -> Path:
+def write_rows(rows: Sequence[BenchRow], name: str, *, quick: bool) -> Path:
     RESULTS.mkdir(exist_ok=True)
     commit = commit_label() or "uncommitted"
     path = RESULTS / f"{name}-{machine_label()}-{commit}{'-quick' if quick else ''}.csv"
-    write_csv(path, Row._fields, [(*row[:4], row.target or "") for row in rows])
+    write_csv(path, BenchRow._fields, [(*row[:4], row.target or "") for row in rows])
     return path
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[BenchRow]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     measures = list(dict.fromkeys(row.measure for row in rows))
@@ -99,7 +99,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _shown(row: Row | None) -> str:
+def _shown(row: BenchRow | None) -> str:
     if row is None:
         return ""
     number = f"{row.value:,.0f}" if abs(row.value) >= 100 else f"{row.value:.3g}"

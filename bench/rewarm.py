@@ -18,19 +18,12 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from rekindle.bench.workloads.workloads import NO_THINKING_TEMPLATE
 from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
 from rekindle.models.source import resolve_model
 from rekindle.server import assemble, background
 
 READING_SECONDS = 6.0
-TEMPLATE = """\
-{%- for m in messages %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}
-{%- endif %}
-"""
 
 
 def main(reply_tokens: int = 400, n_rounds: int = 3) -> None:
@@ -54,7 +47,7 @@ def main(reply_tokens: int = 400, n_rounds: int = 3) -> None:
 def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     settings = Settings(
-        model=ModelSettings(chat_template=TEMPLATE),
+        model=ModelSettings(chat_template=NO_THINKING_TEMPLATE.read_text()),
         chat=ChatSettings(rewarm=rewarm),
         engine=EngineSettings(parallel=1),
         cache=CacheSettings(cache_dir=Path(folder)),

@@ -88,7 +88,7 @@ class InstallError(Exception):
     """One sentence for the user: what is wrong, and what to do about it."""
 
 
-class Progress:
+class InstallProgress:
     """One line that is rewritten on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Environment:
     """A virtual environment, and what this script has put into it."""
 
     def __init__(self, folder: Path) -> None:
-        self.progress: Progress | None = None  # none: there is nothing to do
+        self.progress: InstallProgress | None = None  # none: there is nothing to do
         self._folder = folder
         self._python = folder / "bin" / "python"
         self._log = folder / "install.log"
@@ -220,7 +220,7 @@ class Environment:
         )
         if done == wanted and self._python.exists():
             return
-        self.progress = Progress()
+        self.progress = InstallProgress()
         check_venv()
         is_usable = done.python == wanted.python and self._runs("-m", "pip", "--version")
         must_build = (

@@ -75,7 +75,7 @@ def main(n_requests: int = N_REQUESTS) -> int:
     return int(slope > LIMIT_BYTES)
 
 
-class _Server(NamedTuple):
+class _WatchedServer(NamedTuple):
     url: str
     asked: Connection
 
@@ -86,14 +86,14 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _watched(folder: Path) -> Iterator[_Server]:
+def _watched(folder: Path) -> Iterator[_WatchedServer]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, folder))
     process.start()
     theirs.close()  # or nobody would hear of its end
     try:
-        yield _Server(ours.recv(), ours)
+        yield _WatchedServer(ours.recv(), ours)
         ours.send("stop")
         process.join(60)
     finally:

@@ -7,9 +7,8 @@ without HTTP. Files are read from disk, not from the page cache, where the syste
 """
 
 import asyncio
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -18,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_run import (
-    Answer,
+    TimedAnswer,
     ask,
+    ask_and_save,
     cache_status,
+    drop_page_cache,
     random_prompt,
     scratch_directory,
     start_engine,
@@ -54,10 +55,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
     loaded = _start(file, folder, n_tokens, n_slots=1)
     row_bytes = await _warm_up(loaded)
     for name, prompt in [("cold", cold), ("another, cold", other)]:
-        _add(table, name, await _settled(loaded, prompt), row_bytes)
+        _add(table, name, await ask_and_save(loaded, prompt), row_bytes)
     for _ in range(N_ROUNDS):
         for prompt in (cold, other):
-            _add(table, "back, from memory", await _settled(loaded, prompt), row_bytes)
+            _add(table, "back, from memory", await ask_and_save(loaded, prompt), row_bytes)
     await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
     loaded.close()
 
@@ -65,8 +66,8 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
         await _warm_up(loaded)
         for prompt in (cold, other) if may_recompute else (cold,):
-            _drop_page_cache(folder)
-            _add(table, f"restarted, {name}", await _settled(loaded, prompt), row_bytes)
+            drop_page_cache(_files(folder))
+            _add(table, f"restarted, {name}", await ask_and_save(loaded, prompt), row_bytes)
         loaded.close()
     CONSOLE.print(table)
     await _idle_tax(file, folder, n_tokens)
@@ -114,42 +115,23 @@ def _start(
 async def _warm_up(loaded: LoadedModel) -> float:
     """Loads kernels, lets the speed of prefills be known. The bytes of a row."""
     before = cache_status(loaded).counters.saved_bytes
-    await _settled(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
+    await ask_and_save(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
     return (cache_status(loaded).counters.saved_bytes - before) / WARM_UP_TOKENS
 
 
-async def _settled(loaded: LoadedModel, prompt: tuple[int, ...]) -> Answer:
-    answer = await ask(loaded, prompt)
-    await asyncio.sleep(1.0)  # what it left behind is stored meanwhile
-    return answer
-
-
-def _drop_page_cache(folder: Path) -> None:
-    for path in _files(folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
-def _files(folder: Path) -> Iterable[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def _add(table: Table, name: str, answer: Answer, row_bytes: float) -> None:
+def _add(table: Table, name: str, answer: TimedAnswer, row_bytes: float) -> None:
     evaluated = answer.evaluated
     n_restored = sum(
         span.stop - span.start for span in evaluated.spans if span.source is not CacheSource.LIVE
     )
     speed = n_restored * row_bytes / evaluated.restore_seconds if n_restored else None
-    found = ", ".join(f"{span.source} {span.stop - span.start}" for span in evaluated.spans)
     table.add_row(
         name,
-        found or "-",
-        str(evaluated.n_prompt - evaluated.n_cached),
-        f"{1e3 * evaluated.restore_seconds:.0f}",
+        *answer.cells(),
         f"{speed / 1e9:.1f}" if speed else "-",
         f"{1e3 * answer.first_token_seconds:.0f}",
     )

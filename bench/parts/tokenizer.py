@@ -8,13 +8,13 @@ python -m bench.parts.tokenizer
 import ctypes
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from bench.engine_run import timed
 from rekindle.llama.library import lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.pre_tokenizer import FLAT
@@ -78,9 +78,7 @@ def _times(path: Path, tokenizer: str, text: Callable[[int], str]) -> list[str]:
 
 
 def _seconds(vocabulary: Vocabulary, text: str) -> float:
-    start = time.perf_counter()
-    _tokenise(vocabulary, text)
-    return time.perf_counter() - start
+    return timed(partial(_tokenise, vocabulary, text))[1]
 
 
 def _touched(vocabulary: Vocabulary, text: str) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import lookup, tiers
-from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_rows
+from bench.report import CONSOLE, BenchRow, Target, at_least, at_most, missed, show, write_rows
 from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.models.source import ModelFile
@@ -56,15 +56,15 @@ def test_a_simulated_store_is_one_tree_in_which_conversations_share_their_heads(
 def test_a_target_is_missed_on_its_wrong_side_only(
     target: Target, value: float, *, is_met: bool
 ) -> None:
-    rows = [Row("b", "c", "m", value, target), Row("b", "c", "without", value)]
+    rows = [BenchRow("b", "c", "m", value, target), BenchRow("b", "c", "without", value)]
     assert missed(rows) == ([] if is_met else rows[:1])
 
 
 def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> None:
     rows = [
-        Row("b", "first", "p50_ms", 1.5, at_most(2)),
-        Row("b", "second", "p50_ms", 2.5, at_most(2)),
-        Row("b", "third", "p50_ms", 3.5),
+        BenchRow("b", "first", "p50_ms", 1.5, at_most(2)),
+        BenchRow("b", "second", "p50_ms", 2.5, at_most(2)),
+        BenchRow("b", "third", "p50_ms", 3.5),
     ]
     with CONSOLE.capture() as shown:
         show(rows)
@@ -78,7 +78,10 @@ def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> 
 
 def test_the_csv_has_a_line_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.report.RESULTS", tmp_path)
-    rows = [Row("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)), Row("b", "c", "m", 3.0)]
+    rows = [
+        BenchRow("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)),
+        BenchRow("b", "c", "m", 3.0),
+    ]
     lines = write_rows(rows, "name", quick=True).read_text("utf-8").splitlines()
     assert lines[0] == "benchmark,case,measure,value,target"
     assert lines[1] == 'b,"a case, with a comma",p50_ms,1.5,<= 2'

@@ -19,8 +19,8 @@ from tests.support.workloads import (
     SEARCH_TOOL,
     TABLE_HEAD,
     Account,
-    Floor,
     Message,
+    ReferenceFloor,
     Traffic,
     assistant,
     listing,
@@ -78,7 +78,7 @@ def serving(
     served: Served,
     n_parallel: int,
     *arguments: str,
-    floor: Floor | None = None,
+    floor: ReferenceFloor | None = None,
     start: Start = start_fast,
 ) -> Iterator[tuple[ServerProcess, Traffic]]:
     with (

@@ -13,7 +13,7 @@ import httpx
 
 from tests.support.needs import program
 from tests.support.server_process import ServerProcess, free_port, serve
-from tests.support.workloads import Answer, Client, Floor, Message
+from tests.support.workloads import Answer, Client, Message, ReferenceFloor
 
 N_SERVERS = 3
 THINK_SECONDS = 0.5  # of a client between two turns; nobody tells when a turn is in the store
@@ -89,7 +89,7 @@ class Fleet:
     def __init__(self, servers: Sequence[ServerProcess], balancer: str) -> None:
         self.servers = {f"s{n}": server for n, server in enumerate(servers)}
         self.clients = {name: Client(server.url) for name, server in self.servers.items()}
-        self.floor = Floor()
+        self.floor = ReferenceFloor()
         self.n_prefilled = self.n_floor = 0
         self._http = httpx.Client(base_url=balancer, timeout=600)
 

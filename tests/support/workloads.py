@@ -26,8 +26,11 @@ Message: TypeAlias = dict[str, Any]
 Tree: TypeAlias = dict[int, "Tree"]
 
 
-class Floor:
-    """Every prefix that was computed so far, as a tree of tokens."""
+class ReferenceFloor:
+    """Every prefix computed so far, as a tree of tokens.
+
+    Slow and plain on purpose: `rekindle.replay.floor` and the server are checked against it.
+    """
 
     def __init__(self) -> None:
         self._known: Tree = {}
@@ -288,11 +291,11 @@ class Traffic:
         url: str,
         *,
         n_parallel: int,
-        floor: Floor | None = None,
+        floor: ReferenceFloor | None = None,
         banned_tokens: Sequence[int] = (),
     ) -> None:
         self.client = Client(url, banned_tokens=banned_tokens)
-        self.floor = floor or Floor()
+        self.floor = floor or ReferenceFloor()
         self._n_parallel = n_parallel
         self._account = Account("", n_parallel)
 
