@@ -20,14 +20,14 @@ from rich.console import Console
 
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.status import CacheCounters
+from tests.support.fidelity import PIECES_COMPARED
 from tests.support.fidelity_machine import budget, machine_for
 from tests.support.fidelity_setup import Subject
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
 from tests.support.tiny_models import TinyArchitecture
 
 OPERATIONS_PER_WORLD = 40
-PIECES = "pieces compared"
-NOT_OPERATIONS = {PIECES, *(each.name for each in fields(CacheCounters))}
+NOT_OPERATIONS = {PIECES_COMPARED, *(each.name for each in fields(CacheCounters))}
 
 
 def main() -> int:
@@ -75,7 +75,7 @@ def _run(
         console.print(traceback.format_exc())
         is_right = False
     counts = machine.counts
-    n_pieces = counts[PIECES]
+    n_pieces = counts[PIECES_COMPARED]
     n_operations = sum(counts[name] for name in counts if name not in NOT_OPERATIONS)
     console.print(
         f"{name}: {n_operations} operations, {n_pieces} restored pieces compared,"

@@ -51,6 +51,7 @@ STALL_SECONDS = 0.0005  # for real threads to do something
 MAX_STALLS = 20  # steps in a row that can do nothing, with nothing on its way to or from the disk
 STEP_BACK = 64  # of a prompt that is stored, a model with states computes at most this many tokens
 MAX_TEXTS = 16
+PIECES_COMPARED = "pieces compared"  # restored blocks and checkpoints, in `World.counts`
 
 
 @dataclass(slots=True, eq=False)
@@ -356,7 +357,7 @@ class World:
             self._hear(may_fail=True)
         assert self.is_idle
         self._said.clear()
-        self.counts["pieces compared"] += self.backend.n_pieces_compared
+        self.counts[PIECES_COMPARED] += self.backend.n_pieces_compared
         self.backend.n_pieces_compared = 0
         self.counts.update(asdict(self.cache.status().counters))
 

@@ -9,7 +9,12 @@ from typing import ClassVar, NamedTuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rekindle.config import WritePolicy
 from tests.support.fidelity import Damage, Ending, Failure, World
@@ -293,6 +298,19 @@ def _name(operation: Operation) -> str:
 def machine_for(subject: Subject, *, has_threads: bool = False) -> type[FidelityMachine]:
     members = {"subject": subject, "has_threads": has_threads, "counts": Counter[str]()}
     return type("Machine", (FidelityMachine,), members)
+
+
+def count_checked_operations(subject: Subject, *, n_worlds: int, n_operations: int) -> Counter[str]:
+    """Run operations on new worlds and return how often each kind ran.
+
+    Raise an AssertionError with the shortest failing steps where a reply, an account or a
+    restored piece differs from what it should be.
+    """
+    machine = machine_for(subject)
+    run_state_machine_as_test(
+        machine, settings=budget(n_worlds=n_worlds, n_operations=n_operations)
+    )
+    return machine.counts
 
 
 def budget(*, n_worlds: int, n_operations: int) -> settings:
