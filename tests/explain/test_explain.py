@@ -141,7 +141,7 @@ def test_a_trace_without_misses_says_so(tmp_path: Path) -> None:
     [
         (b'{"messages": []}', "is no trace of a server; for a request, name a server with --url."),
         (b"", "is no trace of a server"),
-        (b"\x1f\x8bbroken", "is not a whole gzip file"),
+        (b"\x1f\x8bbroken", "is not a complete gzip file"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_in_a_sentence(

@@ -38,6 +38,8 @@ def look_up_all(http: "httpx.Client", traffic: "Traffic") -> Iterator[LookedUp]:
 def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
     import httpx
 
+    from rekindle.replay.client import refusal_of
+
     try:
         response = http.post(
             "/v1/cache/lookup",
@@ -48,7 +50,9 @@ def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise StartupError(f"{http.base_url} cannot be reached: {error}.") from error
     if response.is_error:
-        raise StartupError(f"{request.name}: {http.base_url} refused: {_refusal(response)}")
+        raise StartupError(
+            f"{request.name}: {http.base_url} refused: {refusal_of(response, response.content)}."
+        )
     try:
         found = response.json()
         return LookedUp(
@@ -59,10 +63,3 @@ def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise StartupError(f"{http.base_url} does not answer like a server of ours.") from error
-
-
-def _refusal(response: "httpx.Response") -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}."

@@ -1,17 +1,14 @@
 """The lines of a trace, read back."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rekindle.errors import StartupError
 from rekindle.observe.request_record import Miss, MissReason
-
-GZIP_MAGIC = b"\x1f\x8b"
+from rekindle.replay.recorded_file import opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +54,8 @@ def miss_of(value: object) -> Miss | None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == GZIP_MAGIC
-            file.seek(0)
-            source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_packed else file
-            yield from (line for line in source if line.strip())
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (EOFError, zlib.error) as error:
-        raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
+    with opened(path) as file:
+        yield from (line for line in file if line.strip())
 
 
 def _reply(line: bytes) -> TracedReply | None:

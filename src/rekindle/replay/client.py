@@ -95,7 +95,7 @@ class Server:
                 "POST", request.path, json=self.body_of(request), headers=_headers(request)
             ) as response:
                 if response.is_error:
-                    raise ReplyFailed(await _refusal(response))
+                    raise ReplyFailed(refusal_of(response, await response.aread()))
                 async for line in response.aiter_lines():
                     reader.feed(line)
                     if first is None and reader.has_begun:
@@ -178,12 +178,13 @@ def _headers(request: ReplayRequest) -> dict[str, str]:
     )
 
 
-async def _refusal(response: httpx.Response) -> str:
+def refusal_of(response: httpx.Response, content: bytes) -> str:
+    """Return the status and the error message of a refused request."""
     status = f"{response.status_code} {response.reason_phrase}"
     if response.status_code in UNAUTHORIZED:
         return f"{status}: give its key with --api-key"
-    said = refusal_in(await response.aread(), status)
-    return said if said == status else f"{status}: {said}"
+    message = refusal_in(content, status)
+    return message if message == status else f"{status}: {message}"
 
 
 def _said(error: Exception) -> str:

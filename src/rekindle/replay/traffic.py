@@ -4,9 +4,7 @@ A line is one of our trace, one of recorded traffic with `t` and `conv`, or a ba
 dialect. Which dialect is found as `prime` finds it.
 """
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +23,13 @@ from rekindle.api.http.caller import (
 from rekindle.errors import StartupError
 from rekindle.generation.request import DEFAULT_SESSION
 from rekindle.priming.files import Body, PrimeError, requests_of
+from rekindle.replay.recorded_file import opened
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]
 # Who asks, and nothing that opens a door.
 SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
-GZIP_MAGIC = b"\x1f\x8b"
 DIGEST_BYTES = 8
 
 
@@ -88,7 +86,9 @@ def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
 
 def _records(path: Path) -> Iterator[tuple[object, str]]:
     """One JSON value, or one on each line; None for a line that is not JSON."""
-    text = _text(path)
+    with opened(path) as file:
+        # A byte that is not UTF-8 makes its own line unreadable, not the others.
+        text = file.read().decode("utf-8-sig", "replace")
     if (whole := _json(text)) is not None:
         values = whole if isinstance(whole, list) else [whole]
         yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
@@ -96,20 +96,6 @@ def _records(path: Path) -> Iterator[tuple[object, str]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _json(line), f"{path.name}:{number}"
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}.") from error
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
-    # A byte that is no text makes its own line unreadable, not the others.
-    return content.decode("utf-8-sig", "replace")
 
 
 def _json(text: str) -> object:

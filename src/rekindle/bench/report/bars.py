@@ -7,10 +7,12 @@ fonts are the system's, and there is neither a script nor anything to load.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import count, takewhile
+from itertools import takewhile
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Protocol
+
+from rekindle.replay.svg import line_shape, round_numbers, text_shape
 
 # Pixels, all picked by looking at 12 workloads on 4 servers, and at them on a phone.
 WIDTH, MARGIN = 840, 8  # a README on GitHub has room for so many
@@ -70,7 +72,7 @@ class LogScale:
     def ticks(self, width: float) -> list[float]:
         decade = width / self._decades
         has_room = log10(2) * decade >= TICK_DISTANCE
-        numbers = _round_numbers(self._lowest, ROUND_DIGITS if has_room else (1,))
+        numbers = round_numbers(self._lowest, ROUND_DIGITS if has_room else (1,))
         every = 1 if has_room else ceil(TICK_DISTANCE / decade)
         return list(takewhile(lambda tick: tick <= self._highest, numbers))[::every]
 
@@ -84,7 +86,7 @@ class LinearScale:
 
     def ticks(self, width: float) -> list[float]:
         least = self._highest * min(TICK_DISTANCE / width, 1)
-        step = next(_round_numbers(least, ROUND_DIGITS))
+        step = next(round_numbers(least, ROUND_DIGITS))
         return [step * number for number in range(int(self._highest / step) + 1)]
 
 
@@ -200,11 +202,11 @@ class _Drawing:
 
     def shapes(self, top: float, *, longest: float) -> Iterator[str]:
         scale, axis = self.panel.scale, top + HEADING_HEIGHT
-        yield _text("panel", self.left, top + SIZES["panel"], self.panel.title)
+        yield text_shape("panel", self.left, top + SIZES["panel"], self.panel.title)
         for tick in scale.ticks(longest):
             x = self.left + scale.share(tick) * longest
-            yield _line("grid tick-line", x, axis, x, self.bottom)
-            yield _text("tick", x, axis - 5, _tick_text(self.panel, tick))
+            yield line_shape("grid tick-line", x, axis, x, self.bottom)
+            yield text_shape("tick", x, axis - 5, _tick_text(self.panel, tick))
         for bar in self.bars:
             yield from _drawn(bar, scale, self.left, longest)
 
@@ -243,7 +245,7 @@ def _drawn(bar: _Bar, scale: Scale, left: float, longest: float) -> Iterator[str
     baseline = bar.y + BAR / 2 + SIZES["value"] * 0.35
     yield f"<g><title>{escape(bar.tooltip)}</title>"
     if bar.value is None:
-        yield _text("value missing", left + LABEL_GAP, baseline, bar.label)
+        yield text_shape("value missing", left + LABEL_GAP, baseline, bar.label)
     else:
         length = max(scale.share(bar.value) * longest, SHORTEST_BAR)
         yield (
@@ -251,16 +253,16 @@ def _drawn(bar: _Bar, scale: Scale, left: float, longest: float) -> Iterator[str
             f' width="{length:.2f}" height="{BAR}" rx="2"/>'
         )
         emphasis = " ours" if bar.colour == "s0" else ""
-        yield _text(f"value{emphasis}", left + length + LABEL_GAP, baseline, bar.label)
+        yield text_shape(f"value{emphasis}", left + length + LABEL_GAP, baseline, bar.label)
     yield "</g>"
 
 
 def _name(group: _Group) -> Iterator[str]:
-    yield _line("grid", MARGIN, group.top, WIDTH - MARGIN, group.top)
+    yield line_shape("grid", MARGIN, group.top, WIDTH - MARGIN, group.top)
     step = SIZES["name"] * LINE_HEIGHT
     first = group.top + group.height / 2 - len(group.lines) * step / 2 + SIZES["name"]
     for number, line in enumerate(group.lines):
-        yield _text("name", MARGIN, first + number * step, line)
+        yield text_shape("name", MARGIN, first + number * step, line)
 
 
 class _Page:
@@ -279,7 +281,7 @@ class _Page:
 
     def _lines(self, kind: str, lines: Sequence[str]) -> None:
         for line in lines:
-            self.shapes.append(_text(kind, MARGIN, self.y + SIZES[kind], line))
+            self.shapes.append(text_shape(kind, MARGIN, self.y + SIZES[kind], line))
             self.y += SIZES[kind] * LINE_HEIGHT
 
     def legend(self, series: Sequence[str]) -> None:
@@ -297,7 +299,7 @@ class _Page:
             )
             kind = "key ours" if number == 0 else "key"
             place = x + BAR + LABEL_GAP
-            self.shapes.append(_text(kind, place, self.y + SIZES["key"] * 0.9, name))
+            self.shapes.append(text_shape(kind, place, self.y + SIZES["key"] * 0.9, name))
             x += width + 12
         self.y += step
 
@@ -314,14 +316,6 @@ class _Page:
 def _colour(number: int) -> str:
     """The first has its own; those of the others come again when there are many."""
     return "s0" if number == 0 else f"s{(number - 1) % len(COLOURS) + 1}"
-
-
-def _round_numbers(at_least: float, digits: Sequence[int]) -> Iterator[float]:
-    for power in count(floor(log10(at_least))):
-        for digit in digits:
-            number = float(f"{digit}e{power}")
-            if number >= at_least * 0.999:
-                yield number
 
 
 def _tick_text(panel: Panel, tick: float) -> str:
@@ -345,11 +339,3 @@ def _balanced(lines: Sequence[str]) -> list[str]:
     shortest = -(-len(text) // len(lines))
     fits = (wrap(text, n) for n in range(shortest, longest))
     return next((each for each in fits if len(each) == len(lines)), list(lines))
-
-
-def _text(kind: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{kind}" x="{x:.2f}" y="{y:.2f}">{escape(text)}</text>'
-
-
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'

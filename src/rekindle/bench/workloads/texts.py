@@ -10,44 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 VERBS = [
-    "read",
-    "write",
-    "check",
-    "update",
-    "load",
-    "store",
-    "parse",
-    "merge",
-    "validate",
-    "refresh",
-    "resolve",
-    "collect",
+    *("read", "write", "check", "update", "load", "store"),
+    *("parse", "merge", "validate", "refresh", "resolve", "collect"),
 ]
 NOUNS = [
-    "invoice",
-    "ledger",
-    "session",
-    "worker",
-    "parser",
-    "cache",
-    "router",
-    "account",
-    "report",
-    "schedule",
-    "token",
-    "index",
+    *("invoice", "ledger", "session", "worker", "parser", "cache"),
+    *("router", "account", "report", "schedule", "token", "index"),
 ]
 QUALITIES = [
-    "stale",
-    "empty",
-    "nested",
-    "partial",
-    "remote",
-    "pending",
-    "broken",
-    "recent",
-    "doubled",
-    "missing",
+    *("stale", "empty", "nested", "partial", "remote"),
+    *("pending", "broken", "recent", "doubled", "missing"),
 ]
 RULES = (
     "Before you {verb} the {noun}, look for a {quality} {other} and say what you found.",
