@@ -9,17 +9,18 @@ import pytest
 from rich.console import Console
 
 from rekindle.bench.report.report import (
+    COST,
+    FIRST_TOKEN,
+    SPEED,
     Cell,
     Grid,
     amplification_grid,
-    cost_grid,
-    first_token_grid,
     grids_of,
     load_run,
     main,
     markdown_of,
+    pair_grid,
     print_report,
-    speed_grid,
     throughput_grid,
     write_report,
 )
@@ -82,7 +83,7 @@ def test_workloads_stand_as_they_came_and_servers_as_they_were_named() -> None:
         workload_row("a", "rekindle"),
         workload_row("z", "rekindle", round=2),
     )
-    grid = first_token_grid(run)
+    grid = pair_grid(run, FIRST_TOKEN)
     assert grid.headings == ["workload", "rekindle", "peer"]
     assert [row[0] for row in texts(grid)] == ["z", "a"]
 
@@ -94,9 +95,9 @@ def test_pairs_have_units_for_people_and_a_dash_for_each_missing_half() -> None:
         silent_row("loop", "silent"),
         servers=("rekindle", "peer", "silent", "absent"),
     )
-    assert texts(first_token_grid(run)) == [["loop", "50 / 400", "50 / -", "-", "-"]]
-    assert texts(speed_grid(run)) == [["loop", "8.25 / 4,900", "8.25 / 4,900", "-", "-"]]
-    assert texts(cost_grid(run)) == [["loop", "3.0 / 400", "- / 400", "-", "-"]]
+    assert texts(pair_grid(run, FIRST_TOKEN)) == [["loop", "50 / 400", "50 / -", "-", "-"]]
+    assert texts(pair_grid(run, SPEED)) == [["loop", "8.25 / 4,900", "8.25 / 4,900", "-", "-"]]
+    assert texts(pair_grid(run, COST)) == [["loop", "3.0 / 400", "- / 400", "-", "-"]]
 
 
 def test_the_best_are_marked_as_they_are_shown() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle.bench.peers.processes import ServerProcess
-from rekindle.bench.stage import Size, Stage
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.recorded import recorded_workload
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS, Workload
@@ -50,7 +50,8 @@ def play(
             fake.url,
             process=process,
             texts=Texts("5eed", 0.1),
-            size=Size(n_slots=workload.parallel, is_quick=is_quick),
+            n_slots=workload.parallel,
+            is_quick=is_quick,
             calls_tools=calls_tools,
             on_request=lambda _: None,
         )

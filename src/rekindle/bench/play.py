@@ -13,7 +13,7 @@ from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess, started
 from rekindle.bench.progress import Progress
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
-from rekindle.bench.stage import Size, Stage
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import Workload
 from rekindle.errors import StartupError
@@ -97,7 +97,8 @@ class Play:
             server.url,
             process=process,
             texts=self._conditions.texts,
-            size=Size(n_slots=self._workload.parallel, is_quick=self._conditions.is_quick),
+            n_slots=self._workload.parallel,
+            is_quick=self._conditions.is_quick,
             calls_tools=self._contender.calls_tools,
             on_request=self._show,
         )

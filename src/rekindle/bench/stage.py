@@ -31,17 +31,6 @@ class StageTraffic:
         return [each for each in self.outcomes if each.error is None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How much of a workload is played."""
-
-    n_slots: int
-    is_quick: bool
-
-    def times(self, n: int) -> int:
-        return max(n // 4, 2) if self.is_quick else n
-
-
 class Stage:
     """A server, the texts to send to it, and everything that was sent and answered."""
 
@@ -51,16 +40,18 @@ class Stage:
         *,
         process: ServerProcess | None,  # None: a remote server
         texts: Texts,
-        size: Size,
+        n_slots: int,
+        is_quick: bool,
         calls_tools: bool,
         on_request: Callable[[str], None],
     ) -> None:
         self.server = Server(url, None, AS_GIVEN)
         self.texts = texts
-        self.size = size
+        self.n_slots = n_slots
         self.calls_tools = calls_tools
         self.traffic = StageTraffic()
         self.notes: list[str] = []
+        self._is_quick = is_quick
         self._process = process
         self._on_request = on_request
         self._began = time.monotonic()
@@ -74,6 +65,10 @@ class Stage:
 
     async def close(self) -> None:
         await self.server.http.aclose()
+
+    def times(self, n: int) -> int:
+        """Return how often to do something: a quick run does a quarter, at least 2."""
+        return max(n // 4, 2) if self._is_quick else n
 
     async def send(self, name: str, body: Body, conversation: str) -> Outcome:
         """Send a chat completion."""
@@ -98,7 +93,7 @@ class Stage:
 
     async def pause(self, seconds: float) -> None:
         """Wait as a reading user does. No measured time includes this."""
-        await asyncio.sleep(seconds / 4 if self.size.is_quick else seconds)
+        await asyncio.sleep(seconds / 4 if self._is_quick else seconds)
 
     async def kill_and_restart(self) -> None:
         if self._process is None:

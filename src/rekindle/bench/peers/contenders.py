@@ -124,30 +124,28 @@ def _llama_server(given: Path | None) -> Program | None:
     found = given or shutil.which("llama-server")
     if found is None:
         return None
-    beginning = [str(found), "--no-webui", "--jinja", "--metrics"]
-    return Program(
-        name="llama-server",
-        version=_llama_server_version(str(found)),
-        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
-        can_erase_slots=True,
-        burst_arguments=("--cache-ram", "0"),
-    )
+    command = [str(found), "--no-webui", "--jinja", "--metrics"]
+    return _llama_cpp_program("llama-server", _llama_server_version(str(found)), command)
 
 
 def _xllamacpp() -> Program | None:
     if importlib.util.find_spec("xllamacpp") is None:
         return None
-    beginning = [sys.executable, "-m", "rekindle.bench.peers.xllamacpp_server"]
+    command = [sys.executable, "-m", "rekindle.bench.peers.xllamacpp_server"]
+    return _llama_cpp_program("xllamacpp", importlib.metadata.version("xllamacpp"), command)
+
+
+def _llama_cpp_program(name: str, version: str, beginning: Sequence[str]) -> Program:
     return Program(
-        name="xllamacpp",
-        version=importlib.metadata.version("xllamacpp"),
-        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
+        name=name,
+        version=version,
+        command=lambda flags, folder: [*beginning, *_llama_cpp_arguments(flags, folder)],
         can_erase_slots=True,
         burst_arguments=("--cache-ram", "0"),
     )
 
 
-def _llama_cpp(flags: Flags, folder: Path) -> list[str]:
+def _llama_cpp_arguments(flags: Flags, folder: Path) -> list[str]:
     arguments = [*flags.arguments(), "--kv-unified", "--model", str(flags.model)]
     # llama-server never writes there, but without it refuses to erase a slot.
     arguments += ["--slot-save-path", str(folder)]
