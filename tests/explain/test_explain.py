@@ -98,7 +98,7 @@ def test_what_changed_once_is_not_called_volatile(tmp_path: Path) -> None:
     once = write_trace(tmp_path / "trace", {"miss": CLOCK}, {})
     report = told(str(once))
     assert report["volatile"] == []
-    assert "keep it as it is" in report["groups"][0]["advice"]
+    assert "keep it constant" in report["groups"][0]["advice"]
 
 
 def test_a_pipe_gets_plain_text_with_both_sides_of_the_difference(trace: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_trace_without_misses_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b'{"messages": []}', "is no trace of a server; for a request, name a server with --url."),
-        (b"", "is no trace of a server"),
+        (b'{"messages": []}', "is not a trace. To look up a request, name a server with --url."),
+        (b"", "is not a trace"),
         (b"\x1f\x8bbroken", "is not a complete gzip file"),
     ],
 )

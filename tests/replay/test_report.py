@@ -39,7 +39,7 @@ def run_of(
 
 def report_of(*runs: ReplayRun, name: str = "pi:1") -> Report:
     request = ReplayRequest(name, "/v1/responses", {}, (), "0/1", 0)
-    return Report([request] * 3, "recorded", {Skipped.OTHER_CALL: 2}, runs)
+    return Report([request] * 3, "recorded", {Skipped.OTHER_CALL: 2}, runs, was_interrupted=False)
 
 
 TOLD = Counts(n_prompt=100, n_cached=60, n_prefilled=40, n_reply=5)
@@ -97,7 +97,7 @@ def test_notes_say_what_was_skipped_and_what_is_not_exact() -> None:
     run.counted[1] = Counted(1, 5, is_exact=False, by_characters=True)
     notes = " ".join(notes_of(report_of(run)))
     assert "2 skipped: no request for a reply." in notes
-    assert "counted in characters" in notes
+    assert "estimated from characters" in notes
     assert "reports no cached tokens for 1 of 2 requests" in notes
 
 

@@ -1,4 +1,4 @@
-"""Recorded requests, and what a running server says they would find."""
+"""Ask a running server how much of recorded requests its cache would find."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +13,6 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
 
     from rekindle.replay.traffic import ReplayRequest, Traffic
 
-DIALECTS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
@@ -30,7 +23,7 @@ class LookedUp:
 
 
 def look_up_all(http: "httpx.Client", traffic: "Traffic") -> Iterator[LookedUp]:
-    """Nothing is computed there. Raises StartupError where the server does not answer."""
+    """Look up each request; the server computes nothing. Raise StartupError if it fails."""
     for request in traffic.requests:
         yield _look_up(http, request)
 
@@ -43,7 +36,8 @@ def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
     try:
         response = http.post(
             "/v1/cache/lookup",
-            params={"dialect": DIALECTS[request.path]},
+            # The first name in the path: chat, completions, responses or messages.
+            params={"dialect": request.path.split("/")[2]},
             json=request.body,
             headers=dict(request.headers),
         )
@@ -62,4 +56,4 @@ def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
             miss_of(found["miss"]),
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise StartupError(f"{http.base_url} does not answer like a server of ours.") from error
+        raise StartupError(f"{http.base_url} is not a Rekindle server.") from error

@@ -1,4 +1,4 @@
-"""The lines of a trace, read back."""
+"""Read the lines of a trace."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ class TracedReply:
 @dataclass(frozen=True, slots=True)
 class ReadTrace:
     replies: tuple[TracedReply, ...]  # in order of time
-    n_skipped: int  # lines that are none of ours, or torn
+    n_skipped: int  # lines that are damaged or not of a trace
 
 
 def read_trace(paths: Sequence[Path]) -> ReadTrace:
-    """Raises StartupError where a file holds no line of a trace."""
+    """Read the files. Raise StartupError if one has no line of a trace."""
     replies: list[TracedReply] = []
     n_skipped = 0
     for path in paths:
         found = [_reply(line) for line in _lines(path)]
         if not any(found):
             raise StartupError(
-                f"{path} is no trace of a server; for a request, name a server with --url."
+                f"{path} is not a trace. To look up a request, name a server with --url."
             )
         replies += [reply for reply in found if reply is not None]
         n_skipped += found.count(None)
@@ -44,7 +44,7 @@ def read_trace(paths: Sequence[Path]) -> ReadTrace:
 
 
 def miss_of(value: object) -> Miss | None:
-    """As traces and replies write it; None: there was none, or it is not one of ours."""
+    """Read a miss as traces and replies write it. None: there was none, or it is unknown."""
     if not isinstance(value, dict):
         return None
     try:

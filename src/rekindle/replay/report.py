@@ -1,4 +1,4 @@
-"""What was measured, summed up: a table for people and JSON for programs."""
+"""The results of a replay, summed up: a table for people and JSON for programs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,14 +13,14 @@ from rekindle.replay.numbers import count_text, decimal_text, percentile, sum_kn
 from rekindle.replay.prompts import Counted
 from rekindle.replay.traffic import ReplayRequest, Skipped
 
-BELOW_FLOOR = 0.995  # picked: the few tokens of replies that we do not know are no news
+BELOW_FLOOR = 0.995  # picked: the floor misses a few tokens of replies
 
 
 @dataclass(slots=True)
 class ReplayRun:
-    """Once through the traffic, on one server; it grows while it goes on."""
+    """One pass over the traffic on one server. It grows while the pass runs."""
 
-    server: str  # its URL; the second of the same has a number behind it
+    server: str  # its URL; a repeated one has a number behind it
     repeat: int
     outcomes: list[Outcome] = field(default_factory=list)
     counted: dict[int, Counted] = field(default_factory=dict)  # by request
@@ -33,7 +33,7 @@ class Report:
     shape: str
     skipped: Mapping[Skipped, int]
     runs: Sequence[ReplayRun]
-    was_interrupted: bool = False
+    was_interrupted: bool
 
     @property
     def servers(self) -> list[str]:
@@ -44,13 +44,13 @@ class Report:
         return sum(outcome.error is not None for run in self.runs for outcome in run.outcomes)
 
     def runs_of(self, server: str) -> list[ReplayRun]:
-        """First the one whose caches knew the least."""
+        """Return the runs on this server. The first is the cold one."""
         return [run for run in self.runs if run.server == server]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """None: no server said so."""
+    """Totals of one or several runs. None: no reply reports it."""
 
     requests: int
     errors: int
@@ -89,7 +89,7 @@ def summary_of(runs: Sequence[ReplayRun]) -> Summary:
 
 
 def amplifications(runs: Sequence[ReplayRun]) -> Iterator[float]:
-    """Prefilled over floor, from the first request to each; of requests with both."""
+    """Yield prefilled / floor tokens, from the first request up to each one that has both."""
     n_prefilled = n_floor = 0
     for run in runs:
         for outcome in in_order(run):
@@ -111,7 +111,7 @@ class Column:
 
 
 def columns_of(report: Report) -> list[Column]:
-    """One for each server; with repeats one for each run too, the first of which is cold."""
+    """Return a column for each server, and with repeats one for each run before it."""
     columns = []
     for server in report.servers:
         runs = report.runs_of(server)
@@ -158,25 +158,25 @@ def notes_of(report: Report) -> list[str]:
         answered = [each.counts for run in runs for each in run.outcomes if each.error is None]
         if n := sum(each.by_characters for each in counted):
             notes.append(
-                f"{server} does not tell the tokens of {n} of {len(counted)} prompts:"
-                " their floor is counted in characters and is near, not exact."
+                f"{server} does not report the tokens of {n} of {len(counted)} prompts:"
+                " their floor is estimated from characters."
             )
         if n := sum(not each.is_exact and not each.by_characters for each in counted):
             notes.append(
-                f"{server} reads {n} of {len(counted)} prompts otherwise than its own template"
-                " endpoint does: their floor is near, not exact."
+                f"{server} renders {n} of {len(counted)} prompts differently from its own template"
+                " endpoint: their floor is an estimate."
             )
         amplification = summary_of(runs).amplification
         if amplification is not None and amplification < BELOW_FLOOR:
             notes.append(
-                f"{server} is below its floor: it knew prompts from before this replay, or"
-                " computed them while it was idle."
+                f"{server} is below its floor: it had cached prompts before this replay, or"
+                " prefilled them while it was idle."
             )
         n = sum(counts.n_cached is None for counts in answered)
         if 0 < n < len(answered):
             notes.append(f"{server} reports no cached tokens for {n} of {len(answered)} requests.")
     if report.was_interrupted:
-        notes.append("Interrupted: this is what was measured until then.")
+        notes.append("Interrupted: these are the results up to that point.")
     return notes
 
 
@@ -206,19 +206,25 @@ def _run(report: Report, run: ReplayRun) -> dict[str, Any]:
 
 
 def _request(report: Report, run: ReplayRun, outcome: Outcome) -> dict[str, Any]:
-    request, counts = report.requests[outcome.index], outcome.counts
-    counted = run.counted.get(outcome.index)
+    request = report.requests[outcome.index]
     return {
         "name": request.name,
         "path": request.path,
         "conversation": request.conversation,
+        **numbers_of(outcome, run.counted),
+    }
+
+
+def numbers_of(outcome: Outcome, counted: Mapping[int, Counted]) -> dict[str, Any]:
+    """Return the measurements of one request by name. None: the server does not report it."""
+    return {
         "start_seconds": outcome.start,
         "seconds": outcome.seconds,
         "first_token_seconds": outcome.first_token_seconds,
-        "prompt_tokens": counts.n_prompt,
-        "cached_tokens": counts.n_cached,
-        "prefilled_tokens": counts.n_prefilled,
-        "reply_tokens": counts.n_reply,
-        "floor_tokens": counted.n_floor if counted else None,
+        "prompt_tokens": outcome.counts.n_prompt,
+        "cached_tokens": outcome.counts.n_cached,
+        "prefilled_tokens": outcome.counts.n_prefilled,
+        "floor_tokens": counted[outcome.index].n_floor if outcome.index in counted else None,
+        "reply_tokens": outcome.counts.n_reply,
         "error": outcome.error,
     }

@@ -1,7 +1,7 @@
 """Make the rows of a report from the traffic of a stage."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rekindle.bench.peers.processes import ProcessUsage
 from rekindle.bench.report.results import RequestRow, WorkloadRow
@@ -9,6 +9,7 @@ from rekindle.bench.stage import StageTraffic
 from rekindle.replay.client import Outcome
 from rekindle.replay.numbers import percentile, sum_if_all_known
 from rekindle.replay.prompts import Counted
+from rekindle.replay.report import numbers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,9 @@ def request_rows(
 ) -> list[RequestRow]:
     return [
         RequestRow(
-            workload=played.workload,
-            server=played.server,
-            round=played.round,
+            **asdict(played),
             request=traffic.requests[outcome.index].name,
-            start_seconds=outcome.start,
-            seconds=outcome.seconds,
-            first_token_seconds=outcome.first_token_seconds,
-            prompt_tokens=outcome.counts.n_prompt,
-            cached_tokens=outcome.counts.n_cached,
-            prefilled_tokens=outcome.counts.n_prefilled,
-            floor_tokens=counted[outcome.index].n_floor if outcome.index in counted else None,
-            reply_tokens=outcome.counts.n_reply,
-            error=outcome.error,
+            **numbers_of(outcome, counted),
         )
         for outcome in sorted(traffic.outcomes, key=lambda each: each.start)
     ]
@@ -60,9 +51,7 @@ def workload_row(
     seconds = busy_seconds(outcomes)
     n_tokens = None if n_prompt is None or n_reply is None else n_prompt + n_reply
     return WorkloadRow(
-        workload=played.workload,
-        server=played.server,
-        round=played.round,
+        **asdict(played),
         requests=len(outcomes),
         errors=len(outcomes) - len(answered),
         prompt_tokens=n_prompt,
