@@ -136,7 +136,7 @@ def test_the_limit_takes_the_first_over_all_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "nothing in it to replay"),
+        ("", "no requests to replay"),
         ("nonsense\nmore", "no line can be replayed (2 x not readable)"),
         ('{"path": "/v1/responses"}', "recorded without its prompt"),
     ],

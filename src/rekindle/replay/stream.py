@@ -1,4 +1,4 @@
-"""What a server says while it replies: the stream of any dialect, as one reply with its counts."""
+"""Read the stream of any wire format as one reply with its token counts."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ Json = dict[str, Any]
 
 
 class ReplyFailed(RekindleError):
-    """What the server says about it, or how its stream broke."""
+    """A request failed. The message is the server's, or says how the stream broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """None: the server does not say."""
+    """Tokens of a request. None: the server does not report it."""
 
     n_prompt: int | None = None
     n_cached: int | None = None
@@ -24,20 +24,20 @@ class Counts:
     n_reply: int | None = None
 
 
-NOT_TOLD = Counts()
+NO_COUNTS = Counts()
 
 
 @dataclass(slots=True)
 class StreamReader:
-    """Takes the lines of a stream one by one."""
+    """Reads the lines of a stream, one by one."""
 
-    text: str = ""  # beside it there may be reasoning and calls, see `is_plain`
-    has_begun: bool = False  # anything that was sampled has come
+    text: str = ""  # without reasoning and calls, see `is_plain`
+    has_begun: bool = False  # a sampled token has arrived
     has_ended: bool = False
     is_plain: bool = True
     _is_chat: bool = False
     _reasoning: str = ""
-    _calls: dict[int, Json] = field(default_factory=dict)  # by their place in the message
+    _calls: dict[int, Json] = field(default_factory=dict)  # by their index in the message
     _usage: Json = field(default_factory=dict)
     _timings: Json = field(default_factory=dict)
     _ours: Counts | None = None
@@ -52,12 +52,12 @@ class StreamReader:
         try:
             data = json.loads(content)
         except ValueError as error:
-            raise ReplyFailed(f"The stream holds what is not JSON: {content[:80]}") from error
+            raise ReplyFailed(f"The stream has a line that is not JSON: {content[:80]}") from error
         if isinstance(data, dict):
             self._read(data)
 
     def message(self) -> Json | None:
-        """As a client of chat completions sends it back; None: it was another dialect."""
+        """Return the message that a client sends back. None: not a chat completion."""
         if not self._is_chat:
             return None
         message: Json = {"role": "assistant", "content": self.text or (None if self._calls else "")}
@@ -95,10 +95,14 @@ class StreamReader:
         _raise_error_in(data)
         if (account := account_in(data)) is not None:
             self._ours = Counts(account.n_tokens, account.n_cached, account.n_computed)
-        for holder in (data, _told(data.get("response")), _told(data.get("message"))):
-            # Anthropic: the last event may repeat only some of what the first one said.
-            self._usage |= _told(holder.get("usage"))
-            self._timings |= _told(holder.get("timings"))
+        for holder in (
+            data,
+            _known_fields(data.get("response")),
+            _known_fields(data.get("message")),
+        ):
+            # Anthropic: the last event may repeat only some fields of the first.
+            self._usage |= _known_fields(holder.get("usage"))
+            self._timings |= _known_fields(holder.get("timings"))
         if "choices" in data:
             for choice in data["choices"] or ():
                 self._read_choice(choice)
@@ -119,23 +123,25 @@ class StreamReader:
             self.has_ended = True
 
     def _add_call(self, piece: Json) -> None:
-        """The name comes once, the arguments bit by bit."""
-        told = _told(piece.get("function"))
+        """Add a piece of a call: the name comes once, the arguments in pieces."""
+        function = _known_fields(piece.get("function"))
         place = _int(piece.get("index"))
         place = len(self._calls) if place is None else place
         call = self._calls.setdefault(
             place, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
         call["id"] = piece.get("id") or call["id"]
-        call["function"]["name"] += str(told.get("name", ""))
-        call["function"]["arguments"] += str(told.get("arguments", ""))
+        call["function"]["name"] += str(function.get("name", ""))
+        call["function"]["arguments"] += str(function.get("arguments", ""))
 
     def _read_event(self, kind: str, data: Json) -> None:
-        """Of the Responses API and of Anthropic's."""
+        """Read an event of the Responses API or of Anthropic's."""
         match kind:
             case "response.output_text.delta":
                 self._add(text=data.get("delta") or "")
-            case "content_block_delta" if _told(data.get("delta")).get("type") == "text_delta":
+            case "content_block_delta" if (
+                _known_fields(data.get("delta")).get("type") == "text_delta"
+            ):
                 self._add(text=data["delta"].get("text") or "")
             case "content_block_delta":
                 self._add_other(is_there=True)
@@ -158,14 +164,14 @@ class StreamReader:
 
 
 def _raise_error_in(data: Json) -> None:
-    error = data.get("error") or _told(data.get("response")).get("error")
+    error = data.get("error") or _known_fields(data.get("response")).get("error")
     if isinstance(error, dict):
         raise ReplyFailed(str(error.get("message") or error))
     if error or data.get("type") == "error":
         raise ReplyFailed(str(error or data.get("message") or data))
 
 
-def _told(value: object) -> Json:
+def _known_fields(value: object) -> Json:
     if not isinstance(value, dict):
         return {}
     return {name: each for name, each in value.items() if each is not None}
@@ -177,7 +183,7 @@ def _prompt_in(usage: Json) -> int | None:
     n_input = _int(usage.get("input_tokens"))
     if n_input is None:
         return None
-    # Anthropic's `input_tokens` leaves out what was read from the cache or put there.
+    # Anthropic's `input_tokens` excludes tokens read from the cache or written to it.
     aside = ("cache_read_input_tokens", "cache_creation_input_tokens")
     return n_input + sum(_int(usage.get(name)) or 0 for name in aside)
 

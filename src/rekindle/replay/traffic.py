@@ -1,7 +1,7 @@
-"""Recorded files -> the requests to send again, in the order they were sent.
+"""Read recorded files as requests to send again, in the order they were sent.
 
 A line is one of our trace, one of recorded traffic with `t` and `conv`, or a bare request of any
-dialect. Which dialect is found as `prime` finds it.
+wire format. `priming.files` finds the format.
 """
 
 import json
@@ -26,7 +26,7 @@ from rekindle.priming.files import Body, PrimeError, requests_of
 from rekindle.replay.recorded_file import opened
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]
-# Who asks, and nothing that opens a door.
+# Headers that name the caller. Keys and other credentials are never sent.
 SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
@@ -46,9 +46,9 @@ class ReplayRequest:
     body: Body
     headers: tuple[tuple[str, str], ...]
     conversation: str
-    source: int  # which of the files
+    source: int  # number of the file
     started: float | None = None
-    ended: float | None = None  # None: unknown, or it was cut off
+    ended: float | None = None  # None: unknown, or the reply was cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def read_traffic(paths: Sequence[Path], limit: int | None = None) -> Traffic:
 def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
     files = ", ".join(map(str, paths))
     if not skipped:
-        return f"{files}: there is nothing in it to replay."
+        return f"{files}: no requests to replay."
     found = ", ".join(f"{n} x {reason}" for reason, n in skipped.items())
     return f"{files}: no line can be replayed ({found})."
 
 
 def _records(path: Path) -> Iterator[tuple[object, str]]:
-    """One JSON value, or one on each line; None for a line that is not JSON."""
+    """Yield the JSON values of the file with their names. None: a line that is not JSON."""
     with opened(path) as file:
         # A byte that is not UTF-8 makes its own line unreadable, not the others.
         text = file.read().decode("utf-8-sig", "replace")
@@ -162,7 +162,7 @@ def _can_be_sent(value: str) -> bool:
 
 
 def _conversation(record: Mapping[str, Any], body: Body, source: int) -> str:
-    """Where nothing names it: what begins with the same question is the same conversation."""
+    """Name the conversation. Without a recorded name, equal first questions make one."""
     for field in ("conv", "session"):
         if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
             return f"{source}/{record.get('client', '')}/{value}"
@@ -189,7 +189,7 @@ def _times(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _time(value: object) -> float | None:
-    """Seconds of any clock, or a date."""
+    """Return seconds of any clock, from a number or a date."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
