@@ -1,4 +1,4 @@
-"""`python -m bench`: every microbenchmark; about 10 minutes on two quiet cores."""
+"""`python -m bench`: every microbenchmark, about 10 minutes on two idle cores."""
 
 import argparse
 import time

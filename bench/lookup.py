@@ -1,10 +1,10 @@
-"""What a lookup costs against the number of stored entries, and what an entry costs in memory.
+"""Measure a lookup against the number of stored entries, and the memory of an entry.
 
     python -m bench.lookup [--quick]
 
-Everything that is done for a request because there is a cache, apart from moving rows: its tokens
-are encoded and matched; the engine compares it with eight live slots, decides, and notes the
-use; `chat` compares it with what was asked before. The prompt is stored whole.
+All work that the cache adds to a request, apart from moving rows. Tokens are encoded and matched.
+The engine compares them with eight live slots, decides, and notes the use. `chat` compares the
+prompt with earlier ones. The prompt is stored completely.
 """
 
 import gc
@@ -93,7 +93,7 @@ def _match(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
 def _measure_engine(
     n_entries: int, stored: list[Header], prompts: dict[int, tuple[int, ...]], n_repeats: int
 ) -> list[BenchRow]:
-    """The engine's part, with a cache whose disk answers at once and holds nothing to read."""
+    """Measure the engine's part, with a disk tier that answers at once and has no rows."""
     tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
@@ -116,7 +116,7 @@ def _measure_engine(
 
 
 class _Engine:
-    """The part of the engine that looks a prompt up. Half of it is live in every slot."""
+    """The part of the engine that looks up a prompt. Every slot holds half of it."""
 
     def __init__(self, cache: PrefixCache, prompt: tuple[int, ...]) -> None:
         self._cache = cache
@@ -153,7 +153,7 @@ class _NoBackend:
 
 
 def _measure_accounts(n_repeats: int) -> list[BenchRow]:
-    """What `chat` does to say why a prompt was not found whole: independent of the store."""
+    """Measure how `chat` finds the reason of a miss. The store does not matter."""
     rows: list[BenchRow] = []
     for n_tokens in PROMPTS:
         accounts = Accounts()
@@ -182,7 +182,7 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
 
 
 class _IndexOnlyTier:
-    """A disk tier that lists its entries, and has none of their rows."""
+    """A disk tier that lists entries without rows."""
 
     name = CacheSource.DISK
     directory = Path("nowhere")

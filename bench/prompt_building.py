@@ -1,10 +1,10 @@
-"""What a prompt costs to build when its history is long: turn 1 against turn 100.
+"""Measure the building of prompts with a long history: turn 1 against turn 100.
 
     python -m bench.prompt_building [--quick]
 
-A tool loop of an agent, rendered with a template of the Qwen kind and tokenised with the embedded
-model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the ones
-before it, and the last one also by a server that has just started and one that remembers nothing.
+A tool loop of an agent, rendered with a template like Qwen's and tokenised with the embedded
+model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the earlier
+ones. The last turn is also built after a restart, and without any remembered turn.
 """
 
 import json
@@ -101,7 +101,7 @@ def main(*, quick: bool = False) -> list[BenchRow]:
         prompts = builder(store)
         conversation = _begun()
         for turn in range(1, n_turns + 1):
-            # The first build of a turn is the one that counts; the others have nothing new.
+            # Only the first build of a turn counts: later ones have nothing new.
             prompt, build_seconds = timed(partial(prompts.from_conversation, conversation))
             call, remember_seconds = _sampled(prompt, vocabulary, turn, dialect)
             if turn in SHOWN_TURNS or turn == n_turns:
@@ -139,7 +139,7 @@ def _begun() -> Conversation:
 def _sampled(
     prompt: Prompt, vocabulary: Vocabulary, turn: int, dialect: Dialect
 ) -> tuple[ToolCall, float]:
-    """A reply, and how long it took to remember it."""
+    """Return a reply, and how long it took to remember it."""
     name = TOOLS[turn % len(TOOLS)].name
     arguments = json.dumps({"path": f"src/file_{turn}.py"})
     text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

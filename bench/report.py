@@ -1,4 +1,4 @@
-"""What was measured: rows of numbers, tables for the terminal, a CSV file to keep."""
+"""Results of a microbenchmark: rows, tables for the terminal, and a CSV file."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CONSOLE = Console(width=max(Console().width, 132), highlight=False)
 
 class Benchmark(Protocol):
     def __call__(self, *, quick: bool) -> "list[BenchRow]":
-        """Quick: a smoke test, not a result."""
+        """Measure. `quick` is a smoke test, not a result."""
         ...
 
 
@@ -58,17 +58,17 @@ def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def run_alone(measure: Benchmark) -> None:
-    """`python -m bench.NAME [--quick]`."""
+    """Run one benchmark: `python -m bench.NAME [--quick]`."""
     quick = sys.argv[1:] == ["--quick"]
     if sys.argv[1:] and not quick:
-        sys.exit("It takes --quick, which is a smoke test and no result, or nothing.")
+        sys.exit("The only option is --quick: a smoke test, not a result.")
     rows = measure(quick=quick)
     show(rows)
     CONSOLE.print(write_rows(rows, rows[0].benchmark, quick=quick), soft_wrap=True)
 
 
 def show(rows: Sequence[BenchRow]) -> None:
-    """A table per benchmark: a line for each case, a column for each measure."""
+    """Print a table for each benchmark: a line for each case, a column for each measure."""
     for name in dict.fromkeys(row.benchmark for row in rows):
         CONSOLE.print(_table(name, [row for row in rows if row.benchmark == name]))
 

@@ -1,8 +1,8 @@
-"""What reuse is worth: the same prompt cold, live, from memory and from disk; and idle rows' tax.
+"""Measure reuse: the same prompt cold, live, from memory and from disk; and idle rows.
 
     python -m bench.reuse [MODEL [N_TOKENS]]
 
-The engine in this process, without HTTP. Disk reads come from the page cache.
+The engine runs in this process, without HTTP. Disk reads come from the page cache.
 """
 
 import sys
@@ -25,7 +25,7 @@ from rekindle.models.llama_model import LoadedModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
-N_IDLE = 2  # conversations that stay in the context while another one decodes
+N_IDLE = 2  # idle conversations in the context while another one decodes
 STREAM_TOKENS = 120
 N_STREAMS = 6
 

@@ -1,9 +1,10 @@
-"""What computing ahead is worth: the first token of turn 2, with and without `rewarm`.
+"""Measure the first token of turn 2, with and without `rewarm`.
 
     python -m bench.rewarm [REPLY_TOKENS [ROUNDS]]
 
-A template that thinks in the generation prompt and drops that from history, as Qwen 3 does with
-thinking switched off: turn 2 reads otherwise than turn 1 was sampled. The user reads for a while.
+The template puts an empty thought into the generation prompt and drops it from history, as Qwen 3
+does with thinking switched off. Turn 2 then renders turn 1 differently from how it was sampled. The
+user reads for a while between the turns.
 """
 
 import sys
@@ -57,7 +58,7 @@ def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
 
 
 def _turns(url: str, number: int, reply_tokens: int) -> tuple[int, int, float]:
-    """Turn 2: tokens of its prompt, those prefilled, seconds to the first token."""
+    """Return the prompt tokens of turn 2, those prefilled, and the seconds to its first token."""
     messages = [{"role": "user", "content": f"Tell me story number {number} of the sea."}]
     first = _ask(url, messages, reply_tokens)
     messages += [

@@ -1,11 +1,11 @@
-"""What saving costs those who are served meanwhile: decode streams, and a prefill.
+"""Measure how much saving slows decode streams and a prefill.
 
     python -m bench.saving_cost [--quick]
 
-Bursts with and without `cache_prompt` in turn, on one engine that writes to memory and disk.
-Every stream completes a block. `export_percent` is the engine's own account of the time that its
-thread spent on exports, `writing_percent` what the cache's own threads took of all cores.
-Where the machine is busy these two are steadier than the speeds.
+Bursts with and without `cache_prompt` alternate on one engine that writes to memory and disk.
+Every stream completes a block. `export_percent` is the share of its time that the engine's thread
+spent on exports, `writing_percent` the share of all cores that the cache's threads used. On a busy
+machine these two are steadier than the speeds.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def measure(
 
 
 def _rows(case: str, bursts: dict[bool, list[SavingBurst]]) -> list[BenchRow]:
-    """Pair by pair: a slow moment of the machine hits both halves of a pair."""
+    """Compare bursts in pairs: a slow moment of the machine affects both."""
     speeds = {is_on: [burst.tokens_per_second for burst in bursts[is_on]] for is_on in bursts}
     lost = [100 * (1 - on / off) for on, off in zip(speeds[True], speeds[False], strict=True)]
     exported = median(burst.export_percent for burst in bursts[True])
@@ -123,7 +123,7 @@ async def _burst(
     seconds = time.perf_counter() - began
     exported = cache_status(loaded).counters.save_microseconds - before
     written = _transfer_seconds() - written_before
-    if n_reply > 1:  # only while all of them decode
+    if n_reply > 1:  # the time in which all of them decode
         decoding = seconds - max(answer.first_token_seconds for answer in answers)
         speed = n_streams * (n_reply - 1) / decoding
     else:
@@ -135,7 +135,7 @@ async def _burst(
 
 
 def _transfer_seconds() -> float:
-    """CPU time of the threads that read and write entries; 0 where there is no /proc."""
+    """Return the CPU time of the threads that read and write entries; 0 without /proc."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("cache-")]
     try:
         texts = [
@@ -148,7 +148,7 @@ def _transfer_seconds() -> float:
 
 
 async def _saved(loaded: LoadedModel) -> None:
-    """What this burst left behind must not be written during the next one."""
+    """Wait until the rows of this burst are saved, before the next one begins."""
     last = None
     while (counters := cache_status(loaded).counters) != last:
         last = counters

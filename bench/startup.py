@@ -1,12 +1,11 @@
-"""How long a server takes to answer when much is stored: a simulated store, a real start.
+"""Measure how long a server with a large store takes to its first answer.
 
     python -m bench.startup [--quick]
 
-The catalogue has a row for each entry and the directory a sparse file, so 100 GB take little.
-All times count from the start of the process; CPU time is steadier where the machine is busy.
-Python's compiled files are kept between starts, as those of an installed package are: where they
-may not be written, every start would compile all of it.
-Alone it also measures a million entries, which takes minutes to make.
+The start is real, the store is simulated: each entry has a row in the catalogue and a sparse file.
+All times count from the start of the process. CPU time is steadier on a busy machine. Python's
+compiled files are kept between starts, as for an installed package. Run alone, this module also
+measures a million entries, which take minutes to make.
 """
 
 import asyncio
@@ -67,7 +66,7 @@ class ServerStart(NamedTuple):
     healthy: float
     answered: float
     listed: float
-    answered_cpu: float  # what it computed for that, on all cores
+    answered_cpu: float  # CPU time until then, on all cores
 
 
 def main(*, quick: bool = False) -> list[BenchRow]:
@@ -88,7 +87,7 @@ def measure(stores: tuple[StoreSize, ...], *, n_starts: int) -> list[BenchRow]:
 
 
 def _fill(directory: Path, store: StoreSize) -> int:
-    """How many entries there are: the simulated ones, and some that a real server left."""
+    """Fill the directory and return its entries: simulated ones, and some of a real server."""
     run_event_loop(_use_once(directory))
     files = EntryFiles(directory)
     with closing(open_catalog(directory)) as catalog:
@@ -101,7 +100,7 @@ def _fill(directory: Path, store: StoreSize) -> int:
 
 
 async def _use_once(directory: Path) -> None:
-    """So that the weights are known, and the mark of everything that is stored of them."""
+    """Let an engine store a prompt, so that the model's fingerprint is known."""
     settings = CacheSettings(cache_dir=directory)
     async with engine(resolve_model(None), settings, n_cells=1024, n_slots=1) as loaded:
         await ask(loaded, random_prompt(1, 128))

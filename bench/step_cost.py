@@ -1,9 +1,9 @@
-"""What a decode step costs beside the model: plan, fill, sample, emit.
+"""Measure a decode step apart from the model: plan, fill, sample, emit.
 
-The engine runs as in the server, with its own thread and streams read on an event loop. The
-time between two batches is told apart: native code that reads every logit to choose a token
-(numpy, or a llama.cpp sampler chain), and the rest, which is Python. A stub in place of
-llama.cpp shows the loop's share alone.
+The engine runs as in the server: in its own thread, with streams read on an event loop. The time
+between two batches has two parts: native code that reads every logit to choose a token (numpy or
+a llama.cpp sampler chain), and the rest, which is Python. A stub in place of llama.cpp shows the
+loop's share alone.
 
     python -m bench.step_cost [--quick]
 
@@ -38,7 +38,7 @@ from rekindle.server import run_event_loop
 
 NAME = "step_cost"
 PROMPT_TOKENS = 16
-STUB_SECONDS = 0.005  # long enough for the event loop to take its turn, as llama.cpp lets it
+STUB_SECONDS = 0.005  # long enough for the event loop to run, as beside llama.cpp
 SAMPLINGS = {
     "llama, greedy": Sampling(temperature=0),
     "llama, sampled": Sampling(seed=1),
@@ -101,7 +101,7 @@ def main(*, quick: bool = False) -> list[BenchRow]:
 async def _measure(model: Path, plan: StepPlan) -> list[BenchRow]:
     n_slots = max(plan.n_sequences)
     visits = Visits()
-    # The stub satisfies only those verbs of the protocol that a decode step uses.
+    # The stub has only the methods that a decode step uses.
     stub = cast(Backend, _StubBackend(n_slots, visits))
     rows = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
     loaded = GgufModel(model, gpu_layers=-1)
@@ -115,7 +115,7 @@ async def _measure(model: Path, plan: StepPlan) -> list[BenchRow]:
 async def _measure_backend(
     backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
 ) -> list[BenchRow]:
-    backend.eog_tokens = frozenset()  # every sequence goes on to its last step
+    backend.eog_tokens = frozenset()  # no sequence ends early
     handle = EngineHandle(backend, _no_cache, queue_size=0)
     handle.start()
     rows: list[BenchRow] = []
@@ -170,7 +170,7 @@ def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Bench
 
 @contextmanager
 def _noted_by(visits: Visits) -> Iterator[None]:
-    """A backend's `decode` fills the batch too, so the clock sits on llama.cpp's functions."""
+    """Time llama.cpp's own functions: a backend's `decode` also fills the batch."""
     decode, synchronize = lib.llama_decode, lib.llama_synchronize
 
     def timed_decode(native: Any, batch: Any) -> int:

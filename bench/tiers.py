@@ -1,14 +1,14 @@
-"""How fast rows are saved and brought back, beside copying and reading the same bytes plainly.
+"""Measure saving and restoring of rows, beside plain copies and reads of the same bytes.
 
     python -m bench.tiers [--quick]
 
-A prompt of 4,096 tokens is computed once. Then its blocks are put into a slot, taken out of it,
+A prompt of 4,096 tokens is computed once. Then its blocks are imported into a slot, exported,
 written and read: by the parts alone, and by the engine for a request. The best of several rounds
-counts, as other work on the machine only ever adds.
+counts, because other work on the machine only adds time.
 
-Plain copies go to memory that was used before. A plain read leaves its bytes in new memory, as
-everything here that reads does; the same into one buffer, over and over, is shown beside it. Cold
-means that the page cache was asked to forget the files, which not every file system does.
+Plain copies go to memory that was used before. A plain read goes to new memory, as all reads here
+do; reading into one buffer is shown beside it. Cold means that the page cache was asked to drop
+the files, which not every file system does.
 """
 
 from collections.abc import Callable, Sequence
@@ -225,7 +225,7 @@ def _tier(directory: Path, fingerprint: Key) -> DiskTier:
 
 
 def _stored_entries(directory: Path) -> list[Entry]:
-    """Whole blocks, in the order of their positions."""
+    """Return the complete blocks, in the order of their positions."""
     with closing(open_catalog(directory)) as catalog:
         headers = sorted((row.header for row in catalog.rows()), key=lambda header: header.start)
     blocks = [header for header in headers if header.n_tokens == BLOCK_TOKENS]
@@ -270,7 +270,7 @@ def _entry_files(directory: Path) -> list[Path]:
 
 
 def _touch_memory() -> None:
-    """A virtual machine may get its memory from the host on first use: not what is measured."""
+    """Touch memory first: a virtual machine may get it from the host on first use."""
     np.ones(TOUCHED_BYTES, np.uint8)
 
 

@@ -1,7 +1,7 @@
 """`python -m bench.fleet`: what 1 to 1,000 replicas compute again, by routing policy.
 
-A simulation, not a measurement. It follows each request and block; speeds are numbers in
-`Hardware`. It writes fleet.md, fleet.csv and pictures. Equal seeds give equal files.
+A simulation, not a measurement: requests and blocks are followed one by one, and speeds are the
+numbers in `Hardware`. Writes fleet.md, fleet.csv and pictures. Equal seeds give equal files.
 """
 
 import argparse

@@ -27,10 +27,10 @@ class FleetSummary:
     disk_share: float
     shared_share: float
     recomputed_share: float
-    amplification: float  # tokens computed for each one that is new to the fleet
+    amplification: float  # computed tokens / tokens that are new to the fleet
     first_token_p50_seconds: float
     first_token_p95_seconds: float
-    imbalance: float  # the busiest replica / the mean; of the whole run, like what follows
+    imbalance: float  # the busiest replica / the mean; of the whole run, like the next three
     store_in_gb_per_hour: float  # while sessions arrive
     store_out_gb_per_hour: float
     store_peak_gbit_per_second: float  # both ways, in the busiest minute
@@ -51,12 +51,12 @@ class Job:
 class Result:
     setup: FleetSetup
     whole: FleetSummary
-    ten_minutes: FleetSummary  # from the moment at which a disturbance would come
-    hour: FleetSummary  # behind these
+    ten_minutes: FleetSummary  # from the time of the disturbance, also in calm runs
+    hour: FleetSummary  # after these ten minutes
 
 
 def run_all(jobs: Sequence[Job]) -> list[Result]:
-    """The largest first, so that no process is left with one at the end."""
+    """Run the jobs in parallel, the largest first. Return the results in the order of jobs."""
     order = sorted(range(len(jobs)), key=lambda n: -jobs[n].setup.n_replicas)
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         found = list(pool.map(run, [jobs[n] for n in order]))
@@ -82,7 +82,7 @@ def _trace(workload: FleetWorkload, n_replicas: int, seed: int) -> FleetTrace:
 
 
 def summary(outcome: FleetOutcome, begin: float = 0.0, end: float = inf) -> FleetSummary:
-    """Of the requests that arrive in between."""
+    """Sum up the requests that arrive between `begin` and `end`."""
     within = (outcome.at_seconds >= begin) & (outcome.at_seconds < end)
     n_prompt, n_new = outcome.prompt[within].sum(), outcome.new[within].sum()
     n_recomputed = outcome.recomputed[within].sum()

@@ -202,7 +202,7 @@ def _panels(
     *,
     lowest: float | None = None,
 ) -> list[Panel]:
-    """One scale for all of them."""
+    """Return panels with one scale."""
     by_title = {
         title: {(str(each.setup.policy), series(each)): measure(each) for each in results}
         for title, results in chosen.items()

@@ -1,7 +1,7 @@
-"""Who asks what, and when: sessions of agents, drawn from a seed.
+"""Sessions of agents and their requests, drawn from a seed.
 
-A conversation is a head (system prompt and tools), which all of its kind share, and turns behind
-it. What is a hit and what is not follows from that alone; nothing here knows about caches.
+A conversation is a head (system prompt and tools), shared by all of its kind, and turns behind it.
+Hits follow from that alone; nothing here knows about caches.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Range = tuple[float, float]
 class FleetWorkload:
     """Ranges are log-uniform: small ones are common, large ones not rare.
 
-    "Recorded" are 20 coding agents whose requests were recorded; 4 bytes make a token.
+    "Recorded" refers to the recorded requests of 20 coding agents; 4 bytes make a token.
     """
 
     hours: float = 4.0  # of arrivals; picked: half a working day
@@ -38,7 +38,7 @@ class FleetWorkload:
     tool_spread: float = 0.8  # of the logarithm; picked
     user_seconds: float = 120.0  # median; picked: a person reads and writes
     user_spread: float = 1.0  # of the logarithm; picked
-    return_share: float = 0.15  # of the sessions, that are left and taken up again; picked
+    return_share: float = 0.15  # of the sessions, that are paused and resumed; picked
     return_hours: Range = (1.0, 20.0)  # picked: later that day, or the next
 
     fan_out_share: float = 0.2  # of the sessions, that start sub-agents; picked
@@ -49,7 +49,7 @@ class FleetWorkload:
 
 @dataclass(frozen=True, slots=True)
 class FleetTrace:
-    """Conversations by number, their turns in one row; plain lists, as they are read one by one.
+    """Conversations by number, with the turns of all in one list.
 
     Heads have numbers below `n_heads`. A sub-agent has no arrival: its parent's turn starts it.
     """
@@ -59,7 +59,7 @@ class FleetTrace:
     head_tokens: list[int]
     place_of: list[float]  # of its session on a ring of length 1; sub-agents share their parent's
     arrivals: list[tuple[float, int]]
-    first_turn: list[int]  # and, behind the last, the number of turns
+    first_turn: list[int]  # the last entry is the number of turns
     inputs: list[int]  # tokens of each turn that are new in its prompt
     replies: list[int]
     gaps: list[float]  # seconds from the end of the reply to the next turn
@@ -72,7 +72,7 @@ class FleetTrace:
 
 
 def draw(workload: FleetWorkload, n_replicas: int, seed: int) -> FleetTrace:
-    """So many sessions that every replica has the same load, however many there are."""
+    """Draw sessions in proportion to the replicas, so that each has the same load."""
     rng = np.random.default_rng(seed)
     rate = workload.sessions_per_replica_hour * n_replicas
     n_sessions = max(int(rng.poisson(rate * workload.hours)), 1)

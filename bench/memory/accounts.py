@@ -1,11 +1,11 @@
-"""Whether the memory tier's books are right: accounted bytes beside what the process grew by.
+"""Compare the accounted bytes of the memory tier with the growth of the process.
 
     python -m bench.memory.accounts [NAME...]
 
-`rekindle serve` with random weights and no disk. Prompts that have nothing in common fill the
-memory tier to its budget, then push each other out until everything was replaced three times;
-at last the cache is emptied. Growth is anonymous memory by the kernel's count, beyond that of a
-server that has used its whole context and holds nothing.
+`rekindle serve` runs with random weights and no disk. Prompts without a common prefix fill the
+memory tier to its budget. Then they evict each other until all entries were replaced three times,
+and at the end the cache is emptied. Growth is anonymous memory by the kernel's count, beyond that
+of a server that has used its whole context and stores nothing.
 """
 
 import random
@@ -54,7 +54,7 @@ CASES = (
     MemoryCase(
         "short-64", TinyArchitecture.LLAMA, 64 * MIB, 100
     ),  # of 100 KiB: malloc does not map these
-    # What a server takes beside its cache differs by 2 MiB from start to start.
+    # The memory of a server without its cache differs by 2 MiB from start to start.
     MemoryCase("states-128", TinyArchitecture.MAMBA2, 128 * MIB, 256),
 )
 
@@ -83,7 +83,9 @@ def main(names: list[str]) -> int:
                 worst = max(worst, abs(reading.error))
     console = Console()
     console.print(table)
-    console.print(f"At the budget the books are off by {worst:.1%} at most; {LIMIT:.0%} may be.")
+    console.print(
+        f"At the budget the accounts are off by {worst:.1%} at most; the limit is {LIMIT:.0%}."
+    )
     return int(worst > LIMIT)
 
 
@@ -122,8 +124,8 @@ class _Filling:
         self._n_base_bytes = 0
 
     def readings(self) -> Iterator[MemoryReading]:
-        # One that is kept, for tables that are made at once but touched late. No more of them:
-        # what entries leave to malloc when they go would serve those that are counted.
+        # One stored prompt, because some tables are allocated early but touched late. Not more:
+        # memory that evicted entries leave to malloc would serve the counted ones.
         self._ask(LONG_TOKENS)
         self._empty()
         for _ in range(N_WARM_UP):
@@ -150,10 +152,10 @@ class _Filling:
         self._ask(case.prompt_tokens + self._noise.randrange(case.more_tokens + 1))
 
     def _ask(self, n_tokens: int, *, cache_prompt: bool = True) -> None:
-        """Nothing is shared, as the first tokens differ, and no reply is remembered."""
+        """Send a prompt that shares no prefix with others. No reply is remembered."""
         prompt = [self._noise.randrange(1, 250) for _ in range(n_tokens)]
         body = {"prompt": prompt, "max_tokens": 0, "cache_prompt": cache_prompt}
-        # One name for all: else each would get one, and names have room of their own.
+        # One name for all: names take memory too.
         body |= {"cache_key": "accounts"} if cache_prompt else {}
         self._http.post("/v1/completions", json=body).raise_for_status()
 
@@ -177,7 +179,7 @@ class _Filling:
         return self._metric("rekindle_cache_evictions_total", "memory")
 
     def megabytes_per_second(self) -> float:
-        """Of saving: from the context into memory."""
+        """Return the speed of saves from the context into memory."""
         n_bytes = self._metric("rekindle_cache_saved_bytes_total", "memory")
         return n_bytes / self._metric("rekindle_cache_save_seconds_total", "memory") / 1e6
 

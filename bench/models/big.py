@@ -1,8 +1,8 @@
-"""A model of the shape of an 8B Llama with random weights, to measure what only size shows.
+"""Write a model with the shape of an 8B Llama and random weights.
 
     python -m bench.models.big FILE [N_LAYERS]
 
-16 GB in half precision. It knows nothing, but its steps, rows and logits are as large as real ones.
+16 GB in half precision. Its steps, rows and logits are as large as those of a real model.
 Needs the `gguf` package.
 """
 

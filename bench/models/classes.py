@@ -1,11 +1,11 @@
-"""The workloads of `rekindle bench` on every class of model state, beside llama-server.
+"""Run the workloads of `rekindle bench` on every class of model state, beside llama-server.
 
     python -m bench.models.classes [--class NAME] [--only WORKLOAD] [--scale F]
                                    [--llama-server PATH]
 
-Models of a few megabytes with random weights, written for the run: they know nothing, but what of
-a prompt can be reused depends on the kind of state alone. Times say nothing here. It fails where a
-target is missed.
+The models have a few megabytes of random weights. That is enough: how much of a prompt can be
+reused depends on the class of state alone. Times mean nothing here. The exit code is 1 if a target
+is missed.
 """
 
 import argparse
@@ -38,13 +38,13 @@ CLASSES = {
     "hybrid-sliding-window": TinyArchitecture.LFM2_SWA,
     "recurrent": TinyArchitecture.MAMBA2,
 }
-# Amplification at most. Where there are states, a prompt that leaves an earlier one between two
-# checkpoints goes back to the first of them.
+# Highest amplification. With checkpoints, a prompt that diverges between two of them resumes from
+# the first.
 LIMITS = {name: 1.02 if name == "dense" else 1.10 for name in CLASSES}
 KNOWN = (*WORKLOADS, recorded_workload(None))
 SCALE = 0.3
 OTHER_PEERS = ("xllamacpp", "llama_cpp.server")
-NONCE = "5eed"  # every server and folder is new: nobody has seen the prompts before
+NONCE = "5eed"  # every server and folder is new: no cache has seen the prompts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ def measure(
 
 
 def table(rows: Sequence[WorkloadRow]) -> str:
-    """In Markdown; this server first, whoever began."""
+    """Return a Markdown table with this server first."""
     servers = sorted({row.server for row in rows}, key=lambda server: (server != OURS, server))
     headings = [cell for server in servers for cell in (server, "prefilled", "floor", "failed")]
     lines = [["workload", *headings]]
@@ -112,7 +112,7 @@ def missed(rows: Sequence[WorkloadRow], limit: float) -> Iterator[str]:
             yield f"{workload}: {amplification}, at most {limit} is the target"
         for peer in by_server.values():
             if peer.errors or peer.amplification is None:
-                continue  # it did less
+                continue  # it did not do all of the work
             if amplification > _rounded(peer.amplification):
                 yield f"{workload}: {amplification}, {peer.server} has {peer.amplification:.3f}"
 
@@ -130,7 +130,7 @@ def _cells(row: WorkloadRow) -> Iterator[str]:
 
 
 def _rounded(amplification: float) -> float:
-    """Less than 1 is a floor that was counted too high, by a few tokens."""
+    """Round. Below 1, the floor was counted a few tokens too high."""
     return max(round(amplification, 3), 1.0)
 
 

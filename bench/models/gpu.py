@@ -1,9 +1,9 @@
-"""On a GPU: a long prompt cold, from memory and from disk; what the gate chooses; idle rows' tax.
+"""Measure on a GPU: a long prompt cold, from memory and from disk, and the cost of idle rows.
 
     python -m bench.models.gpu MODEL [N_TOKENS]
 
-MODEL is a GGUF file, for instance of `python -m bench.models.big`. The engine in this process,
-without HTTP. Files are read from disk, not from the page cache, where the system lets us.
+MODEL is a GGUF file, for example from `python -m bench.models.big`. The engine runs in this
+process, without HTTP. Files are read from disk, not from the page cache, if the system allows it.
 """
 
 import asyncio
@@ -74,13 +74,13 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
 
 
 async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
-    """The same stream with nobody beside it, and with conversations that rest in the context."""
+    """Measure a stream alone, and beside idle conversations in the context."""
     loaded = _start(file, folder, n_tokens, n_slots=N_IDLE + 1)
     await _warm_up(loaded)
     alone = await ask(loaded, random_prompt(10, n_tokens), STREAM_TOKENS)
     for number in range(N_IDLE):
         await ask(loaded, random_prompt(20 + number, n_tokens), 200)
-    await asyncio.sleep(1.0)  # the user reads
+    await asyncio.sleep(1.0)  # a user reads
     beside = await ask(loaded, random_prompt(30, n_tokens), STREAM_TOKENS)
     counters = cache_status(loaded).counters
     table = Table(f"{STREAM_TOKENS} tokens behind {n_tokens}", "first 20", "last 20", "all", "tax")
@@ -95,7 +95,7 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
             f"{sum(seconds) / whole - 1:.1%}",
         )
     CONSOLE.print(table)
-    CONSOLE.print(f"{counters.parked} slots left the context to make room for speed")
+    CONSOLE.print(f"{counters.parked} slots were parked to speed up decoding")
     loaded.close()
 
 
@@ -113,7 +113,7 @@ def _start(
 
 
 async def _warm_up(loaded: LoadedModel) -> float:
-    """Loads kernels, lets the speed of prefills be known. The bytes of a row."""
+    """Load kernels and let the engine measure its prefill. Return the bytes of a row."""
     before = cache_status(loaded).counters.saved_bytes
     await ask_and_save(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
     return (cache_status(loaded).counters.saved_bytes - before) / WARM_UP_TOKENS

@@ -1,8 +1,8 @@
-"""What the disk tier costs: puts, gets, touches, a start, a rebuild, and puts that must evict.
+"""Measure the disk tier: puts, gets, touches, a start, a rebuild, and puts that evict.
 
     python -m bench.parts.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
 
-DIRECTORY must not exist; it is deleted in the end. Reads come from the page cache.
+DIRECTORY must not exist and is deleted at the end. Reads come from the page cache.
 """
 
 import shutil
@@ -47,7 +47,7 @@ def _measure(directory: Path, headers: list[Header]) -> None:
         groups = [keys[n : n + TOUCHED_AT_ONCE] for n in range(0, len(keys), TOUCHED_AT_ONCE)]
         _each(f"touch of {TOUCHED_AT_ONCE}", tier.touch, groups)
         used_bytes = tier.usage_bytes()
-    CONSOLE.print(f"counted beyond the files' own bytes: {used_bytes / n_bytes - 1:.2%}")
+    CONSOLE.print(f"usage beyond the size of the files: {used_bytes / n_bytes - 1:.2%}")
     with closing(_tier(directory, 2 * n_bytes)) as tier:
         _each("open", lambda _: tier.open(), [None])
         _each("headers", lambda _: list(tier.headers()), [None])
@@ -76,7 +76,7 @@ def _tier(directory: Path, budget_bytes: int) -> DiskTier:
 
 
 def _headers(n_entries: int, payload_bytes: int, *, seed: int) -> Iterator[Header]:
-    """Chains of 64 blocks that share nothing."""
+    """Yield chains of 64 blocks without a common prefix."""
     noise = np.random.default_rng(seed)
     while n_entries > 0:
         n_blocks = min(n_entries, CHAIN_BLOCKS)

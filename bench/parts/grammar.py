@@ -1,4 +1,4 @@
-"""What a grammar costs per token: llguidance, as the server uses it, against llama.cpp's own.
+"""Measure a grammar per token: llguidance, as the server uses it, and llama.cpp's own.
 
 python -m bench.parts.grammar
 """
@@ -44,7 +44,7 @@ def main() -> None:
     ):
         times = [timed(partial(step, token))[1] for token in tokens]
         console.print(
-            f"{name}: {median(times) * 1e6:,.0f} us a token, {max(times) * 1e6:,.0f} most"
+            f"{name}: {median(times) * 1e6:,.0f} us per token, at most {max(times) * 1e6:,.0f}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What hostile texts cost llama.cpp's tokenizers: stack per character, and time as they double.
+"""Measure llama.cpp's tokenizers on hostile texts: stack per character, and time by length.
 
 Without Rekindle's limits, on stacks of 1 GiB. Linux only.
 
@@ -82,7 +82,7 @@ def _seconds(vocabulary: Vocabulary, text: str) -> float:
 
 
 def _touched(vocabulary: Vocabulary, text: str) -> int:
-    """How much of this thread's stack, the largest mapping of its size, is in memory."""
+    """Return the resident bytes of this thread's stack, found by the size of its mapping."""
     _tokenise(vocabulary, text)
     touched, is_stack = 0, False
     for line in Path("/proc/self/smaps").read_text("ascii", "replace").splitlines():

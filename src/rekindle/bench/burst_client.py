@@ -1,8 +1,8 @@
 """One burst of concurrent streaming completions, in a process of its own.
 
 The process reads a `Burst` from stdin and writes a list of `StreamResult` to stdout, as JSON.
-While the streams run it only notes when lines arrive. It parses them at the end, because client
-and server share the machine's cores.
+While the streams run, the process only notes when lines arrive. Parsing waits for the end, because
+client and server share the machine's cores.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """One workload on one server: a new process in an empty folder, the traffic, the counts.
 
-A server that cannot do something gets a note; the run goes on.
+A server that cannot do something gets a note, and the run continues.
 """
 
 import textwrap

@@ -1,4 +1,4 @@
-"""What a run reports while it goes on, and the rows that it has so far."""
+"""Progress of a run: callbacks for the terminal, and the rows so far."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

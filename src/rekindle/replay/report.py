@@ -18,7 +18,7 @@ BELOW_FLOOR = 0.995  # picked: the floor misses a few tokens of replies
 
 @dataclass(slots=True)
 class ReplayRun:
-    """One pass over the traffic on one server. It grows while the pass runs."""
+    """One pass over the traffic on one server, filled while the pass runs."""
 
     server: str  # its URL; a repeated one has a number behind it
     repeat: int

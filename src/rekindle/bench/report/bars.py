@@ -1,6 +1,6 @@
 """Bar charts as SVG. The first series has the accent colour.
 
-An image in a README is a document of its own. So colours follow the reader's scheme by a media
+An image in a README is a document of its own: colours follow the reader's scheme by a media
 query, fonts are the system's, and the file loads nothing.
 """
 

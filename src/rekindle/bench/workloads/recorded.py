@@ -1,7 +1,7 @@
 """Recorded clients: requests that real clients sent, one after the other, with short replies.
 
-A recorded history holds the replies of that time, not those of this server. So each request is a
-prompt of its own, and shares with earlier ones only what the client sent before.
+A recorded history holds the replies of that time, not those of this server. Therefore requests
+share only the texts of the client, not replies.
 """
 
 from dataclasses import replace
