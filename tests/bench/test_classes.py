@@ -92,7 +92,7 @@ def test_the_table_has_this_server_first_and_says_what_failed() -> None:
 
 
 @pytest.mark.long
-def test_a_hybrid_model_computes_hardly_anything_twice(
+def test_a_hybrid_model_recomputes_almost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.engine_run.RESULTS", tmp_path / "results")

@@ -64,14 +64,14 @@ def floors(render: Render, reply: Body, n_reply: int, *later: Body) -> list[int]
     return asyncio.run(count())
 
 
-def test_a_call_that_was_said_is_not_new_but_the_templates_words_after_it_are() -> None:
+def test_a_sampled_call_is_not_new_but_the_template_text_after_it_is() -> None:
     first, then = floors(plain, REPLY, len(SAID), RESULT)
     assert first == len(plain([USER]))
     # Its last token was sampled and never computed.
     assert then == 1 + len("[/]" + shown(RESULT) + "[assistant]")
 
 
-def test_a_reply_that_history_shows_after_another_text_is_new() -> None:
+def test_a_reply_rendered_after_other_text_in_history_is_new() -> None:
     reply = {"role": "assistant", "content": "There are 42 of them."}
     question = {"role": "user", "content": "And now?"}
     _, then = floors(with_thought, reply, len(reply["content"]), question)

@@ -23,7 +23,7 @@ def test_lookups_are_measured_for_every_length_of_prompt() -> None:
     assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
 
 
-def test_rows_go_through_both_tiers_and_come_back_as_they_were(
+def test_rows_are_unchanged_after_both_tiers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.engine_run.RESULTS", tmp_path / "results")
@@ -60,7 +60,7 @@ def test_a_target_is_missed_on_its_wrong_side_only(
     assert missed(rows) == ([] if is_met else rows[:1])
 
 
-def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> None:
+def test_a_value_with_a_target_is_shown_with_whether_it_is_met() -> None:
     rows = [
         BenchRow("b", "first", "p50_ms", 1.5, at_most(2)),
         BenchRow("b", "second", "p50_ms", 2.5, at_most(2)),

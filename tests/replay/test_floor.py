@@ -11,7 +11,7 @@ tokens = st.lists(st.sampled_from([1, 2, 256, 257, 70000]), max_size=6)
 
 
 @given(st.lists(tokens, max_size=8), tokens)
-def test_it_is_the_prompt_less_what_any_earlier_one_begins_with(
+def test_the_floor_is_the_prompt_without_its_longest_known_prefix(
     known: list[list[int]], prompt: list[int]
 ) -> None:
     floor, tree = Floor(), ReferenceFloor()

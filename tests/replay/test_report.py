@@ -50,7 +50,7 @@ def cells(report: Report) -> dict[str, list[str]]:
     return dict(rows_of(columns_of(report)))
 
 
-def test_servers_stand_side_by_side_and_what_is_not_told_is_a_dash() -> None:
+def test_servers_are_side_by_side_and_unknown_values_are_a_dash() -> None:
     failed = Outcome(1, 1.0, 0.1, error="500")
     report = report_of(
         run_of("http://a", outcome(0, TOLD), failed, outcome(2, TOLD), floors=(32, 1, 32)),
@@ -101,7 +101,7 @@ def test_notes_say_what_was_skipped_and_what_is_not_exact() -> None:
     assert "reports no cached tokens for 1 of 2 requests" in notes
 
 
-def test_nothing_that_was_recorded_or_said_becomes_markup() -> None:
+def test_recorded_and_sampled_text_never_becomes_markup() -> None:
     failed = Outcome(1, 1.0, 0.1, error=EVIL)
     runs = (run_of(f"http://a/{EVIL}", outcome(0, TOLD), failed, floors=(1,)),)
     page = page_of(report_of(*runs, name=f"{EVIL}:1"))

@@ -35,7 +35,7 @@ def server(embedded_model: Path, rewarms: bool) -> Iterator[ServerProcess]:  # n
         yield server
 
 
-def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
+def test_the_next_turn_finds_the_rewarmed_rendering(
     server: ServerProcess,
     rewarms: bool,  # noqa: FBT001
 ) -> None:

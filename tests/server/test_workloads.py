@@ -143,7 +143,7 @@ def test_sub_agents_that_start_at_once_share_one_prefill(
     assert set(account.sources) <= {"live", "memory"}
 
 
-def test_a_volatile_last_message_costs_itself_and_what_follows_it(
+def test_a_volatile_last_message_costs_only_itself_and_the_text_after_it(
     traffic: Traffic, table: list[Account]
 ) -> None:
     history = [system("an agent with reminders")]
@@ -156,9 +156,7 @@ def test_a_volatile_last_message_costs_itself_and_what_follows_it(
     assert_near_the_floor(account, table)
 
 
-def test_a_fork_that_is_thrown_away_leaves_the_branch_point(
-    traffic: Traffic, table: list[Account]
-) -> None:
+def test_a_discarded_fork_keeps_its_branch_point(traffic: Traffic, table: list[Account]) -> None:
     trunk = [system("a forker")]
     with traffic.counted("fork thrown away") as account:
         talk(traffic, trunk, "trunk", n_turns=3)
@@ -194,7 +192,7 @@ def test_an_edit_in_the_middle_keeps_both_versions(traffic: Traffic, table: list
     assert_near_the_floor(account, table)
 
 
-def test_a_killed_server_goes_on_from_disk(
+def test_a_killed_server_resumes_from_disk(
     n_parallel: int, served: Served, table: list[Account], tmp_path: Path
 ) -> None:
     """Two conversations, kill -9 between two turns, and on."""
@@ -219,7 +217,7 @@ def test_a_killed_server_goes_on_from_disk(
         assert account.sources["disk"] > first.n_cached
 
 
-def test_strangers_beyond_the_memory_budget_come_back_from_disk(
+def test_conversations_beyond_the_memory_budget_are_restored_from_disk(
     n_parallel: int, served: Served, table: list[Account]
 ) -> None:
     with serving(served, n_parallel, "--cache-ram", served.small_ram) as (_, traffic):
@@ -237,7 +235,7 @@ def test_strangers_beyond_the_memory_budget_come_back_from_disk(
 
 
 @pytest.mark.long
-def test_without_a_disk_what_memory_lost_is_computed_again_and_right(embedded_model: Path) -> None:
+def test_without_a_disk_evicted_prefixes_are_recomputed_correctly(embedded_model: Path) -> None:
     """One slot: with several, where rows lie in the context may decide between near equals."""
     with serving(EMBEDDED, 1, "--cache-ram", EMBEDDED.small_ram, "--no-cache-disk") as (_, traffic):
         texts = [f"{prose(f'stranger {n}', 430)}\n{COUNTING}" for n in range(5)]
