@@ -1,4 +1,4 @@
-"""Runs of the benchmark that were never measured."""
+"""Invented runs of the benchmark."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def workload_row(workload: str, server: str, **fields: object) -> WorkloadRow:
 
 
 def silent_row(workload: str, server: str, **fields: object) -> WorkloadRow:
-    """Of a server that says nothing, and of which nothing was measured."""
+    """Return the row of a server that reports nothing."""
     nothing = dict.fromkeys(
         (
             "prompt_tokens",

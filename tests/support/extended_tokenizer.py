@@ -1,4 +1,4 @@
-"""A vocabulary extended by the control tokens of a chat template that was made for another one."""
+"""A vocabulary with the control tokens of a chat template for another model."""
 
 import re
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ MAX_LOGPROBS = 20  # vLLM's default
 
 @dataclass
 class FakeVllm:
-    """Switches may be turned while it runs."""
+    """The server and its switches, which may change while it runs."""
 
     model: str = "fake/SmolLM2"
     root: str | None = None
@@ -61,7 +61,7 @@ class FakeVllm:
         return [_prompt(body) for body in self.asked]
 
     def reply_to(self, tokens: list[int]) -> list[int]:
-        """What it says to this prompt if nobody cuts it, with the end token."""
+        """Return the uncut reply to this prompt, with the end token."""
         run = list(tokens)
         while len(run) < len(tokens) + self.reply_tokens:
             run.append(self.next_token(run))

@@ -1,4 +1,4 @@
-"""Operations on a World, drawn by hypothesis: trees of conversations, and what befalls them."""
+"""Operations on a World, drawn by hypothesis: trees of conversations, failures, restarts."""
 
 import shutil
 import tempfile
@@ -34,7 +34,7 @@ class Kind(Enum):
 
 
 class Wish(NamedTuple):
-    """A prompt, made of what was said before, and how it is asked."""
+    """A prompt, derived from earlier texts, and the options of its request."""
 
     kind: Kind
     which: int
@@ -47,7 +47,7 @@ class Wish(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """From start to end, with everything else that still runs."""
+    """Run a request to its end, beside all others that still run."""
 
     wish: Wish
     pace: Pace
@@ -60,7 +60,7 @@ class AskTogether(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """It runs while other things happen."""
+    """Submit a request that runs during later operations."""
 
     wish: Wish
 

@@ -1,4 +1,4 @@
-"""The engine loop on the test's own thread: each step is the test's to take."""
+"""The engine loop on the test's own thread: the test takes each step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 
 
 class Bench:
-    """An engine loop whose steps the test takes, and all it has said."""
+    """An engine loop stepped by the test, and all its events."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Bench:
         n_steps: int = 500,
         **options: Any,
     ) -> Asked:
-        """One request from start to end; what it cost, and what it got."""
+        """Run one request to its end. Return its cost and its reply."""
         before = self.backend.n_computed
         self.submit(name, prompt, max_tokens, **options)
         self.run(n_steps)
@@ -118,7 +118,7 @@ class Bench:
         return Asked(evaluated, self.tokens(name), self.backend.n_computed - before)
 
     def assert_nothing_is_left(self) -> None:
-        """Rows stay in idle slots; everything that belonged to a request is gone."""
+        """Check that no state of a request is left. Rows may stay in idle slots."""
         assert all(sampler.closed for sampler in self.backend.samplers)
         status = self.loop.status()
         assert (status.n_running, status.n_waiting, status.n_background) == (0, 0, 0)

@@ -29,7 +29,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": [
 
 
 async def send(url: str, n_requests: int, *, first: int = 0, n_workers: int = 4) -> Counter[str]:
-    """How many there were of each kind. Equal arguments ask the same."""
+    """Send requests and return how many there were of each kind. Equal arguments send the same."""
     numbers = iter(range(first, first + n_requests))
     kinds: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""A shared store in memory for engine tests, whose jobs are done when the test says so."""
+"""A shared store in memory for engine tests. The test decides when jobs are done."""
 
 from collections import deque
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class HeldTransfers(SharedTransfers):
         return len(self._held)
 
     def work(self) -> int:
-        """How many jobs there were."""
+        """Do the held jobs and return their number."""
         n_jobs = 0
         while self._held:
             self._held.popleft()()
@@ -59,7 +59,7 @@ class HeldTransfers(SharedTransfers):
 
 
 class SharedHouse:
-    """One store, and a door for each server."""
+    """One store, and a connection for each server."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()

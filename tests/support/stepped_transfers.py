@@ -1,4 +1,4 @@
-"""Time as a test wants it: transfers whose jobs it does itself, and a clock that it moves."""
+"""Transfers whose jobs the test does, and a clock that the test moves."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,13 +45,13 @@ AT_ONCE = Pace(_EVERYTHING, _EVERYTHING)
 
 
 class SteppedTransfers(Transfers):
-    """Without threads: nothing happens on disk but in `work`."""
+    """Transfers without threads: disk jobs run only in `work`."""
 
     def start(self) -> None:
         self._writes.put(self._open)
 
     def work(self, pace: Pace) -> int:
-        """How many jobs there were to do, at most as many as the pace has."""
+        """Do up to `pace` jobs and return how many there were."""
         return _work(self._reads, pace.n_reads) + _work(self._writes, pace.n_writes)
 
     def wait(self, timeout_seconds: float) -> Event | None:
@@ -63,7 +63,7 @@ class SteppedTransfers(Transfers):
         self.crash()
 
     def crash(self) -> None:
-        """What was not done is lost."""
+        """Drop the pending jobs."""
         self._quietly(self._tier.close)
 
 
@@ -78,7 +78,7 @@ def _work(jobs: SimpleQueue[Job | None], n_jobs: int) -> int:
 
 
 class Clock:
-    """Stands in for the module `time`. Whoever looks at it makes a little time pass."""
+    """Replaces the module `time`. Each look at the clock advances it a little."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -91,7 +91,7 @@ class Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """What is measured decides what is evicted first, so it has to be the same every time."""
+        """Install the clock. Measured times decide the order of eviction, so they must repeat."""
         with ExitStack() as patches:
             for module in _TIMED:
                 patches.enter_context(patch.object(module, "time", self))

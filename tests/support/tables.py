@@ -1,4 +1,4 @@
-"""What a process holds: its tables, tasks, threads and files, by count. Looks from the inside."""
+"""Count the tables, tasks, threads and files of this process."""
 
 import asyncio
 import functools
@@ -40,7 +40,7 @@ BY_LENGTH = frozenset({"StateAccess._bytes_of_rows", "Keeper._payload_sizes"})
 
 @contextmanager
 def small_limits() -> Iterator[None]:
-    """For servers that are assembled meanwhile: what has a bound reaches it soon."""
+    """Lower the bounds of tables in servers assembled meanwhile, so that they fill up soon."""
     with ExitStack() as stack:
         for name, limit in SMALL_LIMITS.items():
             stack.enter_context(patch(name, limit))
@@ -76,7 +76,7 @@ def look(metrics: str, cache_dir: Path) -> Look:
 
 
 def anonymous_bytes(process: int | str = "self") -> int:
-    """By the kernel's count: without files, also those that are mapped."""
+    """Return the anonymous memory by the kernel's count, without mapped files."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
     [kilobytes] = re.findall(r"^Anonymous:\s+(\d+) kB$", rollup, re.MULTILINE)
     return int(kilobytes) * KIB
@@ -119,6 +119,6 @@ def _attributes(owner: object) -> Iterator[tuple[str, Sized | Any]]:
 
 
 def _n_tasks() -> int:
-    """Of every event loop."""
+    """Return the number of tasks of every event loop."""
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     return sum(not task.done() for task in tasks)
