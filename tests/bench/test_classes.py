@@ -1,4 +1,4 @@
-"""The workloads on tiny models of every class of state, and what counts as missed."""
+"""The workloads on tiny models of every class of state, and missed targets."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a reply leaves behind for the floor, when it is more than text."""
+"""The floor after a reply with reasoning or tool calls."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def with_thought(messages: list[Body]) -> str:
 
 
 def floors(render: Render, reply: Body, n_reply: int, *later: Body) -> list[int]:
-    """Of a first request, and of one that goes on with the reply and what comes after it."""
+    """Return the floors of a first request, and of the next one with the reply and `later`."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked = json.loads(request.content)

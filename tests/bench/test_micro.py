@@ -1,4 +1,4 @@
-"""The microbenchmarks run, and say what they measured; how fast that was is nobody's business."""
+"""The microbenchmarks run and report their measures. The speeds do not matter here."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_lookups_are_measured_for_every_length_of_prompt() -> None:
     for n_tokens in lookup.PROMPTS:
         cases = {row.measure for row in rows if row.case.endswith(f"entries, {n_tokens:,} tokens")}
         assert {"match_p50_ms", "match_p99_ms", "find_p50_ms", "note_use_p50_ms"} <= cases
-    # What the process grew by is 0 where it had as much to spare.
+    # The growth of the process is 0 if it had spare memory.
     assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
 
 

@@ -1,4 +1,4 @@
-"""One workload on one server: what it takes, what it cannot do, and how that is told."""
+"""One workload on one server: processes, peers with limits, and their notes."""
 
 import asyncio
 import sys
@@ -97,7 +97,7 @@ def test_a_remote_peer_is_measured_by_the_counts_in_its_replies(tmp_path: Path) 
         results = played(RemoteServer("peer", fake.url), tmp_path)
     [row] = results.workloads
     assert row.errors == 0
-    # It says that nothing is ever cached.
+    # The fake reports that nothing is ever cached.
     assert row.prefilled_tokens == row.prompt_tokens
     assert row.floor_tokens is not None
     assert row.amplification is not None

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark: well-formed, true of the numbers, nothing outside or on top."""
+"""The pictures of a benchmark are well-formed, show the numbers, and nothing overlaps."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def bar_boxes(svg: str) -> Iterator[Box]:
 
 
 def bars(svg: str) -> dict[str, float]:
-    """What its tooltip says -> its length."""
+    """Return the length of each bar by its tooltip."""
     lengths = {}
     for group in parsed(svg).iter(f"{SVG}g"):
         rect = group.find(f"{SVG}rect")

@@ -1,4 +1,4 @@
-"""Tables and files of a benchmark: medians over rounds, dashes, and rows that come back."""
+"""Tables and files of a benchmark: medians over rounds, missing values, and reloading."""
 
 import csv
 from dataclasses import astuple, fields

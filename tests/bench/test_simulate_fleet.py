@@ -1,4 +1,4 @@
-"""The fleet's simulation: what it says follows from blocks and shelves, and could be false."""
+"""The simulation of a fleet: its results follow from blocks, caches and routing."""
 
 import csv
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Each workload sends what its name says."""
+"""Each workload sends the traffic that its name promises."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ ALL = {each.name: each for each in (*WORKLOADS, recorded_workload(None))}
 
 
 class FakeProcess(ServerProcess):
-    """The fake server goes on: only who asks notices."""
+    """A process that only notes signals. The fake server keeps running."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -82,7 +82,7 @@ def test_an_agent_loop_has_12_rounds_that_append_replies_and_results() -> None:
         play(ALL["agent-loop"], fake)
     *rounds, last = fake.bodies
     assert len(rounds) == 12
-    assert "read_file" in system(last)  # the tools are told of in the text
+    assert "read_file" in system(last)  # the system prompt describes the tools
     assert roles(last) == ["system", "user", *["assistant", "user"] * 12]
     assert all(goes_on(*pair) for pair in pairwise(fake.bodies))
 

@@ -1,4 +1,4 @@
-"""Replays what real agents sent, and says what it cost and where a prefix was lost.
+"""Replay requests of real agents. Report the cost, and where a prefix was lost.
 
     python -m tests.campaigns.clients FOLDER [CLIENT ...] [--chat-template FILE]
 
@@ -138,7 +138,7 @@ def _serving(setup: Setup) -> Iterator[httpx.Client]:
             *(str(setup.model), "--chat-template", setup.template),
             *("--reasoning-history", setup.reasoning_history.value),
             *("--parallel", str(N_SLOTS), "--ctx-size", str(N_CELLS)),
-            # What was computed ahead, or computed because that is faster, would blur the count.
+            # Tokens computed ahead, or because that is faster, would distort the count.
             *("--no-rewarm", "--no-cache-recompute"),
         ) as server,
         httpx.Client(base_url=server.url, timeout=REQUEST_SECONDS) as http,

@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("names", nargs="*", default=names, metavar="NAME", help=", ".join(names))
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # damage on purpose is told as what it is
+    logging.disable(logging.CRITICAL)  # the server logs the damage that we cause
     n_worlds = -(-given.operations // (len(given.names) * OPERATIONS_PER_WORLD))
     console = Console(highlight=False)
     n_operations = n_failed = 0

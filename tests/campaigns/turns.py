@@ -1,4 +1,4 @@
-"""Plays a tool-using chat with every published template in a folder, replies remembered.
+"""Play a chat with tools on every published template in a folder, with remembered replies.
 
     python -m tests.campaigns.turns FOLDER [--history auto|keep|template] [--verbose]
 
@@ -50,7 +50,7 @@ def call(number: int) -> ToolCall:
 
 
 class Way(StrEnum):
-    """Of the client with reasoning."""
+    """How the client treats reasoning."""
 
     NONE = "no reasoning"  # the model writes none
     DROPPED = "reasoning dropped"
@@ -59,7 +59,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """What the model says, and what the client sends next."""
+    """A reply of the model, and the next message of the client."""
 
     reasoning: str
     parts: tuple[Text | ToolCall, ...]
@@ -216,7 +216,7 @@ class Chat:
     def _bodies(
         self, whole: Conversation, step: Step, prompt: str, reasoning: str
     ) -> Iterator[tuple[str, str]]:
-        """What the template shows of the turn, with what ends it."""
+        """Return the turn as the template renders it, with its end."""
         thought = (Reasoning(reasoning),) if reasoning else ()
         message = Message(Role.ASSISTANT, (*thought, *step.parts))
         for body, end in self._shown_bodies(whole, message, prompt):

@@ -1,4 +1,4 @@
-"""`rekindle explain`: over a trace, and over requests that a server is asked about."""
+"""`rekindle explain` on a trace, and on requests looked up at a server."""
 
 import gzip
 import json

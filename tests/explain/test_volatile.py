@@ -1,4 +1,4 @@
-"""What changes from prompt to prompt is named by the two texts of a miss alone."""
+"""Volatile text is found in the two texts of a miss."""
 
 import pytest
 

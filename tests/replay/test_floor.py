@@ -1,4 +1,4 @@
-"""The floor of a replay agrees with the one that the workloads are held to."""
+"""The floor of a replay agrees with the reference floor of the tests."""
 
 from hypothesis import given
 from hypothesis import strategies as st

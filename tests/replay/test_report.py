@@ -1,4 +1,4 @@
-"""Tables, JSON and the page: numbers add up, and nothing that was recorded becomes markup."""
+"""Tables, JSON and the page: numbers add up, and recorded text is escaped."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Shapes on a clock that is only counted: who runs beside whom, and in which order."""
+"""The order and concurrency of requests in each shape, on a simulated clock."""
 
 import heapq
 from dataclasses import dataclass

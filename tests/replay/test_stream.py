@@ -1,4 +1,4 @@
-"""What is read out of the streams of every dialect, ours and other servers'."""
+"""Counts and text in the streams of every wire format, ours and other servers'."""
 
 import json
 from pathlib import Path

@@ -37,7 +37,7 @@ TOOLS = [
     for name in ("read", "search")
 ]
 
-# What real clients do to arguments before they send them back.
+# Rewrites of arguments by real clients before they send them back.
 REWRITES: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")),
     lambda text: json.dumps(json.loads(text)),
@@ -85,7 +85,7 @@ class Agent:
         [choice] = reply.choices
         story = reply.model_extra["rekindle"]
         assert reply.usage.prompt_tokens == len(prompt)
-        # What was found, and as what.
+        # Remembered turns that were found.
         n_turns = sum(span["match"] == "remembered_turn" for span in story["spans"])
         assert (
             n_turns >= story["remembered_turns"] == sum(m["role"] == "assistant" for m in history)

@@ -1,4 +1,4 @@
-"""Budgets hold at every moment of a server that is flooded with prompts, seen from outside."""
+"""A server flooded with prompts never exceeds its budgets, seen from outside."""
 
 import random
 import re

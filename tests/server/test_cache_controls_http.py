@@ -172,7 +172,7 @@ def test_namespaces_share_no_rows_no_turns_and_no_timing(embedded_model: Path) -
         cold = story_of(first)
         theirs = bob.post(CHAT, json=body, headers={"x-rekindle-explain": "1"})
         story = story_of(theirs)
-        # What a prompt costs does not depend on what others hold: nothing at all is found.
+        # The cost does not depend on the rows of other namespaces: nothing is found.
         assert (story["cached"], story["prefilled"]) == ([], cold["prefilled"])
         assert story["miss"]["reason"] == "first_request"
         assert n_cached(story_of(ann.post(CHAT, json=body))) == cold["prefilled"] - 1

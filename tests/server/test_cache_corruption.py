@@ -1,6 +1,6 @@
-"""Whatever happens to the cache directory is a miss with a counter and a line in the log.
+"""Any damage to the cache directory is a miss with a counter and a line in the log.
 
-The answers stay the cold ones, the server stays up, and when the disk is well again it is used.
+Answers equal the cold ones, the server stays up, and a repaired disk is used again.
 """
 
 import fcntl
@@ -360,7 +360,7 @@ def test_a_deleted_cache_directory_is_a_miss_and_is_filled_again(
         assert_missed(server, cold, prompt(1))
         assert server.metric("rekindle_cache_vanished_total") >= 1
         assert "no longer on disk" in server.log
-        # It goes on behind blocks that were on disk, and are not.
+        # Resumes behind blocks that are no longer on disk but still in memory.
         longer = prompt(0) + prompt("more")
         answer = server.caller.ask(longer)
         cold.check(answer, longer)
@@ -371,7 +371,7 @@ def test_a_deleted_cache_directory_is_a_miss_and_is_filled_again(
             eventually(lambda: _assert("the disk takes entries again" in server.log))
             assert_found(server, cold, longer)
     with running(model, directory) as server:
-        # What was on its way to the disk while it vanished may be lost, and nothing else.
+        # Only entries in transfer while the directory vanished may be lost.
         cold.check(server.caller.ask(prompt(1)), prompt(1))
         assert_found(server, cold, longer)
     assert not verify(directory, lambda *_: None).problems

@@ -1,4 +1,4 @@
-"""Prompts whose replies other tests compare: the model must be sure of every token."""
+"""Other tests compare replies to these prompts, so the model must be sure of every token."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""Many requests at once: each gets what it gets alone, and nothing is left behind."""
+"""Many requests at once: each gets the same reply as alone, and no task or slot leaks."""
 
 import asyncio
 from dataclasses import dataclass

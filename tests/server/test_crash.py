@@ -1,4 +1,4 @@
-"""What a server that ends leaves behind for the next one: killed at any moment, or told to stop.
+"""What the next server finds after one was killed at any moment, or stopped by a signal.
 
 `python -m tests.campaigns.crash` kills a thousand times, and other classes of models as well.
 """
@@ -205,7 +205,7 @@ def test_sigterm_saves_a_half_finished_reply(
     model = tiny_models(architecture)
     asked = prompt("asked", 300)
     with running(model, tmp_path) as (server, caller):
-        # Words only: half a character is told with its other half, which may never come.
+        # Words only: half a character would wait for its other half, which may never come.
         with caller.open_stream(asked, n_tokens=10_000, banned_tokens=no_words()) as stream:
             stream.read(50)
             server.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A server that is told to end: it finishes what runs, sends others away, and loses nothing."""
+"""A draining server finishes running requests, refuses new ones, and loses nothing."""
 
 import json
 import signal

@@ -79,7 +79,7 @@ def test_the_log_has_a_line_for_each_request(client: openai.OpenAI, server: Serv
 
 
 def second_turn(*arguments: str, between: list[Any]) -> tuple[object, ...]:
-    """Of a conversation that begins on a new server, with one slot for whoever needs it."""
+    """Return the second turn of a conversation on a new server with one slot."""
     with serve(*arguments, "--parallel", "1") as server, closing(Client(server.url)) as client:
         messages = [system("a", 300), user(prose("b", 40))]
         first = client.chat(messages, max_tokens=12)

@@ -1,4 +1,4 @@
-"""Servers that share a store, behind a balancer: a conversation may go on at any of them."""
+"""Servers with one shared store behind a balancer: any of them can continue a conversation."""
 
 import itertools
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def health_of(fleet: Fleet) -> set[str]:
 
 @pytest.mark.long
 def test_a_frozen_store_delays_no_request(embedded_model: Path, tmp_path: Path) -> None:
-    """It stays connected and answers nobody; requests are answered from what is local."""
+    """The store stays connected but never answers; requests use local prefixes."""
     with (
         redis_server(tmp_path) as redis,
         running_fleet(tmp_path, "--cache-shared", redis.url, balance=IN_TURN) as fleet,

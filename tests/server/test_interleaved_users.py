@@ -1,4 +1,4 @@
-"""Users who take turns on one server: each gets what it gets alone, and finds what it left."""
+"""Users take turns on one server: each gets the same replies as alone, and finds its cache."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ def all_at_once(client: Client, talks: Mapping[str, Talk]) -> Turns:
 
 @pytest.fixture(scope="module")
 def alone(embedded_model: Path) -> Turns:
-    """What each user gets on a server that nobody else has asked anything."""
+    """The replies of each user on a server of its own."""
     heard: dict[str, Sequence[Turn]] = {}
     for name in LINES:
         with serve("--parallel", "1") as server, closing(Client(server.url)) as client:

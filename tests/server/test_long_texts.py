@@ -1,4 +1,4 @@
-"""Messages that ended the process once, through the real server."""
+"""Messages that once crashed the process, through the real server."""
 
 import re
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def test_a_text_that_would_take_a_minute_to_tokenise_is_refused(
 
 
 def test_a_schema_with_a_long_constant_is_refused(server: ServerProcess) -> None:
-    """It would be tokenised again for every token of the reply."""
+    """The constant would be tokenised again for every token of the reply."""
     path = "/v1/chat/completions"
     schema = {"name": "long", "schema": {"const": LETTERS}}
     body = bodies("Hello")[path] | {

@@ -1,5 +1,6 @@
-"""Several models in one server, through HTTP: each is loaded when it is used, and what is stored
-of it is found again when it returns.
+"""Several models in one server, through HTTP.
+
+Each is loaded on use, and its stored rows are found again when it is loaded again.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Prompts that are computed before anyone needs their answer."""
+"""Prompts that are computed before the first request needs them."""
 
 from collections.abc import Iterator
 from contextlib import closing

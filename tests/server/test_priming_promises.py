@@ -1,4 +1,4 @@
-"""Priming in every dialect: a prompt is computed and kept, and nothing else happens."""
+"""Priming in every wire format: a prompt is computed and stored, and nothing else happens."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ class Dialect:
                 return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
     def ending(self, reply: dict[str, Any]) -> tuple[object, int]:
-        """What was written, if anything, with the number of tokens; and why it ended."""
+        """Return the output, its number of tokens, and why it ended."""
         match self.name:
             case "chat":
                 [choice] = reply["choices"]
@@ -191,7 +191,7 @@ def test_the_primed_prompt_begins_with_the_system_message_and_every_tool(
     assert n_prompt_of(primed) == len(rendered["tokens"])
     counted = client.post("/v1/messages/count_tokens", messages.body(head, last, limit=0))
     assert counted["input_tokens"] == n_prompt_of(primed)
-    # And they are the same tokens: whoever asks in another dialect finds them.
+    # They are the same tokens: requests in other wire formats find them.
     for other in DIALECTS:
         after = client.post(other.path, other.body(head, last, limit=1))
         assert n_cached_of(after["rekindle"]) == n_prompt_of(primed) - 1

@@ -1,4 +1,4 @@
-"""Prefills that end too early, or run twice: what was computed is never computed again."""
+"""Interrupted and concurrent prefills: no token is computed twice."""
 
 import http.client
 import json
@@ -59,7 +59,7 @@ def prompt_of(client: Client, name: str, n_tokens: int) -> list[int]:
 
 @contextmanager
 def prefilling(server: ServerProcess, prompt: Sequence[int]) -> Iterator[Iterator[int]]:
-    """How far the prefill of a stream is, as it goes on; the client leaves with the block."""
+    """Yield the progress of a prefill. The client disconnects at the end of the block."""
     body = {"prompt": list(prompt), "max_tokens": 1, "stream": True, "return_progress": True}
     with (
         httpx.Client(base_url=server.url, timeout=REQUEST_SECONDS) as asking,
@@ -94,8 +94,7 @@ def test_a_retry_after_a_lost_connection_computes_only_the_rest(
     with prefilling(server, prompt) as progress:
         n_seen = in_the_middle(progress, len(prompt))
     retry = client.complete(prompt, max_tokens=1)
-    # What was being computed when the client left is complete, too, and one step more where the
-    # server was slow to notice.
+    # The batch that ran at the disconnect is complete too, and perhaps one more.
     assert n_seen <= retry.n_cached <= n_seen + 2 * N_UBATCH
     assert client.metric(PREFILLED) - before == len(prompt)
 

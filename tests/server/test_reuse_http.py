@@ -1,4 +1,4 @@
-"""The contracts of prompt reuse as a client sees them: the real server, the embedded model."""
+"""Prompt reuse as a client sees it: the real server, the embedded model."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ HEADER_TOKENS = 12  # that prompts of a chat template share whatever they say, a
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[ServerProcess, Client]]:
-    """One slot: whoever is not asked for has to leave it."""
+    """Start a server with one slot, so that every other conversation loses it."""
     with serve(*arguments, "--parallel", "1") as server, closing(Client(server.url)) as client:
         server.wait_for_log(" cache: ")  # what is on disk is known
         yield server, client

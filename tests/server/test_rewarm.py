@@ -1,4 +1,4 @@
-"""While nobody asks, the next turn's prompt is computed, where the template will change it."""
+"""An idle server prefills the next turn's prompt if the template will render it differently."""
 
 import re
 from collections.abc import Iterator

@@ -47,7 +47,7 @@ def _look_after(url: str, first: int, cache_dir: Path) -> Look:
 
 
 def test_no_table_grows_with_the_requests_served(looks: list[Look]) -> None:
-    """Whoever adds one that has no bound; where the bound is far away, see `small_limits`."""
+    """Fails for a table without a bound. For tables with a large bound, see `small_limits`."""
     growing = {}
     for name in looks[-1].tables:
         sizes = [each.tables.get(name, 0) for each in looks]

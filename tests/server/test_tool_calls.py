@@ -42,7 +42,7 @@ CLOCK = {
     },
 }
 TOOLS = [WEATHER, CLOCK]
-# One that leaves a model no choice: replies that are compared must not depend on near ties.
+# A tool without a choice of arguments: compared replies must not depend on near ties.
 BONN = {
     "type": "function",
     "function": {
@@ -89,7 +89,7 @@ def check_weather(call: Any) -> None:
 
 
 def rounds(n_rounds: int, text: str = "") -> list[dict[str, Any]]:
-    """A history of calls that any model goes on in."""
+    """Return a history of calls that any model continues."""
     history: list[dict[str, Any]] = []
     for number, city in enumerate(("Rome", "Oslo", "Lima", "Kyiv")[:n_rounds]):
         arguments = json.dumps({"city": city, "unit": "celsius", "days": 3})

@@ -1,4 +1,4 @@
-"""The trace of a real server: what it shows, what reads it, and what it costs to ask for none."""
+"""The trace of a real server: its lines, its readers, and its errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The promise over whole workloads: a server computes at most 1.02 of what nobody computed before.
+"""Whole workloads: a server computes at most 1.02 times the tokens that are new.
 
 `pytest -s` prints a table of them.
 """
@@ -50,7 +50,7 @@ def served(request: pytest.FixtureRequest) -> Served:
         request.getfixturevalue("embedded_model")
         return EMBEDDED
     model = request.getfixturevalue("tiny_models")(TinyArchitecture.LLAMA)
-    # It computes faster than anyone could load, and says what no text can tell.
+    # The tiny model computes faster than it could load, and samples tokens without a text.
     return Served((str(model), "--no-cache-recompute"), "1200kB", banned_tokens=no_words())
 
 

@@ -42,7 +42,7 @@ def check_index(cache: PrefixCache) -> None:
 
 def check_memory(cache: PrefixCache, n_slots: int) -> None:
     assert cache._memory.n_bytes == sum(_sizes_in_memory(cache))
-    # One entry may pass through for each sequence that could not go on without it.
+    # One entry may exceed the budget for each sequence that needs it to continue.
     n_passing_bytes = n_slots * max(_sizes_in_memory(cache), default=0)
     assert cache._memory.n_bytes <= _allowed_bytes(cache) + n_passing_bytes
 

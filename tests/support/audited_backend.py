@@ -101,7 +101,7 @@ class AuditedBackend:
         self.scored: list[Scored] = []
         self.export_failures: list[EngineError] = []
         self.n_pieces_compared = 0
-        self.witness: Witness  # given by whoever makes the engine
+        self.witness: Witness  # set by the code that makes the engine
         self._ledger = ledger
         self._spare_slot = spare_slot
         self._read_logits = read_logits

@@ -1,7 +1,7 @@
 """A Backend without a model that checks every position and counts computed tokens.
 
-It has all model classes, and cells that are counted one by one. What llama.cpp would accept and
-then answer wrongly (a missing checkpoint, rows of another prefix) is an AssertionError here.
+The fake has all model classes and counts cells one by one. Calls that llama.cpp would accept and
+answer wrongly (a missing checkpoint, rows of another prefix) raise an AssertionError here.
 """
 
 import zlib

@@ -41,7 +41,7 @@ class FakeVllm:
     api_key: str | None = None  # --api-key
     reports_cached: bool = True  # --enable-prompt-tokens-details
     reports_at_once: bool = False  # in every chunk's usage, as vLLM's Rust frontend does
-    status: int = 200  # of whoever generates
+    status: int = 200  # of requests that generate
     dies_after: int | None = None  # tokens of a stream
     answers_garbage: bool = False
     samples_nonsense: bool = False  # ids that no vocabulary has

@@ -392,7 +392,7 @@ class World:
             self._last = asked
         self.texts = [*self.texts[-MAX_TEXTS:], asked.prompt + asked.tokens]
 
-    # What must be true.
+    # Checks.
 
     def _check_reply(self, asked: Asked, end: StopCause | None) -> None:
         self._subject.check_reply(asked.prompt, asked.tokens, end, self.backend.scored)

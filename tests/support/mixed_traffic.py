@@ -1,7 +1,7 @@
 """Requests of every kind, from several clients at once, no two of them alike.
 
-Each worker asks one after another: conversations that go on, in three wire formats and of
-several sessions and namespaces, replies that are cancelled, and requests that are wrong.
+Each worker sends one request after the other: growing conversations in three wire formats, several
+sessions and namespaces, cancelled replies, and invalid requests.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Recorded traffic of real agents, and a server that gives the recorded replies.
 
-A trace is a file of JSON lines, one request and its reply on each. The recorded clients send
-back replies of another server; here ours gives the same ones, token by token through the engine,
-so that what a client did to them on their way back is what meets the memory of turns.
+A trace is a file of JSON lines, one request and its reply on each. The recorded clients send back
+the replies of another server. Our server gives the same replies, token by token through the engine.
+So the memory of turns meets replies exactly as real clients rewrite them.
 """
 
 import gzip

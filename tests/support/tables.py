@@ -20,7 +20,7 @@ OURS = "rekindle."
 CONTAINERS = (dict, list, set, deque, OrderedDict)
 KIB = 2**10
 
-# Of tables whose bound is too far away to be reached by some hundred short requests.
+# For tables whose bound a few hundred short requests would not reach.
 SMALL_LIMITS: dict[str, Any] = {
     "rekindle.api.dashboard.history.MAX_SAMPLES": 8,
     "rekindle.api.dashboard.history.N_BUCKETS": 2,
@@ -83,10 +83,9 @@ def anonymous_bytes(process: int | str = "self") -> int:
 
 
 def table_sizes() -> dict[str, int]:
-    """Every container that an object of ours owns, every table of a decorated function, and how
-    many objects there are of each class of ours.
+    """Return the sizes of all our containers and caches, and the objects of each class.
 
-    What `gc.freeze` has set aside is looked at like the rest.
+    Objects frozen by `gc.freeze` are included.
     """
     gc.unfreeze()
     sizes: Counter[str] = Counter()
@@ -104,7 +103,7 @@ def table_sizes() -> dict[str, int]:
 
 
 def _is_ours(code: Any) -> bool:
-    # Of some built-in classes it is a descriptor.
+    # Some built-in classes have a descriptor here.
     module = code.__module__
     return isinstance(module, str) and module.startswith(OURS)
 

@@ -1,8 +1,8 @@
 """The allowed tokens of a prompt, derived without the code that builds prompts.
 
-Every prompt and reply that was computed is noted. A prompt's tokens are right if they can be
-explained: some of its assistant messages by replies that were computed after exactly the tokens
-in front of them and that said what the client sends, everything else by the template's text.
+The oracle notes every computed prompt and reply. The tokens of a prompt are right if each part has
+one of two origins. An assistant message may be a reply with the same meaning, computed after
+exactly the tokens in front of it. All other tokens come from the template's text.
 """
 
 import json
