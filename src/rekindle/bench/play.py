@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
-from rekindle.bench.peers.processes import DidNotStart, ServerProcess, started
+from rekindle.bench.peers.processes import DidNotStart, started
 from rekindle.bench.progress import Progress
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
 from rekindle.bench.stage import Stage
@@ -59,7 +59,7 @@ class Play:
         async with AsyncExitStack() as stack:
             try:
                 self._show("starting")
-                stage = self._stage(await self._process(stack))
+                stage = await self._stage(stack)
                 stack.push_async_callback(stage.close)
                 await stage.open()
             except (DidNotStart, StartupError) as error:
@@ -76,30 +76,30 @@ class Play:
     def _show(self, what: str) -> None:
         self._progress.on_step(f"{self._workload.name}  {self._contender.name}  {what}")
 
-    async def _process(self, stack: AsyncExitStack) -> ServerProcess | None:
-        """Start the server. None: it is a remote one."""
-        if isinstance(self._contender, RemoteServer):
-            return None
-        flags = Flags(
-            model=self._conditions.model,
-            ctx_size=self._workload.ctx_size,
-            parallel=self._workload.parallel,
-            threads=self._conditions.threads,
-            cache_ram_mib=self._workload.cache_ram_mib,
-            chat_template=self._template,
-        )
-        return await started(self._contender, flags, self._conditions.scratch, stack)
-
-    def _stage(self, process: ServerProcess | None) -> Stage:
-        server = self._contender if isinstance(self._contender, RemoteServer) else process
-        assert server is not None
+    async def _stage(self, stack: AsyncExitStack) -> Stage:
+        """Return the stage of the server, which is started unless it is a remote one."""
+        contender, workload = self._contender, self._workload
+        process = None
+        if isinstance(contender, RemoteServer):
+            url = contender.url
+        else:
+            flags = Flags(
+                model=self._conditions.model,
+                ctx_size=workload.ctx_size,
+                parallel=workload.parallel,
+                threads=self._conditions.threads,
+                cache_ram_mib=workload.cache_ram_mib,
+                chat_template=self._template,
+            )
+            process = await started(contender, flags, self._conditions.scratch, stack)
+            url = process.url
         return Stage(
-            server.url,
+            url,
             process=process,
             texts=self._conditions.texts,
-            n_slots=self._workload.parallel,
+            n_slots=workload.parallel,
             is_quick=self._conditions.is_quick,
-            calls_tools=self._contender.calls_tools,
+            calls_tools=contender.calls_tools,
             on_request=self._show,
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,9 +90,12 @@ class Server:
         start = time.monotonic()
         first: float | None = None
         reader = StreamReader()
+        headers = dict(request.headers)
+        if request.path == "/v1/messages":
+            headers["anthropic-version"] = ANTHROPIC_VERSION
         try:
             async with self.http.stream(
-                "POST", request.path, json=self.body_of(request), headers=_headers(request)
+                "POST", request.path, json=self.body_of(request), headers=headers
             ) as response:
                 if response.is_error:
                     raise ReplyFailed(refusal_of(response, await response.aread()))
@@ -158,24 +161,14 @@ async def run(
             if not running:
                 return
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for outcome in _in_order([task.result() for task in ended]):
+            outcomes = [task.result() for task in ended]
+            for outcome in sorted(outcomes, key=lambda each: each.start + each.seconds):
                 schedule.end(outcome.index)
                 on_end(outcome)
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-def _in_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=lambda outcome: outcome.start + outcome.seconds)
-
-
-def _headers(request: ReplayRequest) -> dict[str, str]:
-    headers = dict(request.headers)
-    return headers | (
-        {"anthropic-version": ANTHROPIC_VERSION} if request.path == "/v1/messages" else {}
-    )
 
 
 def refusal_of(response: httpx.Response, content: bytes) -> str:

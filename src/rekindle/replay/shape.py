@@ -61,11 +61,9 @@ class Recorded:
         self._n_ends_before: list[int] = []  # by request: how many of those ends it waits for
         running: list[tuple[float, int]] = []
         for index, request in enumerate(requests):
-            started = request.started or 0.0
-            if index and requests[index - 1].source != request.source:
-                started_after = inf  # a file waits for the one before it
-            else:
-                started_after = started
+            # A file waits for the one before it.
+            is_next_file = index and requests[index - 1].source != request.source
+            started_after = inf if is_next_file else request.started or 0.0
             while running and running[0][0] <= started_after:
                 self._order_of_ends.append(heapq.heappop(running)[1])
             self._n_ends_before.append(len(self._order_of_ends))

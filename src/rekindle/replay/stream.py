@@ -1,7 +1,7 @@
 """Read the stream of any wire format as one reply with its token counts."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import RekindleError
@@ -69,21 +69,17 @@ class StreamReader:
 
     def counts(self) -> Counts:
         usage, timings = self._usage, self._timings
-        n_cached = _cached_in(usage)
-        if n_cached is None:
-            n_cached = _int(timings.get("cache_n"))
-        n_prompt = _prompt_in(usage)
-        n_prefilled = _int(timings.get("prompt_n"))
-        if n_prefilled is None and n_prompt is not None and n_cached is not None:
-            n_prefilled = n_prompt - n_cached
-        if n_prompt is None and n_cached is not None and n_prefilled is not None:
-            n_prompt = n_cached + n_prefilled
-        n_reply = _first(usage, "completion_tokens", "output_tokens")
-        if n_reply is None:
-            n_reply = _int(timings.get("predicted_n"))
+        n_reply = _first_int(
+            usage.get("completion_tokens"), usage.get("output_tokens"), timings.get("predicted_n")
+        )
         if self._ours is not None:
-            ours = self._ours
-            return Counts(ours.n_prompt, ours.n_cached, ours.n_prefilled, n_reply)
+            return replace(self._ours, n_reply=n_reply)
+        n_cached = _first_int(*_cached_in(usage), timings.get("cache_n"))
+        n_prompt, n_prefilled = _prompt_in(usage), _first_int(timings.get("prompt_n"))
+        if n_cached is not None and n_prompt is not None and n_prefilled is None:
+            n_prefilled = n_prompt - n_cached
+        if n_cached is not None and n_prefilled is not None and n_prompt is None:
+            n_prompt = n_cached + n_prefilled
         return Counts(n_prompt, n_cached, n_prefilled, n_reply)
 
     def decode_rate(self) -> float | None:
@@ -95,11 +91,8 @@ class StreamReader:
         _raise_error_in(data)
         if (account := account_in(data)) is not None:
             self._ours = Counts(account.n_tokens, account.n_cached, account.n_computed)
-        for holder in (
-            data,
-            _known_fields(data.get("response")),
-            _known_fields(data.get("message")),
-        ):
+        inner = [_known_fields(data.get(name)) for name in ("response", "message")]
+        for holder in (data, *inner):
             # Anthropic: the last event may repeat only some fields of the first.
             self._usage |= _known_fields(holder.get("usage"))
             self._timings |= _known_fields(holder.get("timings"))
@@ -125,7 +118,7 @@ class StreamReader:
     def _add_call(self, piece: Json) -> None:
         """Add a piece of a call: the name comes once, the arguments in pieces."""
         function = _known_fields(piece.get("function"))
-        place = _int(piece.get("index"))
+        place = _first_int(piece.get("index"))
         place = len(self._calls) if place is None else place
         call = self._calls.setdefault(
             place, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
@@ -178,27 +171,23 @@ def _known_fields(value: object) -> Json:
 
 
 def _prompt_in(usage: Json) -> int | None:
-    if (n_prompt := _int(usage.get("prompt_tokens"))) is not None:
+    n_prompt, n_input = (
+        _first_int(usage.get("prompt_tokens")),
+        _first_int(usage.get("input_tokens")),
+    )
+    if n_prompt is not None or n_input is None:
         return n_prompt
-    n_input = _int(usage.get("input_tokens"))
-    if n_input is None:
-        return None
     # Anthropic's `input_tokens` excludes tokens read from the cache or written to it.
-    aside = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    return n_input + sum(_int(usage.get(name)) or 0 for name in aside)
+    excluded = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return n_input + sum(_first_int(usage.get(name)) or 0 for name in excluded)
 
 
-def _cached_in(usage: Json) -> int | None:
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = usage.get(name)
-        if isinstance(details, dict) and "cached_tokens" in details:
-            return _int(details["cached_tokens"])
-    return _int(usage.get("cache_read_input_tokens"))
+def _cached_in(usage: Json) -> list[object]:
+    details = [usage.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
+    reported = [_known_fields(each).get("cached_tokens") for each in details]
+    return [*reported, usage.get("cache_read_input_tokens")]
 
 
-def _first(usage: Json, *names: str) -> int | None:
-    return next((n for name in names if (n := _int(usage.get(name))) is not None), None)
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _first_int(*values: object) -> int | None:
+    """Return the first integer. Python takes True for one, JSON does not."""
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
