@@ -95,7 +95,7 @@ class Shelf:
             del self._held[chain]
 
 
-class Line:
+class NetworkLine:
     """A network line that carries one transfer after the other."""
 
     def __init__(self, bits_per_second: float) -> None:
@@ -115,8 +115,8 @@ class SimulatedStore:
         self._token_bytes = hardware.token_bytes
         self._seconds = hardware.store_seconds
         self._shelf = Shelf(int(hardware.store_bytes_per_replica * n_replicas / self._token_bytes))
-        self._in = Line(hardware.store_bits_per_second)
-        self._out = Line(hardware.store_bits_per_second)
+        self._in = NetworkLine(hardware.store_bits_per_second)
+        self._out = NetworkLine(hardware.store_bits_per_second)
         self._coming: dict[int, tuple[float, int]] = {}  # end of the write, tokens held before
         self.away_from = self.away_until = float("inf")
 
@@ -131,7 +131,9 @@ class SimulatedStore:
         written_at, n_before = self._coming.get(chain, (0.0, 0))
         return min(n_held, n_before) if now < written_at else n_held
 
-    def fetch(self, n_tokens: int, network: Line, now: float, *, deadline: float) -> float | None:
+    def fetch(
+        self, n_tokens: int, network: NetworkLine, now: float, *, deadline: float
+    ) -> float | None:
         """Fetch and return the end of the transfer. None: it would end too late."""
         n_bytes = n_tokens * self._token_bytes
         end = max(self._out.end_of(n_bytes, now), network.end_of(n_bytes, now)) + self._seconds
@@ -142,7 +144,7 @@ class SimulatedStore:
         return end
 
     def write(
-        self, chain: int, n_tokens: int, network: Line, now: float, *, begun_at: float
+        self, chain: int, n_tokens: int, network: NetworkLine, now: float, *, begun_at: float
     ) -> int:
         """Write the tokens that the store lacks, in whole blocks. Return how many were sent.
 

@@ -12,8 +12,8 @@ from bench.fleet.model import (
     BLOCK_TOKENS,
     ROUTERS,
     Hardware,
-    Line,
     Load,
+    NetworkLine,
     Policy,
     Shelf,
     SimulatedStore,
@@ -80,8 +80,8 @@ class _Replica:
     def __init__(self, hardware: Hardware) -> None:
         self.memory = Shelf(hardware.memory_tokens)
         self.disk = Shelf(hardware.disk_tokens)
-        self.uplink = Line(hardware.network_bits_per_second)
-        self.downlink = Line(hardware.network_bits_per_second)
+        self.uplink = NetworkLine(hardware.network_bits_per_second)
+        self.downlink = NetworkLine(hardware.network_bits_per_second)
         self.free_at = 0.0  # when the waiting prompts are computed
         self.busy_seconds = 0.0
 

@@ -91,7 +91,7 @@ START = Conversation(
 
 
 @dataclass
-class Outcome:
+class TurnOutcome:
     letters: str = ""
     n_again: int = 0
     n_prompt: int = 0
@@ -116,7 +116,7 @@ def main() -> int:
                 chat = Chat(path.read_text(), model.vocabulary, arguments.history, notes)
                 outcome = chat.play(way)
             except (Broken, InvalidRequest, StartupError, AssertionError) as error:
-                outcome = Outcome("broken")
+                outcome = TurnOutcome("broken")
                 notes.append(f"{type(error).__name__}: {error}")
             totals.update("broken" if outcome.letters == "broken" else outcome.letters)
             totals["broken"] += outcome.letters == "broken"
@@ -142,8 +142,8 @@ class Chat:
         self._bench = TurnBench(source, self._tokenizer, history=history)
         self._notes = notes
 
-    def play(self, way: Way) -> Outcome:
-        outcome = Outcome()
+    def play(self, way: Way) -> TurnOutcome:
+        outcome = TurnOutcome()
         sent = whole = START  # `whole` with all that was said
         for number, step in enumerate(STEPS, start=1):
             if way is Way.NONE:
@@ -165,7 +165,7 @@ class Chat:
 
     def _judge(
         self,
-        outcome: Outcome,
+        outcome: TurnOutcome,
         number: int,
         sent: Conversation,
         exchange: Exchange,

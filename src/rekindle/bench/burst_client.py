@@ -39,7 +39,7 @@ class StreamResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ArrivedLine:
     seconds: float
     text: bytes
 
@@ -94,18 +94,18 @@ def http_request(prompt: str, burst: Burst) -> bytes:
     return head.encode() + body
 
 
-async def read_lines(reader: asyncio.StreamReader, start: float) -> list[Line]:
+async def read_lines(reader: asyncio.StreamReader, start: float) -> list[ArrivedLine]:
     """Read the lines of a stream. Servers put whole lines into HTTP chunks; sizes are skipped."""
     status = await reader.readline()
     if b" 200 " not in status:
         raise ReplyFailed(f"{status.decode().strip()}: {(await reader.read()).decode()}")
     lines = []
     while line := await reader.readline():
-        lines.append(Line(perf_counter() - start, line))
+        lines.append(ArrivedLine(perf_counter() - start, line))
     return lines
 
 
-def summarise(lines: list[Line]) -> StreamResult:
+def summarise(lines: list[ArrivedLine]) -> StreamResult:
     reader = StreamReader()
     text_seconds: list[float] = []
     for line in lines:
