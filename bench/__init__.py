@@ -1,1 +1,1 @@
-"""Measurements of Rekindle beside another llama.cpp server. Run them with `make bench`."""
+"""Benchmarks for developers: `python -m bench`. Users run `rekindle bench`, in rekindle.bench."""

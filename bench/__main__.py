@@ -1,13 +1,12 @@
-"""`python -m bench`: every microbenchmark; about 10 minutes on two quiet cores."""
+"""`python -m bench`: every microbenchmark, about 10 minutes on two idle cores."""
 
 import argparse
-import os
 import time
 
 from bench import lookup, prompt_building, saving_cost, startup, step_cost, tiers
-from bench.report import CONSOLE, Benchmark, Row, missed, show, write_csv
+from bench.report import CONSOLE, Benchmark, BenchRow, missed, show, write_rows
+from rekindle.bench.machine import load_warning
 
-IDLE_LOAD = 0.5  # picked
 BENCHMARKS: dict[str, Benchmark] = {
     module.NAME: module.main
     for module in (step_cost, lookup, tiers, saving_cost, startup, prompt_building)
@@ -18,9 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test, not a result")
     quick = parser.parse_args().quick
-    if (load := os.getloadavg()[0]) > IDLE_LOAD:
-        CONSOLE.print(f"The load average is {load:.1f}: other work will distort the results.")
-    rows: list[Row] = []
+    if warning := load_warning():
+        CONSOLE.print(warning)
+    rows: list[BenchRow] = []
     for name, measure in BENCHMARKS.items():
         began = time.monotonic()
         found = measure(quick=quick)
@@ -30,7 +29,7 @@ def main() -> None:
     for row in missed(rows) if not quick else []:
         where = f"{row.benchmark}, {row.case}, {row.measure}"
         CONSOLE.print(f"missed: {where}: {row.value:.3g}, {row.target}", soft_wrap=True)
-    CONSOLE.print(write_csv(rows, "micro", quick=quick), soft_wrap=True)
+    CONSOLE.print(write_rows(rows, "micro", quick=quick), soft_wrap=True)
 
 
 if __name__ == "__main__":

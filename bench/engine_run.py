@@ -1,15 +1,17 @@
-"""An engine in this process, without HTTP: started on a scratch directory, asked, timed."""
+"""An engine in this process, without HTTP: start it, ask it, time it."""
 
 import asyncio
 import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from bench.report import RESULTS
 from rekindle.chat.accounts.accounts import Accounts
@@ -18,24 +20,37 @@ from rekindle.engine.handle import ANY_GRAMMAR
 from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSampled
 from rekindle.generation.request import GenerationRequest, Sampling
 from rekindle.generation.status import CacheStatus
+from rekindle.llama.context import ContextParams
 from rekindle.models.llama_model import LoadedModel, load
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
 
 POLL_SECONDS = 0.05
+PLAIN_IDS = range(300, 500)  # tokens of plain text in every vocabulary that we measure with
+T = TypeVar("T")
 _ids = count()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     evaluated: PromptEvaluated
     first_token_seconds: float
     token_seconds: list[float]  # between two tokens
 
+    def cells(self) -> list[str]:
+        """Return what was found, the tokens prefilled, and the restore time, as text."""
+        evaluated = self.evaluated
+        found = [f"{span.source} {span.stop - span.start}" for span in evaluated.spans]
+        return [
+            ", ".join(found) or "-",
+            str(evaluated.n_prompt - evaluated.n_cached),
+            f"{1e3 * evaluated.restore_seconds:.0f}",
+        ]
+
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Beside the results, because the system's own is often not on a disk."""
+    """Make a temporary folder beside the results: the system's own is often not on a disk."""
     RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
         yield Path(folder)
@@ -61,11 +76,26 @@ async def engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
 ) -> AsyncIterator[LoadedModel]:
     loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
-    loaded.engine.check_grammar(ANY_GRAMMAR)  # a server that has settled has done this
+    loaded.engine.check_grammar(ANY_GRAMMAR)  # a server has done this before its first request
     try:
         yield loaded
     finally:
         loaded.close()
+
+
+def context_params(*, n_cells: int, n_slots: int) -> ContextParams:
+    """Return the server's defaults, for a backend without an engine."""
+    return ContextParams(
+        n_cells=n_cells,
+        n_slots=n_slots,
+        n_batch=512,
+        n_ubatch=512,
+        n_threads=os.cpu_count() or 1,
+        flash_attn="on",
+        type_k="f16",
+        type_v="f16",
+        swa_full=False,
+    )
 
 
 async def ask(
@@ -74,7 +104,7 @@ async def ask(
     n_tokens: int = 1,
     *,
     cache_prompt: bool = True,
-) -> Answer:
+) -> TimedAnswer:
     request = GenerationRequest(
         id=str(next(_ids)),
         prompt=prompt,
@@ -94,7 +124,16 @@ async def ask(
             seconds.append(now - last)
             last = now
     assert evaluated is not None
-    return Answer(evaluated, first, seconds[1:])
+    return TimedAnswer(evaluated, first, seconds[1:])
+
+
+async def ask_and_save(
+    loaded: LoadedModel, prompt: tuple[int, ...], n_tokens: int = 1
+) -> TimedAnswer:
+    """Ask, then wait until the engine has exported the rows of the answer."""
+    answer = await ask(loaded, prompt, n_tokens)
+    await asyncio.sleep(1.0)
+    return answer
 
 
 def cache_status(loaded: LoadedModel) -> CacheStatus:
@@ -104,7 +143,7 @@ def cache_status(loaded: LoadedModel) -> CacheStatus:
 
 
 async def until_written(loaded: LoadedModel, n_entries: int) -> None:
-    """The disk has so many; nobody tells when."""
+    """Wait until the disk holds so many entries. No event reports this."""
     while _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
 
@@ -114,6 +153,22 @@ def _n_on_disk(loaded: LoadedModel) -> int:
     return sum(tier.n_entries for tier in tiers if tier.name is CacheSource.DISK)
 
 
-def random_prompt(seed: int, n_tokens: int) -> tuple[int, ...]:
-    ids = random.Random(seed)
-    return tuple(ids.randrange(300, 500) for _ in range(n_tokens))
+def random_prompt(seed: int, n_tokens: int, ids: range = PLAIN_IDS) -> tuple[int, ...]:
+    noise = random.Random(seed)
+    return tuple(noise.randrange(ids.start, ids.stop) for _ in range(n_tokens))
+
+
+def drop_page_cache(paths: Iterable[Path]) -> None:
+    """Ask the system to drop the files from its page cache. Not every file system does."""
+    for path in paths:
+        with FileIO(path, "r+") as file:
+            os.fsync(file.fileno())  # pages that are not written yet would stay
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(action: Callable[[], T]) -> tuple[T, float]:
+    """Return the value of the call, and the seconds it took."""
+    began = time.perf_counter()
+    value = action()
+    return value, time.perf_counter() - began

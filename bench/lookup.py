@@ -1,22 +1,21 @@
-"""What a lookup costs against the number of stored entries, and what an entry costs in memory.
+"""Measure a lookup against the number of stored entries, and the memory of an entry.
 
     python -m bench.lookup [--quick]
 
-Everything that is done for a request because there is a cache, apart from moving rows: its tokens
-are encoded and matched; the engine compares it with eight live slots, decides, and notes the
-use; `chat` compares it with what was asked before. The prompt is stored whole.
+All work that the cache adds to a request, apart from moving rows. Tokens are encoded and matched.
+The engine compares them with eight live slots, decides, and notes the use. `chat` compares the
+prompt with earlier ones. The prompt is stored completely.
 """
 
 import gc
 import os
-import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from bench.report import Row, at_most, percentiles_ms, run_alone
+from bench.engine_run import random_prompt, timed
+from bench.report import BenchRow, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.reconcile import Differences
@@ -56,23 +55,23 @@ LIMIT_MS = 2.0
 TRAITS = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False, off_because=None)
 
 
-def main(*, quick: bool = False) -> list[Row]:
+def main(*, quick: bool = False) -> list[BenchRow]:
     sizes = SIZES[:1] if quick else SIZES
     n_repeats = 10 if quick else N_REPEATS
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for n_entries in sizes:
         rows += _measure_store(n_entries, n_repeats)
     return rows + _measure_accounts(n_repeats)
 
 
-def _measure_store(n_entries: int, n_repeats: int) -> list[Row]:
+def _measure_store(n_entries: int, n_repeats: int) -> list[BenchRow]:
     prompts = {n_tokens: _prompt(n_tokens, seed=n_tokens) for n_tokens in PROMPTS}
     index = PrefixIndex(has_rows=True, has_checkpoints=False)
     before = _resident_bytes()
     for header in headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES):
         index.add(header, Where.DISK)
     entry_bytes = (_resident_bytes() - before) / n_entries
-    rows = [Row(NAME, f"{n_entries:,} entries", "bytes_per_entry", entry_bytes)]
+    rows = [BenchRow(NAME, f"{n_entries:,} entries", "bytes_per_entry", entry_bytes)]
     stored = [header for prompt in prompts.values() for header in _stored(prompt)]
     for header in stored:
         index.add(header, Where.DISK)
@@ -94,8 +93,8 @@ def _match(index: PrefixIndex, prompt: tuple[int, ...]) -> None:
 
 def _measure_engine(
     n_entries: int, stored: list[Header], prompts: dict[int, tuple[int, ...]], n_repeats: int
-) -> list[Row]:
-    """The engine's part, with a cache whose disk answers at once and holds nothing to read."""
+) -> list[BenchRow]:
+    """Measure the engine's part, with a disk tier that answers at once and has no rows."""
     tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
@@ -106,7 +105,7 @@ def _measure_engine(
     while cache.status().tiers[-1].n_entries < n_entries + len(stored):
         cache.poll()
     gc.freeze()  # as the server does once its index is read
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for n_tokens, prompt in prompts.items():
         engine = _Engine(cache, prompt)
         found = _repeat(n_repeats, engine.find)
@@ -120,7 +119,7 @@ def _measure_engine(
 
 
 class _Engine:
-    """The part of the engine that looks a prompt up. Half of it is live in every slot."""
+    """The part of the engine that looks up a prompt. Every slot holds half of it."""
 
     def __init__(self, cache: PrefixCache, prompt: tuple[int, ...]) -> None:
         self._cache = cache
@@ -156,9 +155,9 @@ class _NoBackend:
     traits = TRAITS
 
 
-def _measure_accounts(n_repeats: int) -> list[Row]:
-    """What `chat` does to say why a prompt was not found whole: independent of the store."""
-    rows: list[Row] = []
+def _measure_accounts(n_repeats: int) -> list[BenchRow]:
+    """Measure how `chat` finds the reason of a miss. The store does not matter."""
+    rows: list[BenchRow] = []
     for n_tokens in PROMPTS:
         accounts = Accounts()
         for seed in range(N_ASKED_BEFORE):
@@ -186,7 +185,7 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
 
 
 class _IndexOnlyTier:
-    """A disk tier that lists its entries, and has none of their rows."""
+    """A disk tier that lists entries without rows."""
 
     directory = Path("nowhere")
     n_opens = 1
@@ -246,23 +245,20 @@ def _stored(prompt: tuple[int, ...]) -> list[Header]:
 
 
 def _prompt(n_tokens: int, *, seed: int) -> tuple[int, ...]:
-    ids = random.Random(seed)
-    return tuple(ids.randrange(N_VOCAB) for _ in range(n_tokens))
+    return random_prompt(seed, n_tokens, range(N_VOCAB))
 
 
-def _repeat(n_repeats: int, action: Callable[[], Any]) -> list[float]:
-    seconds = []
-    for _ in range(n_repeats):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+def _repeat(n_repeats: int, action: Callable[[], None]) -> list[float]:
+    return [timed(action)[1] for _ in range(n_repeats)]
 
 
-def _rows(case: str, name: str, seconds: Sequence[float]) -> list[Row]:
+def _rows(case: str, name: str, seconds: Sequence[float]) -> list[BenchRow]:
     p50, p99 = percentiles_ms(seconds)
     limit = at_most(LIMIT_MS) if name in ("match", "find") else None
-    return [Row(NAME, case, f"{name}_p50_ms", p50, limit), Row(NAME, case, f"{name}_p99_ms", p99)]
+    return [
+        BenchRow(NAME, case, f"{name}_p50_ms", p50, limit),
+        BenchRow(NAME, case, f"{name}_p99_ms", p99),
+    ]
 
 
 def _resident_bytes() -> int:

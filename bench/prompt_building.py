@@ -1,22 +1,20 @@
-"""What a prompt costs to build when its history is long: turn 1 against turn 100.
+"""Measure the building of prompts with a long history: turn 1 against turn 100.
 
     python -m bench.prompt_building [--quick]
 
-A tool loop of an agent, rendered with a template of the Qwen kind and tokenised with the embedded
-model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the ones
-before it, and the last one also by a server that has just started and one that remembers nothing.
+A tool loop of an agent, rendered with a template like Qwen's and tokenised with the embedded
+model's vocabulary. Nothing is decoded. Each turn is built by a server that has built the earlier
+ones. The last turn is also built after a restart, and without any remembered turn.
 """
 
 import json
 import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
-from bench.report import Row, run_alone
+from bench.engine_run import timed
+from bench.report import BenchRow, run_alone
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import (
@@ -82,9 +80,9 @@ TOOLS = tuple(
 WORDS = "the server keeps every prefix that it has computed and looks it up by its tokens "
 
 
-def main(*, quick: bool = False) -> list[Row]:
+def main(*, quick: bool = False) -> list[BenchRow]:
     n_turns = QUICK_TURNS if quick else N_TURNS
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     model = GgufModel(resolve_model(None).path, gpu_layers=0)
     vocabulary = model.vocabulary
     template = ChatTemplate(
@@ -103,41 +101,34 @@ def main(*, quick: bool = False) -> list[Row]:
         prompts = builder(store)
         conversation = _begun()
         for turn in range(1, n_turns + 1):
-            # The first build of a turn is the one that counts; the others have nothing new.
-            prompt, build_seconds = _timed(partial(prompts.from_conversation, conversation))
+            # Only the first build of a turn counts: later ones have nothing new.
+            prompt, build_seconds = timed(partial(prompts.from_conversation, conversation))
             call, remember_seconds = _sampled(prompt, vocabulary, turn, dialect)
             if turn in SHOWN_TURNS or turn == n_turns:
                 rows += _rows(f"turn {turn}", prompt, build_seconds)
-                rows.append(Row(NAME, f"turn {turn}", "to_remember_ms", remember_seconds * 1e3))
+                rows.append(
+                    BenchRow(NAME, f"turn {turn}", "to_remember_ms", remember_seconds * 1e3)
+                )
             last = conversation
             conversation = _answered(conversation, call, turn, TOKENS_PER_TURN)
         store.close()
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
         for name, fresh in (("after a restart", store), ("nothing remembered", MemoryTurns())):
-            prompt, seconds = _timed(partial(builder(fresh).from_conversation, last))
+            prompt, seconds = timed(partial(builder(fresh).from_conversation, last))
             rows += _rows(name, prompt, seconds)
-        again = [_timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
+        again = [timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
         rows += _rows("once more", prompts.from_conversation(last), median(again))
         store.close()
     model.close()
     return rows
 
 
-def _rows(case: str, prompt: Prompt, seconds: float) -> list[Row]:
+def _rows(case: str, prompt: Prompt, seconds: float) -> list[BenchRow]:
     return [
-        Row(NAME, case, "tokens", len(prompt.tokens)),
-        Row(NAME, case, "remembered_turns", prompt.n_remembered),
-        Row(NAME, case, "to_build_ms", seconds * 1e3),
+        BenchRow(NAME, case, "tokens", len(prompt.tokens)),
+        BenchRow(NAME, case, "remembered_turns", prompt.n_remembered),
+        BenchRow(NAME, case, "to_build_ms", seconds * 1e3),
     ]
-
-
-T = TypeVar("T")
-
-
-def _timed(action: Callable[[], T]) -> tuple[T, float]:
-    started = time.perf_counter()
-    value = action()
-    return value, time.perf_counter() - started
 
 
 def _begun() -> Conversation:
@@ -148,14 +139,14 @@ def _begun() -> Conversation:
 def _sampled(
     prompt: Prompt, vocabulary: Vocabulary, turn: int, dialect: Dialect
 ) -> tuple[ToolCall, float]:
-    """A reply, and how long it took to remember it."""
+    """Return a reply, and how long it took to remember it."""
     name = TOOLS[turn % len(TOOLS)].name
     arguments = json.dumps({"path": f"src/file_{turn}.py"})
     text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
     tokens = vocabulary.tokenize(text, parse_special=True)
     said = parse(dialect, schemas_of(_begun()), text, begins_in_reasoning=False)
     call_id = f"call_{turn}"
-    _, seconds = _timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id]))
+    _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id]))
     return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds
 
 

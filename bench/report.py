@@ -1,27 +1,24 @@
-"""What was measured: rows of numbers, tables for the terminal, a CSV file to keep."""
+"""Results of a microbenchmark: rows, tables for the terminal, and a CSV file."""
 
-import csv
-import os
-import platform
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import quantiles
 from typing import NamedTuple, Protocol
 
 from rich.console import Console
 from rich.table import Table
+
+from rekindle.bench.machine import commit_label, machine_label
+from rekindle.bench.report.tables import write_csv
+from rekindle.replay.numbers import percentile
 
 RESULTS = Path(__file__).parent / "results"
 CONSOLE = Console(width=max(Console().width, 132), highlight=False)
 
 
 class Benchmark(Protocol):
-    def __call__(self, *, quick: bool) -> "list[Row]":
-        """Quick: a smoke test, not a result."""
+    def __call__(self, *, quick: bool) -> "list[BenchRow]":
+        """Measure. `quick` is a smoke test, not a result."""
         ...
 
 
@@ -36,7 +33,7 @@ class Target(NamedTuple):
         return f"{self.bound} {self.value:g}"
 
 
-class Row(NamedTuple):
+class BenchRow(NamedTuple):
     benchmark: str
     case: str
     measure: str  # with its unit: p50_ms, gigabytes_per_second
@@ -53,70 +50,42 @@ def at_least(value: float) -> Target:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
-    """The median, and what one in a hundred takes."""
-    cuts = quantiles(seconds, n=100, method="inclusive")
-    return cuts[49] * 1e3, cuts[98] * 1e3
+    """Return the median and the 99th percentile in milliseconds."""
+    p50, p99 = percentile(seconds, 50), percentile(seconds, 99)
+    assert p50 is not None
+    assert p99 is not None
+    return p50 * 1e3, p99 * 1e3
 
 
 def run_alone(measure: Benchmark) -> None:
-    """`python -m bench.NAME [--quick]`."""
+    """Run one benchmark: `python -m bench.NAME [--quick]`."""
     quick = sys.argv[1:] == ["--quick"]
     if sys.argv[1:] and not quick:
-        sys.exit("It takes --quick, which is a smoke test and no result, or nothing.")
+        sys.exit("The only option is --quick: a smoke test, not a result.")
     rows = measure(quick=quick)
     show(rows)
-    CONSOLE.print(write_csv(rows, rows[0].benchmark, quick=quick), soft_wrap=True)
+    CONSOLE.print(write_rows(rows, rows[0].benchmark, quick=quick), soft_wrap=True)
 
 
-def show(rows: Sequence[Row]) -> None:
-    """A table per benchmark: a line for each case, a column for each measure."""
+def show(rows: Sequence[BenchRow]) -> None:
+    """Print a table for each benchmark: a line for each case, a column for each measure."""
     for name in dict.fromkeys(row.benchmark for row in rows):
         CONSOLE.print(_table(name, [row for row in rows if row.benchmark == name]))
 
 
-def missed(rows: Sequence[Row]) -> list[Row]:
+def missed(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return [row for row in rows if row.target and not row.target.is_met(row.value)]
 
 
-def write_csv(rows: Sequence[Row], name: str, *, quick: bool) -> Path:
+def write_rows(rows: Sequence[BenchRow], name: str, *, quick: bool) -> Path:
     RESULTS.mkdir(exist_ok=True)
-    label = f"{name}-{machine_label()}-{commit_label()}{'-quick' if quick else ''}"
-    path = RESULTS / f"{label}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows((*row[:4], row.target or "") for row in rows)
+    commit = commit_label() or "uncommitted"
+    path = RESULTS / f"{name}-{machine_label()}-{commit}{'-quick' if quick else ''}.csv"
+    write_csv(path, BenchRow._fields, [(*row[:4], row.target or "") for row in rows])
     return path
 
 
-def machine_label() -> str:
-    """The processor and its number of cores; no name that someone gave to the machine."""
-    name = platform.machine()
-    if shutil.which("lscpu"):
-        listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
-        if found := re.search(r"^Model name:\s*(.+)$", listing, re.MULTILINE):
-            name = found[1]
-    elif platform.system() == "Darwin":
-        brand = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        name = subprocess.run(brand, capture_output=True, text=True, check=True).stdout
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"{slug}-{os.cpu_count()}-cores"
-
-
-def commit_label() -> str:
-    def git(*arguments: str) -> str:
-        if shutil.which("git") is None:
-            return ""
-        result = subprocess.run(
-            ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-        )
-        return result.stdout.strip() if result.returncode == 0 else ""
-
-    commit = git("rev-parse", "--short", "--verify", "HEAD") or "uncommitted"
-    return f"{commit}-modified" if git("status", "--porcelain") else commit
-
-
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[BenchRow]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     measures = list(dict.fromkeys(row.measure for row in rows))
@@ -130,7 +99,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _shown(row: Row | None) -> str:
+def _shown(row: BenchRow | None) -> str:
     if row is None:
         return ""
     number = f"{row.value:,.0f}" if abs(row.value) >= 100 else f"{row.value:.3g}"

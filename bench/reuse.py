@@ -1,11 +1,10 @@
-"""What reuse is worth: the same prompt cold, live, from memory and from disk; and idle rows' tax.
+"""Measure reuse: the same prompt cold, live, from memory and from disk; and idle rows.
 
     python -m bench.reuse [MODEL [N_TOKENS]]
 
-The engine in this process, without HTTP. Disk reads come from the page cache.
+The engine runs in this process, without HTTP. Disk reads come from the page cache.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 from statistics import median
@@ -14,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_run import (
-    Answer,
-    ask,
+    TimedAnswer,
+    ask_and_save,
     cache_status,
     random_prompt,
     scratch_directory,
@@ -26,7 +25,7 @@ from rekindle.models.llama_model import LoadedModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
-N_IDLE = 2  # conversations that stay in the context while another one decodes
+N_IDLE = 2  # idle conversations in the context while another one decodes
 STREAM_TOKENS = 120
 N_STREAMS = 6
 
@@ -42,25 +41,25 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
     prompts = [random_prompt(seed, n_tokens) for seed in range(N_IDLE)]
     table = Table("prompt", "found", "prefilled", "restored in, ms", "first token, ms")
     loaded = _engine(file, folder, n_tokens, n_slots=1)
-    await _ask(loaded, random_prompt(99, min(n_tokens, 2048)))  # warms up
+    await ask_and_save(loaded, random_prompt(99, min(n_tokens, 2048)))  # warms up
     for name, prompt in [
         ("cold", prompts[0]),
         ("again", prompts[0]),
         ("another", prompts[1]),
         ("back", prompts[0]),
     ]:
-        _add(table, name, await _ask(loaded, prompt))
+        _add(table, name, await ask_and_save(loaded, prompt))
     loaded.close()
     loaded = _engine(file, folder, n_tokens, n_slots=1)
-    _add(table, "after a restart", await _ask(loaded, prompts[0]))
+    _add(table, "after a restart", await ask_and_save(loaded, prompts[0]))
     loaded.close()
     console.print(table)
 
     loaded = _engine(file, folder, n_tokens, n_slots=4)
     for prompt in prompts:
-        await _ask(loaded, prompt)
+        await ask_and_save(loaded, prompt)
     for number in range(N_STREAMS):
-        answer = await _ask(loaded, random_prompt(100 + number, 300), STREAM_TOKENS)
+        answer = await ask_and_save(loaded, random_prompt(100 + number, 300), STREAM_TOKENS)
         n_parked = cache_status(loaded).counters.parked
         console.print(
             f"stream {number}: {1e3 * median(answer.token_seconds[:20]):.2f} ms a token at first,"
@@ -76,22 +75,8 @@ def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> Lo
     return start_engine(file, settings, n_cells=n_cells, n_slots=n_slots)
 
 
-async def _ask(loaded: LoadedModel, prompt: tuple[int, ...], n_tokens: int = 1) -> Answer:
-    answer = await ask(loaded, prompt, n_tokens)
-    await asyncio.sleep(1.0)  # what it left behind is stored meanwhile
-    return answer
-
-
-def _add(table: Table, name: str, answer: Answer) -> None:
-    evaluated = answer.evaluated
-    found = ", ".join(f"{span.source} {span.stop - span.start}" for span in evaluated.spans)
-    table.add_row(
-        name,
-        found or "-",
-        str(evaluated.n_prompt - evaluated.n_cached),
-        f"{1e3 * evaluated.restore_seconds:.0f}",
-        f"{1e3 * answer.first_token_seconds:.0f}",
-    )
+def _add(table: Table, name: str, answer: TimedAnswer) -> None:
+    table.add_row(name, *answer.cells(), f"{1e3 * answer.first_token_seconds:.0f}")
 
 
 if __name__ == "__main__":

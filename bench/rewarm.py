@@ -1,9 +1,10 @@
-"""What computing ahead is worth: the first token of turn 2, with and without `rewarm`.
+"""Measure the first token of turn 2, with and without `rewarm`.
 
     python -m bench.rewarm [REPLY_TOKENS [ROUNDS]]
 
-A template that thinks in the generation prompt and drops that from history, as Qwen 3 does with
-thinking switched off: turn 2 reads otherwise than turn 1 was sampled. The user reads for a while.
+The template puts an empty thought into the generation prompt and drops it from history, as Qwen 3
+does with thinking switched off. Turn 2 then renders turn 1 differently from how it was sampled. The
+user reads for a while between the turns.
 """
 
 import sys
@@ -18,19 +19,12 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from rekindle.bench.workloads.workloads import NO_THINKING_TEMPLATE
 from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
 from rekindle.models.source import resolve_model
 from rekindle.server import assemble, background
 
 READING_SECONDS = 6.0
-TEMPLATE = """\
-{%- for m in messages %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}
-{%- endif %}
-"""
 
 
 def main(reply_tokens: int = 400, n_rounds: int = 3) -> None:
@@ -54,7 +48,7 @@ def main(reply_tokens: int = 400, n_rounds: int = 3) -> None:
 def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     settings = Settings(
-        model=ModelSettings(chat_template=TEMPLATE),
+        model=ModelSettings(chat_template=NO_THINKING_TEMPLATE.read_text()),
         chat=ChatSettings(rewarm=rewarm),
         engine=EngineSettings(parallel=1),
         cache=CacheSettings(cache_dir=Path(folder)),
@@ -64,7 +58,7 @@ def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
 
 
 def _turns(url: str, number: int, reply_tokens: int) -> tuple[int, int, float]:
-    """Turn 2: tokens of its prompt, those prefilled, seconds to the first token."""
+    """Return the prompt tokens of turn 2, those prefilled, and the seconds to its first token."""
     messages = [{"role": "user", "content": f"Tell me story number {number} of the sea."}]
     first = _ask(url, messages, reply_tokens)
     messages += [

@@ -1,11 +1,11 @@
-"""What saving costs those who are served meanwhile: decode streams, and a prefill.
+"""Measure how much saving slows decode streams and a prefill.
 
     python -m bench.saving_cost [--quick]
 
-Bursts with and without `cache_prompt` in turn, on one engine that writes to memory and disk.
-Every stream completes a block. `export_percent` is the engine's own account of the time that its
-thread spent on exports, `writing_percent` what the cache's own threads took of all cores.
-Where the machine is busy these two are steadier than the speeds.
+Bursts with and without `cache_prompt` alternate on one engine that writes to memory and disk.
+Every stream completes a block. `export_percent` is the share of its time that the engine's thread
+spent on exports, `writing_percent` the share of all cores that the cache's threads used. On a busy
+machine these two are steadier than the speeds.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.engine_run import ask, cache_status, engine, random_prompt, scratch_directory
-from bench.report import Row, at_most, run_alone
+from bench.report import BenchRow, at_most, run_alone
 from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.models.llama_model import LoadedModel
@@ -36,13 +36,13 @@ _seeds = count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Burst:
+class SavingBurst:
     tokens_per_second: float
     export_percent: float
     writing_percent: float
 
 
-def main(*, quick: bool = False) -> list[Row]:
+def main(*, quick: bool = False) -> list[BenchRow]:
     file = resolve_model(None)
     if quick:
         return measure(file, streams=(1,), prefill_tokens=64, n_rounds=1, reply_tokens=16)
@@ -56,8 +56,8 @@ def measure(
     prefill_tokens: int,
     n_rounds: int,
     reply_tokens: int = REPLY_TOKENS,
-) -> list[Row]:
-    rows: list[Row] = []
+) -> list[BenchRow]:
+    rows: list[BenchRow] = []
 
     async def measure_all() -> None:
         for n_streams in streams:
@@ -73,26 +73,26 @@ def measure(
     return rows
 
 
-def _rows(case: str, bursts: dict[bool, list[Burst]]) -> list[Row]:
-    """Pair by pair: a slow moment of the machine hits both halves of a pair."""
+def _rows(case: str, bursts: dict[bool, list[SavingBurst]]) -> list[BenchRow]:
+    """Compare bursts in pairs: a slow moment of the machine affects both."""
     speeds = {is_on: [burst.tokens_per_second for burst in bursts[is_on]] for is_on in bursts}
     lost = [100 * (1 - on / off) for on, off in zip(speeds[True], speeds[False], strict=True)]
     exported = median(burst.export_percent for burst in bursts[True])
     written = median(burst.writing_percent for burst in bursts[True])
     return [
-        Row(NAME, case, "tokens_per_second_without", median(speeds[False])),
-        Row(NAME, case, "tokens_per_second_saving", median(speeds[True])),
-        Row(NAME, case, "lost_percent", median(lost), LIMIT_PERCENT),
-        Row(NAME, case, "export_percent", exported, LIMIT_PERCENT),
-        Row(NAME, case, "writing_percent", written, LIMIT_PERCENT),
+        BenchRow(NAME, case, "tokens_per_second_without", median(speeds[False])),
+        BenchRow(NAME, case, "tokens_per_second_saving", median(speeds[True])),
+        BenchRow(NAME, case, "lost_percent", median(lost), LIMIT_PERCENT),
+        BenchRow(NAME, case, "export_percent", exported, LIMIT_PERCENT),
+        BenchRow(NAME, case, "writing_percent", written, LIMIT_PERCENT),
     ]
 
 
 async def _in_turn(
     file: ModelFile, shape: tuple[int, int, int], n_rounds: int
-) -> dict[bool, list[Burst]]:
+) -> dict[bool, list[SavingBurst]]:
     n_streams, n_prompt, n_reply = shape
-    bursts: dict[bool, list[Burst]] = {False: [], True: []}
+    bursts: dict[bool, list[SavingBurst]] = {False: [], True: []}
     n_cells = n_streams * (n_prompt + n_reply + 64) + 512
     with scratch_directory() as folder:
         settings = CacheSettings(
@@ -107,7 +107,9 @@ async def _in_turn(
     return bursts
 
 
-async def _burst(loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving: bool) -> Burst:
+async def _burst(
+    loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving: bool
+) -> SavingBurst:
     n_streams, n_prompt, n_reply = shape
     before = cache_status(loaded).counters.memory.write_microseconds
     written_before = _transfer_seconds()
@@ -121,17 +123,19 @@ async def _burst(loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving:
     seconds = time.perf_counter() - began
     exported = cache_status(loaded).counters.memory.write_microseconds - before
     written = _transfer_seconds() - written_before
-    if n_reply > 1:  # only while all of them decode
+    if n_reply > 1:  # the time in which all of them decode
         decoding = seconds - max(answer.first_token_seconds for answer in answers)
         speed = n_streams * (n_reply - 1) / decoding
     else:
         speed = n_streams * n_prompt / seconds
     await _saved(loaded)
-    return Burst(speed, exported / seconds / 1e4, 100 * written / seconds / (os.cpu_count() or 1))
+    return SavingBurst(
+        speed, exported / seconds / 1e4, 100 * written / seconds / (os.cpu_count() or 1)
+    )
 
 
 def _transfer_seconds() -> float:
-    """CPU time of the threads that read and write entries; 0 where there is no /proc."""
+    """Return the CPU time of the threads that read and write entries; 0 without /proc."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("cache-")]
     try:
         texts = [
@@ -144,7 +148,7 @@ def _transfer_seconds() -> float:
 
 
 async def _saved(loaded: LoadedModel) -> None:
-    """What this burst left behind must not be written during the next one."""
+    """Wait until the rows of this burst are saved, before the next one begins."""
     last = None
     while (counters := cache_status(loaded).counters) != last:
         last = counters

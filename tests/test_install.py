@@ -102,7 +102,7 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fails_at: str = "") -
     monkeypatch.setattr(Environment, "_make", make)
     monkeypatch.setattr(Environment, "_runs", lambda *_: True)
     monkeypatch.setattr(Environment, "_pip_cache", lambda *_: "")
-    monkeypatch.setattr("scripts.install.Progress", Mock)
+    monkeypatch.setattr("scripts.install.InstallProgress", Mock)
     monkeypatch.setattr(Environment, "_has", lambda *_: "llama.cpp" in str(asked))
     return asked
 

@@ -1,13 +1,12 @@
-"""The workloads on tiny models of every class of state, and what counts as missed."""
+"""The workloads on tiny models of every class of state, and missed targets."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench import model_classes
-from bench.model_classes import CLASSES, LIMITS, measure, missed, table
-from bench.tiny_model import write_tiny_model_of_real_words
+from bench.models.classes import CLASSES, LIMITS, measure, missed, table
+from bench.models.tiny import write_tiny_model_of_real_words
 from rekindle.bench.peers.contenders import find_contenders
 from rekindle.bench.report.results import WorkloadRow
 from rekindle.bench.workloads.workloads import WORKLOADS
@@ -93,10 +92,10 @@ def test_the_table_has_this_server_first_and_says_what_failed() -> None:
 
 
 @pytest.mark.long
-def test_a_hybrid_model_computes_hardly_anything_twice(
+def test_a_hybrid_model_recomputes_almost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_classes, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("bench.engine_run.RESULTS", tmp_path / "results")
     regenerate = [each for each in WORKLOADS if each.name == "regenerate-edit"]
     servers = find_contenders(llama_server=None, remotes=(), without=PEERS)
     rows = measure("hybrid", regenerate, servers, scale=0.3)

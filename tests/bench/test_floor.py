@@ -1,4 +1,4 @@
-"""What a reply leaves behind for the floor, when it is more than text."""
+"""The floor after a reply with reasoning or tool calls."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def with_thought(messages: list[Body]) -> str:
 
 
 def floors(render: Render, reply: Body, n_reply: int, *later: Body) -> list[int]:
-    """Of a first request, and of one that goes on with the reply and what comes after it."""
+    """Return the floors of a first request, and of the next one with the reply and `later`."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked = json.loads(request.content)
@@ -64,14 +64,14 @@ def floors(render: Render, reply: Body, n_reply: int, *later: Body) -> list[int]
     return asyncio.run(count())
 
 
-def test_a_call_that_was_said_is_not_new_but_the_templates_words_after_it_are() -> None:
+def test_a_sampled_call_is_not_new_but_the_template_text_after_it_is() -> None:
     first, then = floors(plain, REPLY, len(SAID), RESULT)
     assert first == len(plain([USER]))
     # Its last token was sampled and never computed.
     assert then == 1 + len("[/]" + shown(RESULT) + "[assistant]")
 
 
-def test_a_reply_that_history_shows_after_another_text_is_new() -> None:
+def test_a_reply_rendered_after_other_text_in_history_is_new() -> None:
     reply = {"role": "assistant", "content": "There are 42 of them."}
     question = {"role": "user", "content": "And now?"}
     _, then = floors(with_thought, reply, len(reply["content"]), question)

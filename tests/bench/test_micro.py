@@ -1,11 +1,11 @@
-"""The microbenchmarks run, and say what they measured; how fast that was is nobody's business."""
+"""The microbenchmarks run and report their measures. The speeds do not matter here."""
 
 from pathlib import Path
 
 import pytest
 
 from bench import lookup, tiers
-from bench.report import CONSOLE, Row, Target, at_least, at_most, missed, show, write_csv
+from bench.report import CONSOLE, BenchRow, Target, at_least, at_most, missed, show, write_rows
 from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.models.source import ModelFile
@@ -20,11 +20,11 @@ def test_lookups_are_measured_for_every_length_of_prompt() -> None:
     for n_tokens in lookup.PROMPTS:
         cases = {row.measure for row in rows if row.case.endswith(f"entries, {n_tokens:,} tokens")}
         assert {"match_p50_ms", "match_p99_ms", "find_p50_ms", "note_use_p50_ms"} <= cases
-    # What the process grew by is 0 where it had as much to spare.
+    # The growth of the process is 0 if it had spare memory.
     assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
 
 
-def test_rows_go_through_both_tiers_and_come_back_as_they_were(
+def test_rows_are_unchanged_after_both_tiers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.engine_run.RESULTS", tmp_path / "results")
@@ -57,15 +57,15 @@ def test_a_simulated_store_is_one_tree_in_which_conversations_share_their_heads(
 def test_a_target_is_missed_on_its_wrong_side_only(
     target: Target, value: float, *, is_met: bool
 ) -> None:
-    rows = [Row("b", "c", "m", value, target), Row("b", "c", "without", value)]
+    rows = [BenchRow("b", "c", "m", value, target), BenchRow("b", "c", "without", value)]
     assert missed(rows) == ([] if is_met else rows[:1])
 
 
-def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> None:
+def test_a_value_with_a_target_is_shown_with_whether_it_is_met() -> None:
     rows = [
-        Row("b", "first", "p50_ms", 1.5, at_most(2)),
-        Row("b", "second", "p50_ms", 2.5, at_most(2)),
-        Row("b", "third", "p50_ms", 3.5),
+        BenchRow("b", "first", "p50_ms", 1.5, at_most(2)),
+        BenchRow("b", "second", "p50_ms", 2.5, at_most(2)),
+        BenchRow("b", "third", "p50_ms", 3.5),
     ]
     with CONSOLE.capture() as shown:
         show(rows)
@@ -79,8 +79,11 @@ def test_a_value_with_a_target_stands_beside_it_and_says_whether_it_is_met() -> 
 
 def test_the_csv_has_a_line_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.report.RESULTS", tmp_path)
-    rows = [Row("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)), Row("b", "c", "m", 3.0)]
-    lines = write_csv(rows, "name", quick=True).read_text("utf-8").splitlines()
+    rows = [
+        BenchRow("b", "a case, with a comma", "p50_ms", 1.5, at_most(2)),
+        BenchRow("b", "c", "m", 3.0),
+    ]
+    lines = write_rows(rows, "name", quick=True).read_text("utf-8").splitlines()
     assert lines[0] == "benchmark,case,measure,value,target"
     assert lines[1] == 'b,"a case, with a comma",p50_ms,1.5,<= 2'
     assert lines[2] == "b,c,m,3.0,"

@@ -1,4 +1,4 @@
-"""One workload on one server: what it takes, what it cannot do, and how that is told."""
+"""One workload on one server: processes, peers with limits, and their notes."""
 
 import asyncio
 import sys
@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.bench.meter import count_log
-from rekindle.bench.peers.contenders import Flags, Program, RemoteServer, find_contenders, remote_of
+from rekindle.bench.meter import counts_in
+from rekindle.bench.peers.contenders import (
+    Program,
+    RemoteServer,
+    find_contenders,
+    in_turn,
+    remote_of,
+)
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess
-from rekindle.bench.play import Conditions, Play, Results
+from rekindle.bench.play import Conditions, Play
+from rekindle.bench.progress import Progress
 from rekindle.bench.report.rows import busy_seconds
-from rekindle.bench.run import in_turn
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS
 from rekindle.errors import StartupError
@@ -52,25 +58,19 @@ def conditions(folder: Path) -> Conditions:
     )
 
 
-def flags(folder: Path) -> Flags:
-    return Flags(model=folder / "model.gguf", ctx_size=1024, parallel=2, threads=1)
-
-
 def program(*command: str) -> Program:
     return Program(name="peer", version="1", command=lambda _flags, _folder: list(command))
 
 
-def played(contender: Program | RemoteServer, folder: Path) -> Results:
-    ended: list[Results] = []
-    play = Play(contender, AGENT_LOOP, 1, conditions(folder), lambda _: None)
-    asyncio.run(play.run(ended.append))
-    [results] = ended
-    return results
+def played(contender: Program | RemoteServer, folder: Path) -> Progress:
+    progress = Progress(on_step=lambda _: None, on_done=lambda: None, on_trouble=lambda _: None)
+    asyncio.run(Play(contender, AGENT_LOOP, 1, conditions(folder), progress).run())
+    return progress
 
 
-def test_a_peer_that_does_not_start_is_a_note_with_its_last_words(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_start_is_a_note_with_the_end_of_its_log(tmp_path: Path) -> None:
     broken = program(sys.executable, "-c", "raise SystemExit('cannot read the model')")
-    row = played(broken, tmp_path).workload
+    [row] = played(broken, tmp_path).workloads
     assert row.requests == 0
     assert row.total_seconds is None
     assert row.note is not None
@@ -80,24 +80,24 @@ def test_a_peer_that_does_not_start_is_a_note_with_its_last_words(tmp_path: Path
 def test_a_peer_that_answers_errors_is_counted_and_noted(tmp_path: Path) -> None:
     with fake_openai(refuses=True) as fake:
         results = played(RemoteServer("peer", fake.url), tmp_path)
-    row = results.workload
+    [row] = results.workloads
     assert row.errors == row.requests == len(results.requests) > 0
     assert row.note is not None
     assert "out of memory" in row.note
 
 
-def test_a_peer_that_nobody_listens_for_is_a_note(tmp_path: Path) -> None:
-    row = played(RemoteServer("peer", "http://127.0.0.1:9"), tmp_path).workload
+def test_an_unreachable_peer_is_a_note(tmp_path: Path) -> None:
+    [row] = played(RemoteServer("peer", "http://127.0.0.1:9"), tmp_path).workloads
     assert row.note is not None
     assert "cannot be reached" in row.note
 
 
-def test_a_remote_peer_is_measured_by_what_its_replies_say(tmp_path: Path) -> None:
+def test_a_remote_peer_is_measured_by_the_counts_in_its_replies(tmp_path: Path) -> None:
     with fake_openai() as fake:
         results = played(RemoteServer("peer", fake.url), tmp_path)
-    row = results.workload
+    [row] = results.workloads
     assert row.errors == 0
-    # It says that nothing is ever cached.
+    # The fake reports that nothing is ever cached.
     assert row.prefilled_tokens == row.prompt_tokens
     assert row.floor_tokens is not None
     assert row.amplification is not None
@@ -114,7 +114,7 @@ def test_a_killed_server_comes_back_on_its_port_without_our_settings(
     monkeypatch.setenv("REKINDLE_CACHE_RAM", "1")
 
     async def run() -> ServerProcess:
-        process = ServerProcess(program(sys.executable, "-c", ANSWERING), flags(tmp_path), tmp_path)
+        process = ServerProcess([sys.executable, "-c", ANSWERING], tmp_path, "/health")
         await process.start()
         url = process.url
         await process.end()
@@ -131,25 +131,25 @@ def test_a_killed_server_comes_back_on_its_port_without_our_settings(
         assert process.usage.written_bytes is not None
 
 
-def test_a_program_that_is_not_there_did_not_start(tmp_path: Path) -> None:
-    process = ServerProcess(program(str(tmp_path / "nothing")), flags(tmp_path), tmp_path)
+def test_a_missing_program_did_not_start(tmp_path: Path) -> None:
+    process = ServerProcess([str(tmp_path / "nothing")], tmp_path, "/health")
     with pytest.raises(DidNotStart):
         asyncio.run(process.start())
 
 
-def test_the_log_of_a_server_that_counts_nowhere_else_is_read() -> None:
-    assert count_log(LOG) == [
+def test_counts_are_read_from_the_log_of_a_server_that_reports_none() -> None:
+    assert list(counts_in(LOG)) == [
         Counts(n_prompt=300, n_cached=0, n_prefilled=300, n_reply=20),
         Counts(n_prompt=358, n_cached=318, n_prefilled=40, n_reply=8),
     ]
 
 
-def test_total_time_leaves_out_reading_and_counts_what_overlaps_once() -> None:
+def test_total_time_excludes_pauses_and_counts_overlaps_once() -> None:
     spans = [(0.0, 2.0), (1.0, 3.0), (10.0, 1.0)]
     assert busy_seconds([Outcome(n, *span) for n, span in enumerate(spans)]) == 5.0
 
 
-def test_servers_take_turns_at_being_first() -> None:
+def test_servers_take_turns_in_going_first() -> None:
     peers = [replace(program("x"), name=name) for name in "abc"]
     firsts = [in_turn(peers, number)[0].name for number in range(4)]
     assert firsts == ["a", "b", "c", "a"]

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark: well-formed, true of the numbers, nothing outside or on top."""
+"""The pictures of a benchmark are well-formed, show the numbers, and nothing overlaps."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def bar_boxes(svg: str) -> Iterator[Box]:
 
 
 def bars(svg: str) -> dict[str, float]:
-    """What its tooltip says -> its length."""
+    """Return the length of each bar by its tooltip."""
     lengths = {}
     for group in parsed(svg).iter(f"{SVG}g"):
         rect = group.find(f"{SVG}rect")
@@ -96,7 +96,7 @@ def crowded_run(n_servers: int) -> Run:
 
 @pytest.mark.parametrize("draw", PICTURES)
 @pytest.mark.parametrize("n_servers", [1, 2, 4])
-def test_nothing_is_outside_of_the_picture_and_no_text_on_top_of_anything(
+def test_nothing_lies_outside_the_picture_and_no_text_overlaps(
     draw: Callable[[Run], str], n_servers: int
 ) -> None:
     svg = draw(crowded_run(n_servers))
@@ -149,7 +149,7 @@ def test_medians_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("draw", PICTURES)
-def test_what_has_no_number_is_shown_as_such(draw: Callable[[Run], str]) -> None:
+def test_a_missing_number_is_shown_as_such(draw: Callable[[Run], str]) -> None:
     run = run_of(
         workload_row("loop", "rekindle"),
         silent_row("loop", "peer"),
@@ -169,7 +169,7 @@ def test_a_run_without_any_number_can_be_drawn(draw: Callable[[Run], str]) -> No
     assert words(draw(run_of(silent_row("loop", "rekindle")))).count("n/a") >= 2
 
 
-def test_failed_requests_are_said_at_the_bar() -> None:
+def test_failed_requests_are_shown_at_the_bar() -> None:
     run = run_of(workload_row("loop", "peer", amplification=0.5, errors=4))
     assert "0.50x, 4 failed" in words(plots.amplification(run))
 
@@ -194,7 +194,7 @@ def test_the_title_names_the_worst_of_each_side(
 
 
 @pytest.mark.parametrize("draw", PICTURES)
-def test_names_are_no_markup_and_nothing_is_loaded_or_run(draw: Callable[[Run], str]) -> None:
+def test_names_are_escaped_and_nothing_is_loaded_or_run(draw: Callable[[Run], str]) -> None:
     evil = "<script>alert('&')</script>"
     svg = draw(run_of(workload_row(evil, evil), servers=(evil,), machine=evil))
     root = parsed(svg)
@@ -204,7 +204,7 @@ def test_names_are_no_markup_and_nothing_is_loaded_or_run(draw: Callable[[Run], 
 
 
 @pytest.mark.parametrize("draw", PICTURES)
-def test_the_colours_follow_the_readers_scheme_on_a_background_of_his(
+def test_the_colours_follow_the_readers_colour_scheme(
     draw: Callable[[Run], str],
 ) -> None:
     svg = draw(crowded_run(4))

@@ -1,4 +1,4 @@
-"""Tables and files of a benchmark: medians over rounds, dashes, and rows that come back."""
+"""Tables and files of a benchmark: medians over rounds, missing values, and reloading."""
 
 import csv
 from dataclasses import astuple, fields
@@ -9,17 +9,18 @@ import pytest
 from rich.console import Console
 
 from rekindle.bench.report.report import (
+    COST,
+    FIRST_TOKEN,
+    SPEED,
     Cell,
     Grid,
     amplification_grid,
-    cost_grid,
-    first_token_grid,
     grids_of,
     load_run,
     main,
     markdown_of,
+    pair_grid,
     print_report,
-    speed_grid,
     throughput_grid,
     write_report,
 )
@@ -76,13 +77,13 @@ def test_a_number_is_the_median_of_the_rounds_in_which_it_is_known() -> None:
     assert texts(amplification_grid(run)) == [["loop", "40,000", "5,000", "1.500", "-"]]
 
 
-def test_workloads_stand_as_they_came_and_servers_as_they_were_named() -> None:
+def test_workloads_and_servers_keep_their_order() -> None:
     run = run_of(
         workload_row("z", "peer"),
         workload_row("a", "rekindle"),
         workload_row("z", "rekindle", round=2),
     )
-    grid = first_token_grid(run)
+    grid = pair_grid(run, FIRST_TOKEN)
     assert grid.headings == ["workload", "rekindle", "peer"]
     assert [row[0] for row in texts(grid)] == ["z", "a"]
 
@@ -94,12 +95,12 @@ def test_pairs_have_units_for_people_and_a_dash_for_each_missing_half() -> None:
         silent_row("loop", "silent"),
         servers=("rekindle", "peer", "silent", "absent"),
     )
-    assert texts(first_token_grid(run)) == [["loop", "50 / 400", "50 / -", "-", "-"]]
-    assert texts(speed_grid(run)) == [["loop", "8.25 / 4,900", "8.25 / 4,900", "-", "-"]]
-    assert texts(cost_grid(run)) == [["loop", "3.0 / 400", "- / 400", "-", "-"]]
+    assert texts(pair_grid(run, FIRST_TOKEN)) == [["loop", "50 / 400", "50 / -", "-", "-"]]
+    assert texts(pair_grid(run, SPEED)) == [["loop", "8.25 / 4,900", "8.25 / 4,900", "-", "-"]]
+    assert texts(pair_grid(run, COST)) == [["loop", "3.0 / 400", "- / 400", "-", "-"]]
 
 
-def test_the_best_are_marked_as_they_are_shown() -> None:
+def test_the_best_values_are_marked_after_rounding() -> None:
     run = run_of(
         workload_row("tie", "rekindle", amplification=1.0001),
         workload_row("tie", "peer", amplification=1.0004),
@@ -122,7 +123,7 @@ def test_a_server_that_failed_requests_is_never_the_best() -> None:
     assert row[3:] == [Cell("1.200", is_best=True), Cell("0.400"), Cell("1.300")]
 
 
-def test_prompt_and_floor_are_of_the_first_server_that_has_them() -> None:
+def test_prompt_and_floor_come_from_the_first_server_that_reports_them() -> None:
     run = run_of(
         silent_row("loop", "rekindle"),
         workload_row("loop", "peer", prompt_tokens=1_234, floor_tokens=567),
@@ -143,7 +144,7 @@ def test_the_ratio_of_a_burst_is_the_median_of_each_rounds_ratio() -> None:
     assert texts(throughput_grid(run)) == [["decode, tokens/s", "1", "90.0", "42.5 (1.500)", "-"]]
 
 
-def test_bursts_stand_by_measure_and_then_from_few_streams_to_many() -> None:
+def test_bursts_are_ordered_by_measure_and_then_by_streams() -> None:
     run = run_of(
         bursts=(
             burst_row("rekindle", 1.0, measure="first_token_ms", streams=8),
@@ -161,7 +162,7 @@ def test_bursts_stand_by_measure_and_then_from_few_streams_to_many() -> None:
     ]
 
 
-def test_what_is_said_about_several_workloads_is_said_once() -> None:
+def test_a_note_on_several_workloads_appears_once() -> None:
     run = run_of(
         workload_row("a", "peer", note="No counts."),
         workload_row("b", "peer", note="No counts."),
@@ -204,7 +205,7 @@ def test_each_row_of_a_csv_is_a_row_of_the_run(tmp_path: Path) -> None:
         assert lines == [["" if each is None else str(each) for each in row] for row in values]
 
 
-def test_a_run_comes_back_from_its_folder_and_writes_the_same_files(tmp_path: Path) -> None:
+def test_a_run_loaded_from_its_folder_writes_the_same_files(tmp_path: Path) -> None:
     run = small_run()
     paths = write_report(run, tmp_path / "new" / "folder")
     assert [path.name for path in paths] == FILES
@@ -217,7 +218,7 @@ def test_a_run_comes_back_from_its_folder_and_writes_the_same_files(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no JSON"])
-def test_a_folder_without_a_report_is_said_to_be_one(
+def test_a_folder_without_a_report_is_an_error(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
@@ -249,7 +250,7 @@ def test_every_line_of_a_markdown_table_has_as_many_columns() -> None:
     assert "| agent-loop | 40,000 | 5,000 | **1.020** | 6.500 | - |" in lines
 
 
-def test_markdown_says_where_the_numbers_are_from() -> None:
+def test_markdown_names_the_machine_the_model_and_the_command() -> None:
     text = markdown_of(small_run())
     for fact in ("Some processor, 2 cores", "tiny.gguf", "rekindle 1.0, peer 1.0", "abc1234"):
         assert fact in text
@@ -257,7 +258,7 @@ def test_markdown_says_where_the_numbers_are_from() -> None:
     assert "- silent, all workloads: It does not count." in text
 
 
-def test_names_are_no_markup() -> None:
+def test_names_are_escaped_in_markdown() -> None:
     name = "a|b [red]c[/red]\n<i>*d*"
     run = run_of(workload_row(name, "rekindle", note="[bold]n[/bold]"))
     assert "| a\\|b \\[red\\]c\\[/red\\] \\<i\\>\\*d\\* |" in markdown_of(run)
@@ -265,7 +266,7 @@ def test_names_are_no_markup() -> None:
     assert "[bold]n[/bold]" in printed(run)
 
 
-def test_four_servers_and_the_longest_names_are_whole_in_100_columns() -> None:
+def test_four_servers_and_the_longest_names_fit_into_100_columns() -> None:
     servers = ("rekindle", "llama-server", "xllamacpp", "llama_cpp.server")
     workload = "reasoning-template-drops-thinking"
     run = run_of(

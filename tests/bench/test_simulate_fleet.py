@@ -1,4 +1,4 @@
-"""The fleet's simulation: what it says follows from blocks and shelves, and could be false."""
+"""The simulation of a fleet: its results follow from blocks, caches and routing."""
 
 import csv
 from dataclasses import replace
@@ -7,25 +7,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.fleet_model import BLOCK_TOKENS, BoundedHash, Hardware, Load, Policy, Shelf
-from bench.fleet_run import AWAY_SECONDS, Outcome, Setup, simulate
-from bench.fleet_workload import HOUR_SECONDS, Trace, Workload, draw
-from bench.simulate_fleet import main, summary
+from bench.fleet.__main__ import main
+from bench.fleet.jobs import summary
+from bench.fleet.model import BLOCK_TOKENS, BoundedHash, Hardware, Load, Policy, Shelf
+from bench.fleet.run import AWAY_SECONDS, FleetOutcome, FleetSetup, simulate
+from bench.fleet.workload import HOUR_SECONDS, FleetTrace, FleetWorkload, draw
 
-SMALL = Workload(hours=3.0)
-ALONE = Workload(hours=0.1, sessions_per_replica_hour=0.01, fan_out_share=0.0, return_share=0.0)
+SMALL = FleetWorkload(hours=3.0)
+ALONE = FleetWorkload(
+    hours=0.1, sessions_per_replica_hour=0.01, fan_out_share=0.0, return_share=0.0
+)
 AMPLE = Hardware(memory_bytes=1e12, disk_bytes=1e13, store_bytes_per_replica=1e13)
 MIDDLE = SMALL.hours * HOUR_SECONDS / 2
 
 
 def run(
-    trace: Trace, n_replicas: int, policy: Policy, *, store: bool, hardware: Hardware = AMPLE
-) -> Outcome:
-    setup = Setup(n_replicas=n_replicas, policy=policy, has_store=store, hardware=hardware)
+    trace: FleetTrace, n_replicas: int, policy: Policy, *, store: bool, hardware: Hardware = AMPLE
+) -> FleetOutcome:
+    setup = FleetSetup(n_replicas=n_replicas, policy=policy, has_store=store, hardware=hardware)
     return simulate(trace, setup)
 
 
-def prompt_tokens(trace: Trace) -> int:
+def prompt_tokens(trace: FleetTrace) -> int:
     """Counted anew: every prompt has the head, all inputs so far and all replies before."""
     total = 0
     for conversation, n_head in enumerate(trace.head_tokens):
@@ -38,9 +41,7 @@ def prompt_tokens(trace: Trace) -> int:
 
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("policy", list(Policy))
-def test_what_is_found_and_what_is_computed_are_all_of_the_prompts(
-    policy: Policy, *, store: bool
-) -> None:
+def test_cached_and_computed_tokens_add_up_to_the_prompts(policy: Policy, *, store: bool) -> None:
     trace = draw(SMALL, 5, seed=3)
     outcome = run(trace, 5, policy, store=store, hardware=Hardware())
     assert outcome.prompt.sum() == prompt_tokens(trace)
@@ -52,7 +53,7 @@ def test_what_is_found_and_what_is_computed_are_all_of_the_prompts(
     assert (outcome.first_token_seconds > 0).all()
 
 
-def test_one_replica_does_the_same_whatever_the_policy() -> None:
+def test_one_replica_does_the_same_under_every_policy() -> None:
     trace = draw(SMALL, 1, seed=5)
     first, *others = (run(trace, 1, policy, store=False) for policy in Policy)
     for other in others:
@@ -60,13 +61,13 @@ def test_one_replica_does_the_same_whatever_the_policy() -> None:
         assert np.array_equal(first.first_token_seconds, other.first_token_seconds)
 
 
-def test_equal_seeds_give_equal_outcomes_and_others_do_not() -> None:
+def test_equal_seeds_give_equal_outcomes_and_different_seeds_do_not() -> None:
     outcomes = [run(draw(SMALL, 4, seed), 4, Policy.BOUNDED_HASH, store=True) for seed in (1, 1, 2)]
     assert np.array_equal(outcomes[0].first_token_seconds, outcomes[1].first_token_seconds)
     assert outcomes[0].prompt.sum() != outcomes[2].prompt.sum()
 
 
-def test_a_conversation_that_never_meets_its_replica_again_is_computed_whole_each_time() -> None:
+def test_a_conversation_that_never_returns_to_a_replica_is_computed_completely_each_time() -> None:
     trace = draw(ALONE, 64, seed=1)
     assert len(trace.head_of) == 1
     outcome = run(trace, 64, Policy.ROUND_ROBIN, store=False)
@@ -75,7 +76,7 @@ def test_a_conversation_that_never_meets_its_replica_again_is_computed_whole_eac
     assert np.array_equal(stored.recomputed, stored.new)
 
 
-def test_round_robin_without_a_store_computes_the_more_the_more_replicas_there_are() -> None:
+def test_round_robin_without_a_store_computes_more_with_more_replicas() -> None:
     found = [
         summary(run(draw(SMALL, n, seed=1), n, Policy.ROUND_ROBIN, store=False)).amplification
         for n in (1, 4, 16)
@@ -86,7 +87,7 @@ def test_round_robin_without_a_store_computes_the_more_the_more_replicas_there_a
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-def test_with_a_store_that_holds_everything_hardly_anything_is_computed_twice(
+def test_with_an_unlimited_store_almost_nothing_is_recomputed(
     policy: Policy,
 ) -> None:
     # Sub-agents that start at once on different replicas all compute their head.
@@ -95,7 +96,9 @@ def test_with_a_store_that_holds_everything_hardly_anything_is_computed_twice(
     assert 1.0 <= summary(outcome).amplification < 1.05
 
 
-def test_the_store_gets_no_more_than_was_computed_and_gives_no_more_than_was_missing() -> None:
+def test_the_store_receives_at_most_the_computed_tokens_and_returns_at_most_the_missing_ones() -> (
+    None
+):
     outcome = run(draw(SMALL, 8, seed=2), 8, Policy.ROUND_ROBIN, store=True)
     # A block that is not whole is written again when it has grown.
     most = outcome.recomputed.sum() + outcome.replies.sum() + BLOCK_TOKENS * len(outcome.replies)
@@ -114,11 +117,13 @@ def test_nothing_is_fetched_over_a_network_that_is_slower_than_computing() -> No
     assert run(trace, 4, Policy.ROUND_ROBIN, store=True, hardware=fast).shared.sum() > 0
 
 
-def test_what_a_dead_replica_had_is_found_in_the_store() -> None:
+def test_the_prefixes_of_a_dead_replica_are_found_in_the_store() -> None:
     trace = draw(SMALL, 40, seed=1)
     extra = {}
     for store in (True, False):
-        setup = Setup(n_replicas=40, policy=Policy.SESSION_HASH, has_store=store, hardware=AMPLE)
+        setup = FleetSetup(
+            n_replicas=40, policy=Policy.SESSION_HASH, has_store=store, hardware=AMPLE
+        )
         calm, disturbed = (
             simulate(trace, replace(setup, replicas_die_at=at)) for at in (None, MIDDLE)
         )
@@ -128,9 +133,9 @@ def test_what_a_dead_replica_had_is_found_in_the_store() -> None:
     assert extra[True] < 0.2 * extra[False]
 
 
-def test_a_store_that_is_away_fails_no_request_and_is_used_again() -> None:
+def test_a_store_outage_fails_no_request_and_the_store_is_used_again() -> None:
     trace = draw(SMALL, 8, seed=1)
-    setup = Setup(
+    setup = FleetSetup(
         n_replicas=8,
         policy=Policy.ROUND_ROBIN,
         has_store=True,
@@ -145,7 +150,7 @@ def test_a_store_that_is_away_fails_no_request_and_is_used_again() -> None:
     assert outcome.shared[outcome.at_seconds >= MIDDLE + AWAY_SECONDS].sum() > 0
 
 
-def test_a_shelf_drops_the_end_of_what_was_used_longest_ago() -> None:
+def test_a_shelf_evicts_the_least_recently_used_chain_from_its_end() -> None:
     shelf = Shelf(capacity_tokens=1000)
     shelf.keep(1, 600)
     shelf.keep(2, 300)
@@ -157,7 +162,7 @@ def test_a_shelf_drops_the_end_of_what_was_used_longest_ago() -> None:
     assert shelf.n_tokens == 856
 
 
-def test_bounded_hash_passes_over_the_owner_that_has_more_than_its_share() -> None:
+def test_bounded_hash_skips_an_owner_with_more_than_its_share() -> None:
     load = Load(8)
     router = BoundedHash(load)
     owner = router.choose(0, 0, 0.5)

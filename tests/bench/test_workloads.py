@@ -1,4 +1,4 @@
-"""Each workload sends what its name says."""
+"""Each workload sends the traffic that its name promises."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle.bench.peers.processes import ServerProcess
-from rekindle.bench.stage import Size, Stage
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.recorded import recorded_workload
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS, Workload
@@ -20,7 +20,7 @@ ALL = {each.name: each for each in (*WORKLOADS, recorded_workload(None))}
 
 
 class FakeProcess(ServerProcess):
-    """The fake server goes on: only who asks notices."""
+    """A process that only notes signals. The fake server keeps running."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -50,8 +50,10 @@ def play(
             fake.url,
             process=process,
             texts=Texts("5eed", 0.1),
-            size=Size(n_slots=workload.parallel, is_quick=is_quick),
+            n_slots=workload.parallel,
+            is_quick=is_quick,
             calls_tools=calls_tools,
+            on_request=lambda _: None,
         )
         await stage.open()
         await workload.play(stage)
@@ -80,7 +82,7 @@ def test_an_agent_loop_has_12_rounds_that_append_replies_and_results() -> None:
         play(ALL["agent-loop"], fake)
     *rounds, last = fake.bodies
     assert len(rounds) == 12
-    assert "read_file" in system(last)  # the tools are told of in the text
+    assert "read_file" in system(last)  # the system prompt describes the tools
     assert roles(last) == ["system", "user", *["assistant", "user"] * 12]
     assert all(goes_on(*pair) for pair in pairwise(fake.bodies))
 
@@ -105,7 +107,7 @@ def test_windows_share_a_system_prompt_and_take_turns(name: str, n_windows: int)
     assert firsts == firsts[:n_windows] * (len(firsts) // n_windows)
 
 
-def test_strangers_are_more_than_slots_and_share_no_system_prompt() -> None:
+def test_strangers_outnumber_the_slots_and_share_no_system_prompt() -> None:
     with fake_openai() as fake:
         play(ALL["strangers"], fake)
     systems = [system(body) for body in fake.bodies]
@@ -129,7 +131,7 @@ def test_return_after_eviction_has_others_in_between_and_a_small_memory() -> Non
     assert ALL["return-after-eviction"].cache_ram_mib is not None
 
 
-def test_a_restart_kills_once_in_the_middle_and_the_agent_goes_on() -> None:
+def test_a_restart_kills_once_in_the_middle_and_the_agent_continues() -> None:
     with fake_openai() as fake:
         process = FakeProcess(fake.url)
         stage = play(ALL["restart"], fake, process=process)
@@ -140,10 +142,10 @@ def test_a_restart_kills_once_in_the_middle_and_the_agent_goes_on() -> None:
     assert len(agent) == 12
 
 
-def test_a_server_that_somebody_else_started_is_not_killed() -> None:
+def test_a_remote_server_is_not_killed() -> None:
     with fake_openai() as fake:
         stage = play(ALL["restart"], fake)
-    assert stage.notes == ["it was not restarted, as somebody else has started it"]
+    assert stage.notes == ["it is a remote server and was not restarted"]
 
 
 def test_regenerating_sends_the_same_and_an_edit_branches_in_the_middle() -> None:
@@ -158,7 +160,7 @@ def test_regenerating_sends_the_same_and_an_edit_branches_in_the_middle() -> Non
     assert goes_on(longest, back)
 
 
-def test_a_reserialising_client_writes_calls_and_text_anew() -> None:
+def test_a_reserialising_client_rewrites_calls_and_text() -> None:
     with fake_openai() as fake:
         play(ALL["reserialised-calls"], fake)
     message, result = fake.bodies[-1]["messages"][2:4]
@@ -168,7 +170,7 @@ def test_a_reserialising_client_writes_calls_and_text_anew() -> None:
     assert result["tool_call_id"] == call["id"]
 
 
-def test_every_server_has_to_say_as_much_unless_it_calls_tools() -> None:
+def test_every_server_samples_the_same_number_of_tokens_unless_it_calls_tools() -> None:
     with fake_openai() as fake:
         play(ALL["agent-loop"], fake)
         play(ALL["reserialised-calls"], fake)
@@ -186,7 +188,7 @@ def test_the_client_drops_old_turns_of_an_overflowing_chat_but_no_system_prompt(
         assert roles(body)[1] == "user"
 
 
-def test_reasoning_turns_are_long_and_somebody_reads_between_them() -> None:
+def test_reasoning_turns_are_long_with_a_pause_between_them() -> None:
     with fake_openai() as fake:
         stage = play(ALL["reasoning-template"], fake, is_quick=True)
     assert {body["max_tokens"] for body in fake.bodies} == {150}
@@ -209,7 +211,7 @@ def test_the_recorded_sample_names_no_folder_of_a_person() -> None:
     assert not [name for name in ("/home/", "/root/", "/Users/") if name in text]
 
 
-def test_where_there_are_no_tool_calls_tools_are_text_and_results_the_users() -> None:
+def test_without_tool_calls_tools_are_text_and_results_are_user_messages() -> None:
     with fake_openai() as fake:
         play(ALL["agent-loop"], fake, calls_tools=False)
     assert not [body for body in fake.bodies if "tools" in body]
@@ -217,7 +219,7 @@ def test_where_there_are_no_tool_calls_tools_are_text_and_results_the_users() ->
     assert set(roles(fake.bodies[-1])) == {"system", "user", "assistant"}
 
 
-def test_every_run_has_prompts_of_its_own_and_all_servers_get_the_same() -> None:
+def test_every_run_has_its_own_prompts_and_all_servers_get_the_same() -> None:
     one, again, other = (Texts(nonce) for nonce in ("a", "a", "b"))
     assert one.system("x") == again.system("x")
     assert one.system("x").splitlines()[0] != other.system("x").splitlines()[0]

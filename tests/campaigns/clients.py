@@ -1,4 +1,4 @@
-"""Replays what real agents sent, and says what it cost and where a prefix was lost.
+"""Replay requests of real agents. Report the cost, and where a prefix was lost.
 
     python -m tests.campaigns.clients FOLDER [CLIENT ...] [--chat-template FILE]
 
@@ -43,7 +43,7 @@ from tests.support.replayed_client import (
 from tests.support.server_process import serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 from tests.support.tiny_vocabulary import TURN_START
-from tests.support.workloads import REQUEST_SECONDS, Floor, n_cached_of
+from tests.support.workloads import REQUEST_SECONDS, ReferenceFloor, n_cached_of
 
 ROUTE = "/v1/chat/completions"
 CHAT, MESSAGES = "chat", "anthropic"
@@ -138,7 +138,7 @@ def _serving(setup: Setup) -> Iterator[httpx.Client]:
             *(str(setup.model), "--chat-template", setup.template),
             *("--reasoning-history", setup.reasoning_history.value),
             *("--parallel", str(N_SLOTS), "--ctx-size", str(N_CELLS)),
-            # What was computed ahead, or computed because that is faster, would blur the count.
+            # Tokens computed ahead, or because that is faster, would distort the count.
             *("--no-rewarm", "--no-cache-recompute"),
         ) as server,
         httpx.Client(base_url=server.url, timeout=REQUEST_SECONDS) as http,
@@ -148,7 +148,7 @@ def _serving(setup: Setup) -> Iterator[httpx.Client]:
 
 def as_recorded(name: str, requests: Sequence[Recorded], setup: Setup) -> Tally:
     tally = Tally(name, "recorded")
-    floor = Floor()
+    floor = ReferenceFloor()
     with _serving(setup) as http:
         for request in requests:
             tally.n_requests += 1
@@ -214,7 +214,7 @@ class Replay:
         self.tally = Tally(name, "replayed")
         self._server = server
         self._http = http
-        self._floor = Floor()
+        self._floor = ReferenceFloor()
         self._ids = Ids()
         self._said: dict[int, _Exchange] = {}  # by `seq`
         self._histories: set[str] = set()  # that ended with a reply

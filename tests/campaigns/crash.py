@@ -1,4 +1,4 @@
-"""Kills a server at random moments, over and over, on one cache directory for each model.
+"""Kill a server at random moments, many times, on one cache directory for each model.
 
     python -m tests.campaigns.crash --rounds 1000 --seed 1
 
@@ -83,7 +83,7 @@ class Tally:
 
 
 def n_recomputed(architecture: TinyArchitecture) -> int:
-    """Of a prompt that is stored: its last token, or those behind its last checkpoint."""
+    """Return how many tokens of a stored prompt are computed again: those behind a checkpoint."""
     return 1 if architecture is TinyArchitecture.LLAMA else 64
 
 

@@ -20,14 +20,14 @@ from rich.console import Console
 
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.status import CacheCounters
+from tests.support.fidelity import PIECES_COMPARED
 from tests.support.fidelity_machine import budget, machine_for
 from tests.support.fidelity_setup import Subject
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
 from tests.support.tiny_models import TinyArchitecture
 
 OPERATIONS_PER_WORLD = 40
-PIECES = "pieces compared"
-NOT_OPERATIONS = {PIECES, *(each.name for each in fields(CacheCounters))}
+NOT_OPERATIONS = {PIECES_COMPARED, *(each.name for each in fields(CacheCounters))}
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("names", nargs="*", default=names, metavar="NAME", help=", ".join(names))
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # damage on purpose is told as what it is
+    logging.disable(logging.CRITICAL)  # the server logs the damage that we cause
     n_worlds = -(-given.operations // (len(given.names) * OPERATIONS_PER_WORLD))
     console = Console(highlight=False)
     n_operations = n_failed = 0
@@ -75,10 +75,8 @@ def _run(
         console.print(traceback.format_exc())
         is_right = False
     counts = machine.counts
-    n_pieces = counts[PIECES]
-    n_operations = sum(
-        counts[name] for name in counts if name.partition(".")[0] not in NOT_OPERATIONS
-    )
+    n_pieces = counts[PIECES_COMPARED]
+    n_operations = sum(counts[name] for name in counts if name not in NOT_OPERATIONS)
     console.print(
         f"{name}: {n_operations} operations, {n_pieces} restored pieces compared,"
         f" {time.monotonic() - began:.0f} s, {'right' if is_right else 'FAILED'}"

@@ -1,4 +1,4 @@
-"""Conversations that hop between three servers with one store, against a server on its own.
+"""Compare conversations that move between three servers with one store to a single server.
 
     python -m tests.campaigns.fleet --conversations 500 --seed 1
 

@@ -1,4 +1,4 @@
-"""Renders a set of awkward conversations with every published template in a folder.
+"""Render a set of awkward conversations with every published template in a folder.
 
     python -m tests.campaigns.templates FOLDER
 
@@ -31,7 +31,7 @@ from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.errors import InvalidRequest, StartupError
 
-# What control tokens look like in published templates, for want of the vocabularies.
+# Control tokens of published templates, by their look: the vocabularies are not at hand.
 CONTROL_STRING = re.compile(
     r"<[|\uff5c][^<>'\"\s]+?[|\uff5c]>|\[/?[A-Z_]{3,}\]|</?(?:s|think|[a-z]+_[a-z]+)>"
 )

@@ -1,4 +1,4 @@
-"""Plays a tool-using chat with every published template in a folder, replies remembered.
+"""Play a chat with tools on every published template in a folder, with remembered replies.
 
     python -m tests.campaigns.turns FOLDER [--history auto|keep|template] [--verbose]
 
@@ -50,7 +50,7 @@ def call(number: int) -> ToolCall:
 
 
 class Way(StrEnum):
-    """Of the client with reasoning."""
+    """How the client treats reasoning."""
 
     NONE = "no reasoning"  # the model writes none
     DROPPED = "reasoning dropped"
@@ -59,7 +59,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """What the model says, and what the client sends next."""
+    """A reply of the model, and the next message of the client."""
 
     reasoning: str
     parts: tuple[Text | ToolCall, ...]
@@ -91,7 +91,7 @@ START = Conversation(
 
 
 @dataclass
-class Outcome:
+class TurnOutcome:
     letters: str = ""
     n_again: int = 0
     n_prompt: int = 0
@@ -116,7 +116,7 @@ def main() -> int:
                 chat = Chat(path.read_text(), model.vocabulary, arguments.history, notes)
                 outcome = chat.play(way)
             except (Broken, InvalidRequest, StartupError, AssertionError) as error:
-                outcome = Outcome("broken")
+                outcome = TurnOutcome("broken")
                 notes.append(f"{type(error).__name__}: {error}")
             totals.update("broken" if outcome.letters == "broken" else outcome.letters)
             totals["broken"] += outcome.letters == "broken"
@@ -142,8 +142,8 @@ class Chat:
         self._bench = TurnBench(source, self._tokenizer, history=history)
         self._notes = notes
 
-    def play(self, way: Way) -> Outcome:
-        outcome = Outcome()
+    def play(self, way: Way) -> TurnOutcome:
+        outcome = TurnOutcome()
         sent = whole = START  # `whole` with all that was said
         for number, step in enumerate(STEPS, start=1):
             if way is Way.NONE:
@@ -165,7 +165,7 @@ class Chat:
 
     def _judge(
         self,
-        outcome: Outcome,
+        outcome: TurnOutcome,
         number: int,
         sent: Conversation,
         exchange: Exchange,
@@ -216,7 +216,7 @@ class Chat:
     def _bodies(
         self, whole: Conversation, step: Step, prompt: str, reasoning: str
     ) -> Iterator[tuple[str, str]]:
-        """What the template shows of the turn, with what ends it."""
+        """Return the turn as the template renders it, with its end."""
         thought = (Reasoning(reasoning),) if reasoning else ()
         message = Message(Role.ASSISTANT, (*thought, *step.parts))
         for body, end in self._shown_bodies(whole, message, prompt):

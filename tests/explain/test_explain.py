@@ -1,4 +1,4 @@
-"""`rekindle explain`: over a trace, and over requests that a server is asked about."""
+"""`rekindle explain` on a trace, and on requests looked up at a server."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ def test_a_clock_is_named_with_its_place_and_what_it_cost_in_all_sessions(trace:
     )
 
 
-def test_misses_are_grouped_by_session_reason_and_place_the_dearest_first(trace: Path) -> None:
+def test_misses_are_grouped_by_session_reason_and_place_most_expensive_first(trace: Path) -> None:
     report = told(str(trace))
     keys = ("session", "reason", "message", "part", "times", "tokens")
     assert [tuple(group[key] for key in keys) for group in report["groups"]] == [
@@ -95,11 +95,11 @@ def test_misses_are_grouped_by_session_reason_and_place_the_dearest_first(trace:
     assert report["reasons"] == {"system_changed": 4, "evicted": 1, "text_changed": 1}
 
 
-def test_what_changed_once_is_not_called_volatile(tmp_path: Path) -> None:
+def test_a_single_change_is_not_volatile(tmp_path: Path) -> None:
     once = write_trace(tmp_path / "trace", {"miss": CLOCK}, {})
     report = told(str(once))
     assert report["volatile"] == []
-    assert "keep it as it is" in report["groups"][0]["advice"]
+    assert "keep it constant" in report["groups"][0]["advice"]
 
 
 def test_a_pipe_gets_plain_text_with_both_sides_of_the_difference(trace: Path) -> None:
@@ -120,7 +120,7 @@ def test_top_shows_those_that_cost_most_and_says_how_many_there_are(trace: Path)
     assert "3 more that cost less" in output
 
 
-def test_files_are_read_together_packed_or_not_and_torn_lines_are_skipped(
+def test_plain_and_gzipped_files_are_read_together_and_torn_lines_are_skipped(
     trace: Path, tmp_path: Path
 ) -> None:
     packed = tmp_path / "old.gz"
@@ -140,12 +140,12 @@ def test_a_trace_without_misses_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b'{"messages": []}', "is no trace of a server; for a request, name a server with --url."),
-        (b"", "is no trace of a server"),
-        (b"\x1f\x8bbroken", "is not a whole gzip file"),
+        (b'{"messages": []}', "is not a trace. To look up a request, name a server with --url."),
+        (b"", "is not a trace"),
+        (b"\x1f\x8bbroken", "is not a complete gzip file"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
+def test_a_file_that_is_not_a_trace_is_refused(
     content: bytes, complaint: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""What changes from prompt to prompt is named by the two texts of a miss alone."""
+"""Volatile text is found in the two texts of a miss."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_volatile_span_is_named_by_what_it_looks_like(
     assert found(before, expected, got) == volatile
 
 
-def test_a_git_status_is_one_though_more_than_numbers_changed() -> None:
+def test_a_git_status_is_volatile_even_if_more_than_numbers_changed() -> None:
     miss = Miss(
         reason=MissReason.SYSTEM_CHANGED,
         before="gitStatus:\n",
@@ -70,9 +70,7 @@ def test_a_git_status_is_one_though_more_than_numbers_changed() -> None:
         ("version ", "", "two"),
     ],
 )
-def test_a_text_that_says_something_else_is_not_volatile(
-    before: str, expected: str, got: str
-) -> None:
+def test_a_text_with_another_meaning_is_not_volatile(before: str, expected: str, got: str) -> None:
     assert found(before, expected, got) is None
 
 

@@ -1,20 +1,20 @@
-"""The floor of a replay agrees with the one that the workloads are held to."""
+"""The floor of a replay agrees with the reference floor of the tests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.replay.floor import Floor, units_of_text, units_of_tokens
-from tests.support.workloads import Floor as TreeOfTokens
+from tests.support.workloads import ReferenceFloor
 
 # The digits of ids that share bytes must not count as shared tokens.
 tokens = st.lists(st.sampled_from([1, 2, 256, 257, 70000]), max_size=6)
 
 
 @given(st.lists(tokens, max_size=8), tokens)
-def test_it_is_the_prompt_less_what_any_earlier_one_begins_with(
+def test_the_floor_is_the_prompt_without_its_longest_known_prefix(
     known: list[list[int]], prompt: list[int]
 ) -> None:
-    floor, tree = Floor(), TreeOfTokens()
+    floor, tree = Floor(), ReferenceFloor()
     for each in known:
         assert floor.n_new(units_of_tokens(each)) == tree.n_new(each)
         floor.learn(units_of_tokens(each))

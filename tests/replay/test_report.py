@@ -1,4 +1,4 @@
-"""Tables, JSON and the page: numbers add up, and nothing that was recorded becomes markup."""
+"""Tables, JSON and the page: numbers add up, and recorded text is escaped."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from rekindle.replay.charts import Point, lines
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import percentile
 from rekindle.replay.page import page_of
 from rekindle.replay.prompts import Counted
 from rekindle.replay.report import (
@@ -16,7 +17,6 @@ from rekindle.replay.report import (
     columns_of,
     json_of,
     notes_of,
-    percentile,
     rows_of,
     summary_of,
 )
@@ -39,7 +39,7 @@ def run_of(
 
 def report_of(*runs: ReplayRun, name: str = "pi:1") -> Report:
     request = ReplayRequest(name, "/v1/responses", {}, (), "0/1", 0)
-    return Report([request] * 3, "recorded", {Skipped.OTHER_CALL: 2}, runs)
+    return Report([request] * 3, "recorded", {Skipped.OTHER_CALL: 2}, runs, was_interrupted=False)
 
 
 TOLD = Counts(n_prompt=100, n_cached=60, n_prefilled=40, n_reply=5)
@@ -50,7 +50,7 @@ def cells(report: Report) -> dict[str, list[str]]:
     return dict(rows_of(columns_of(report)))
 
 
-def test_servers_stand_side_by_side_and_what_is_not_told_is_a_dash() -> None:
+def test_servers_are_side_by_side_and_unknown_values_are_a_dash() -> None:
     failed = Outcome(1, 1.0, 0.1, error="500")
     report = report_of(
         run_of("http://a", outcome(0, TOLD), failed, outcome(2, TOLD), floors=(32, 1, 32)),
@@ -97,11 +97,11 @@ def test_notes_say_what_was_skipped_and_what_is_not_exact() -> None:
     run.counted[1] = Counted(1, 5, is_exact=False, by_characters=True)
     notes = " ".join(notes_of(report_of(run)))
     assert "2 skipped: no request for a reply." in notes
-    assert "counted in characters" in notes
+    assert "estimated from characters" in notes
     assert "reports no cached tokens for 1 of 2 requests" in notes
 
 
-def test_nothing_that_was_recorded_or_said_becomes_markup() -> None:
+def test_recorded_and_sampled_text_never_becomes_markup() -> None:
     failed = Outcome(1, 1.0, 0.1, error=EVIL)
     runs = (run_of(f"http://a/{EVIL}", outcome(0, TOLD), failed, floors=(1,)),)
     page = page_of(report_of(*runs, name=f"{EVIL}:1"))

@@ -1,4 +1,4 @@
-"""Shapes on a clock that is only counted: who runs beside whom, and in which order."""
+"""The order and concurrency of requests in each shape, on a simulated clock."""
 
 import heapq
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ lengths = st.lists(st.integers(1, 9), min_size=12, max_size=12)
 
 
 @given(recordings(), lengths)
-def test_what_had_ended_before_a_request_started_has_ended_before_it_starts_here(
+def test_a_request_starts_after_all_that_had_ended_before_it_in_the_recording(
     requests: list[ReplayRequest], durations: list[int]
 ) -> None:
     ran = {each.index: each for each in replayed(requests, "recorded", durations)}
@@ -97,13 +97,13 @@ def test_never_more_at_once_than_were_recorded_at_once(
     assert at_once <= most_at_once(spans)
 
 
-def test_requests_that_ran_side_by_side_do_so_again_and_think_time_is_gone() -> None:
+def test_concurrent_requests_run_concurrently_again_without_think_time() -> None:
     requests = [request(0, 10), request(9, 20), request(100, 101), request(100, 101)]
     ran = replayed(requests, "recorded", [5, 7, 1, 1])
     assert [(each.start, each.stop) for each in ran] == [(0, 5), (0, 7), (7, 8), (7, 8)]
 
 
-def test_a_request_that_was_cut_off_holds_nobody_up_but_the_next_file() -> None:
+def test_a_cut_off_request_delays_only_the_next_file() -> None:
     requests = [request(0, None), request(5, 6), request(0, 1, source=1)]
     ran = replayed(requests, "recorded", [9, 1, 1])
     assert [each.start for each in ran] == [0, 0, 9]

@@ -1,4 +1,4 @@
-"""What is read out of the streams of every dialect, ours and other servers'."""
+"""Counts and text in the streams of every wire format, ours and other servers'."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def read(*events: dict[str, Any] | str) -> StreamReader:
 
 
 @pytest.mark.parametrize("name", ["messages", "responses_text", "completion_with_usage"])
-def test_our_own_streams_tell_all_counts(name: str) -> None:
+def test_our_own_streams_report_all_counts(name: str) -> None:
     reader = read(*(GOLDEN / f"{name}.sse").read_text("utf-8").splitlines())
     counts = reader.counts()
     assert reader.has_begun
@@ -30,7 +30,7 @@ def test_our_own_streams_tell_all_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat_broken", "messages_broken", "responses_broken"])
-def test_an_error_inside_a_stream_is_the_servers_own_sentence(name: str) -> None:
+def test_an_error_in_a_stream_has_the_servers_message(name: str) -> None:
     with pytest.raises(ReplyFailed) as caught:
         read(*(GOLDEN / f"{name}.sse").read_text("utf-8").splitlines())
     assert not caught.value.message.startswith("{")
@@ -65,7 +65,7 @@ def test_llama_server_counts_in_its_timings() -> None:
     assert reader.counts() == Counts(n_prompt=10, n_cached=7, n_prefilled=3, n_reply=2)
 
 
-def test_a_server_that_tells_no_cached_tokens_leaves_them_open() -> None:
+def test_without_reported_cached_tokens_they_are_unknown() -> None:
     usage = {"prompt_tokens": 90, "completion_tokens": 3, "prompt_tokens_details": None}
     counts = read({"choices": [], "usage": usage}).counts()
     assert (counts.n_prompt, counts.n_cached, counts.n_prefilled) == (90, None, None)

@@ -50,7 +50,7 @@ def test_a_json_file_holds_one_request_or_a_list(tmp_path: Path, content: str) -
     assert len(requests) == (2 if content.startswith("[") else 1)
 
 
-def test_recorded_lines_keep_their_times_and_conversation_whatever_the_order(
+def test_recorded_lines_in_any_order_keep_their_times_and_conversation(
     tmp_path: Path,
 ) -> None:
     traffic = read_traffic([file_of(tmp_path, recorded(2, conv=7), recorded(1, t_end=None))])
@@ -75,7 +75,7 @@ def test_our_trace_has_its_session_and_its_dates(tmp_path: Path) -> None:
     assert request.ended == request.started + 2.5
 
 
-def test_gzip_is_read_whatever_the_name(tmp_path: Path) -> None:
+def test_gzip_is_read_under_any_file_name(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     file.write_bytes(gzip.compress(json.dumps(recorded(1)).encode()))
     assert len(read_traffic([file]).requests) == 1
@@ -136,7 +136,7 @@ def test_the_limit_takes_the_first_over_all_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "nothing in it to replay"),
+        ("", "no requests to replay"),
         ("nonsense\nmore", "no line can be replayed (2 x not readable)"),
         ('{"path": "/v1/responses"}', "recorded without its prompt"),
     ],
@@ -149,6 +149,6 @@ def test_a_file_without_any_request_is_an_error_that_says_why(
     assert complaint in caught.value.message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"gone\.jsonl cannot be read"):
         read_traffic([tmp_path / "gone.jsonl"])

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.support.server_process import ServerProcess, serve
-from tests.support.workloads import Client, Floor, Message, listing, system, user
+from tests.support.workloads import Client, Message, ReferenceFloor, listing, system, user
 
 MAX_AMPLIFICATION = 1.02
 N_ROUNDS = 6  # each way to rewrite arguments is used
@@ -37,7 +37,7 @@ TOOLS = [
     for name in ("read", "search")
 ]
 
-# What real clients do to arguments before they send them back.
+# Rewrites of arguments by real clients before they send them back.
 REWRITES: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")),
     lambda text: json.dumps(json.loads(text)),
@@ -56,7 +56,7 @@ class Account:
 class Agent:
     """Asks with OpenAI's SDK, and counts against the floor: a tree of token ids of its own."""
 
-    def __init__(self, server: ServerProcess, floor: Floor, account: Account) -> None:
+    def __init__(self, server: ServerProcess, floor: ReferenceFloor, account: Account) -> None:
         self._sdk = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600)
         self._client = Client(server.url)
         self._floor = floor
@@ -85,7 +85,7 @@ class Agent:
         [choice] = reply.choices
         story = reply.model_extra["rekindle"]
         assert reply.usage.prompt_tokens == len(prompt)
-        # What was found, and as what.
+        # Remembered turns that were found.
         n_turns = sum(span["match"] == "remembered_turn" for span in story["spans"])
         assert (
             n_turns >= story["remembered_turns"] == sum(m["role"] == "assistant" for m in history)
@@ -136,7 +136,7 @@ def test_an_agent_computes_each_token_once(
     is_killed: bool,  # noqa: FBT001
 ) -> None:
     """The turns are found live, and after the kill on disk."""
-    floor, account = Floor(), Account()
+    floor, account = ReferenceFloor(), Account()
     history = [system("a careful engineer"), user("Find the bug and say where it is.")]
     rounds = iter(range(N_ROUNDS))
     for n_rounds in (N_ROUNDS // 2, N_ROUNDS - N_ROUNDS // 2):

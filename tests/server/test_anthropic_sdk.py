@@ -53,7 +53,7 @@ def n_prompt(reply: Message) -> int:
     return usage.input_tokens + (created or 0) + (read or 0)
 
 
-def test_a_stream_says_what_the_whole_reply_says(sdk: anthropic.Anthropic) -> None:
+def test_a_streamed_reply_equals_the_unstreamed_one(sdk: anthropic.Anthropic) -> None:
     asked: Any = say("the ship sails to the north")
     whole = ask(sdk, asked)
     with sdk.messages.stream(
@@ -130,7 +130,9 @@ def test_a_schema_is_obeyed(sdk: anthropic.Anthropic) -> None:
     assert set(json.loads(text_of(reply))) == {"title"}
 
 
-def test_a_prompt_beyond_the_context_is_told_in_anthropics_words(sdk: anthropic.Anthropic) -> None:
+def test_a_prompt_beyond_the_context_is_refused_in_anthropics_words(
+    sdk: anthropic.Anthropic,
+) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         ask(sdk, [{"role": "user", "content": "word " * 20_000}])
 

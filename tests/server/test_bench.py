@@ -10,9 +10,7 @@ import pytest
 
 
 @pytest.mark.long
-def test_a_quick_agent_loop_is_measured_and_written_down(
-    embedded_model: Path, tmp_path: Path
-) -> None:
+def test_a_quick_agent_loop_is_measured_and_reported(embedded_model: Path, tmp_path: Path) -> None:
     left_out = [f"--without={name}" for name in ("llama-server", "xllamacpp", "llama_cpp.server")]
     command = [sys.executable, "-m", "rekindle", "bench", "--quick", "--only", "agent-loop"]
     result = subprocess.run(

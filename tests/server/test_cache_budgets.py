@@ -1,4 +1,4 @@
-"""Budgets hold at every moment of a server that is flooded with prompts, seen from outside."""
+"""A server flooded with prompts never exceeds its budgets, seen from outside."""
 
 import random
 import re
@@ -86,7 +86,7 @@ def talk(caller: Caller, number: int) -> None:
         (TinyArchitecture.QWEN35, RAM_BYTES),
     ],
 )
-def test_no_budget_is_exceeded_while_prompts_pour_in(
+def test_no_budget_is_exceeded_under_many_prompts(
     tiny_models: TinyModels, tmp_path: Path, architecture: TinyArchitecture, ram_bytes: int
 ) -> None:
     model = tiny_models(architecture)

@@ -69,7 +69,7 @@ def n_prompt(story: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_every_dialect_says_in_a_header_and_on_demand_what_was_found(
+def test_every_wire_format_reports_cached_tokens_in_a_header_and_on_request(
     http: httpx.Client, route: str
 ) -> None:
     body = body_of(route, f"told {route}")
@@ -134,7 +134,7 @@ def test_sessions_are_named_by_user_and_never_by_a_role(http: httpx.Client) -> N
     assert listed["window 7"]["cached_tokens"] > 0  # what ann computed
 
 
-def test_titles_and_sub_agents_leave_a_conversation_its_slot(embedded_model: Path) -> None:
+def test_titles_and_sub_agents_do_not_take_the_slot_of_a_conversation(embedded_model: Path) -> None:
     with (
         serve("--parallel", "2", "--no-rewarm") as server,
         closing(Client(server.url)) as client,
@@ -158,7 +158,7 @@ def test_titles_and_sub_agents_leave_a_conversation_its_slot(embedded_model: Pat
         assert spans[-1]["stop"] > 100
 
 
-def test_namespaces_share_nothing_neither_rows_nor_turns_nor_time(embedded_model: Path) -> None:
+def test_namespaces_share_no_rows_no_turns_and_no_timing(embedded_model: Path) -> None:
     flags = [flag for key in KEYS for flag in ("--api-key", key)]
     with serve("--parallel", "2", *flags, "--namespace-by", "api-key") as server:
         ann, bob = (
@@ -172,7 +172,7 @@ def test_namespaces_share_nothing_neither_rows_nor_turns_nor_time(embedded_model
         cold = story_of(first)
         theirs = bob.post(CHAT, json=body, headers={"x-rekindle-explain": "1"})
         story = story_of(theirs)
-        # What a prompt costs does not depend on what others hold: nothing at all is found.
+        # The cost does not depend on the rows of other namespaces: nothing is found.
         assert (story["cached"], story["prefilled"]) == ([], cold["prefilled"])
         assert story["miss"]["reason"] == "first_request"
         assert n_cached(story_of(ann.post(CHAT, json=body))) == cold["prefilled"] - 1
@@ -241,7 +241,7 @@ def test_persist_without_a_disk_is_an_error_and_nothing_is_named(embedded_model:
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-def test_a_lookup_is_what_the_request_finds_and_changes_nothing(
+def test_a_lookup_reports_what_the_request_then_finds_and_changes_nothing(
     http: httpx.Client, route: str
 ) -> None:
     body = body_of(route, f"looked up {route}")
@@ -269,7 +269,7 @@ def test_a_lookup_is_what_the_request_finds_and_changes_nothing(
     ],
     ids=["retention", "ttl", "cache_control", "responses"],
 )
-def test_cache_controls_of_the_cloud_become_pins(
+def test_cache_controls_of_cloud_apis_become_pins(
     http: httpx.Client, route: str, fields: dict[str, Any]
 ) -> None:
     session = f"pins {route} {sorted(fields)}"
@@ -291,7 +291,7 @@ def test_cache_controls_of_the_cloud_become_pins(
     assert entry["pinned_until"] > time.time() + 3000
 
 
-def test_usage_tells_creation_and_reads_truthfully(http: httpx.Client) -> None:
+def test_usage_reports_cache_writes_and_reads_correctly(http: httpx.Client) -> None:
     control = {"cache_control": {"type": "ephemeral"}}
     body = body_of(MESSAGES, "counted")
     body["system"] = [{"type": "text", "text": body["system"], **control}]
@@ -326,7 +326,7 @@ def test_a_warm_list_is_primed_at_the_start_and_when_it_changes(
             prompt.write_text(f"You are {word}er. {prose('hot', 30)}", "utf-8")
 
 
-def test_another_kv_type_rebuilds_and_never_answers_empty(
+def test_another_kv_type_recomputes_and_never_gives_an_empty_reply(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     body = body_of(CHAT, "stored twice", user="ann", max_tokens=4)

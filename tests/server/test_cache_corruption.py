@@ -1,6 +1,6 @@
-"""Whatever happens to the cache directory is a miss with a counter and a line in the log.
+"""Any damage to the cache directory is a miss with a counter and a line in the log.
 
-The answers stay the cold ones, the server stays up, and when the disk is well again it is used.
+Answers equal the cold ones, the server stays up, and a repaired disk is used again.
 """
 
 import fcntl
@@ -208,7 +208,7 @@ def test_a_damaged_file_is_a_miss_with_a_counter_and_a_line(
     assert_found(on_damaged, cold, *both[damage.n_missed :])
 
 
-def test_what_was_missed_is_stored_again(model: Path, cold: ColdAnswers, tmp_path: Path) -> None:
+def test_a_missed_prefix_is_stored_again(model: Path, cold: ColdAnswers, tmp_path: Path) -> None:
     """A block in the middle of a conversation: what follows it was never lost."""
     long = prompt("long", 900)
     with running(model, tmp_path) as server:
@@ -301,7 +301,7 @@ def break_middle(catalog: Path) -> None:
     ],
     ids=["garbage", "broken in the middle", "truncated", "empty", "gone"],
 )
-def test_a_damaged_catalogue_is_made_again_from_the_files(
+def test_a_damaged_catalogue_is_rebuilt_from_the_files(
     model: Path,
     cold: ColdAnswers,
     directory: Path,
@@ -316,7 +316,7 @@ def test_a_damaged_catalogue_is_made_again_from_the_files(
 
 
 @pytest.mark.parametrize("damage", [break_middle, Path.unlink], ids=["broken", "gone"])
-def test_a_catalogue_that_is_damaged_while_it_is_used_costs_nothing(
+def test_a_catalogue_damaged_while_in_use_causes_no_recompute(
     model: Path, cold: ColdAnswers, directory: Path, damage: Callable[[Path], None]
 ) -> None:
     """SQLite may notice now, or when it looks at the page in question."""
@@ -336,7 +336,7 @@ def test_a_catalogue_that_is_damaged_while_it_is_used_costs_nothing(
 # -- another model -------------------------------------------------------------------------------
 
 
-def test_stored_rows_return_with_their_model_and_are_no_one_elses(
+def test_stored_rows_are_found_by_their_own_model_only(
     model: Path, cold: ColdAnswers, directory: Path, tmp_path: Path
 ) -> None:
     """Of a model of the same shape, too, whose rows llama.cpp would take for these."""
@@ -350,7 +350,7 @@ def test_stored_rows_return_with_their_model_and_are_no_one_elses(
 # -- a directory that fails -----------------------------------------------------------------------
 
 
-def test_a_directory_that_vanishes_is_a_miss_and_is_filled_again(
+def test_a_deleted_cache_directory_is_a_miss_and_is_filled_again(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:
     with running(model, directory) as server:
@@ -360,7 +360,7 @@ def test_a_directory_that_vanishes_is_a_miss_and_is_filled_again(
         assert_missed(server, cold, prompt(1))
         assert server.metric("rekindle_cache_vanished_total") >= 1
         assert "no longer on disk" in server.log
-        # It goes on behind blocks that were on disk, and are not.
+        # Resumes behind blocks that are no longer on disk but still in memory.
         longer = prompt(0) + prompt("more")
         answer = server.caller.ask(longer)
         cold.check(answer, longer)
@@ -371,7 +371,7 @@ def test_a_directory_that_vanishes_is_a_miss_and_is_filled_again(
             eventually(lambda: _assert("disk writes work again" in server.log))
             assert_found(server, cold, longer)
     with running(model, directory) as server:
-        # What was on its way to the disk while it vanished may be lost, and nothing else.
+        # Only entries in transfer while the directory vanished may be lost.
         cold.check(server.caller.ask(prompt(1)), prompt(1))
         assert_found(server, cold, longer)
     assert not verify(directory, lambda *_: None).problems
@@ -405,7 +405,7 @@ def read_only(directory: Path) -> Iterator[None]:
             folder.chmod(0o700)
 
 
-def test_a_disk_that_turns_read_only_is_read_and_used_again_once_it_can_be_written(
+def test_a_disk_that_turns_read_only_is_still_read_and_written_again_later(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:
     with running(model, directory) as server:
@@ -422,7 +422,7 @@ def test_a_disk_that_turns_read_only_is_read_and_used_again_once_it_can_be_writt
         assert_found(server, cold, prompt(0), prompt(1), prompt("new"), prompt("newer"))
 
 
-def test_a_server_that_starts_on_a_read_only_disk_finds_all_of_it_once_it_can_be_written(
+def test_a_server_started_on_a_read_only_disk_finds_everything_once_it_is_writable(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:
     with ExitStack() as stack:
@@ -436,7 +436,7 @@ def test_a_server_that_starts_on_a_read_only_disk_finds_all_of_it_once_it_can_be
         assert_found(server, cold, prompt(0))
 
 
-def test_a_full_disk_goes_on_in_memory_and_is_used_again_when_it_has_room(
+def test_with_a_full_disk_the_cache_continues_in_memory_and_writes_again_when_there_is_room(
     model: Path, cold: ColdAnswers, tmp_path: Path
 ) -> None:
     with mounted("-t", "tmpfs", "-o", "size=8m", "tmpfs", at=tmp_path):
@@ -461,7 +461,7 @@ def test_a_full_disk_goes_on_in_memory_and_is_used_again_when_it_has_room(
 
 
 @pytest.mark.long
-def test_a_directory_that_somebody_keeps_locked_stops_nobody(
+def test_a_locked_cache_directory_stops_no_request(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:
     """Another server that is stopped in the middle of a write, say."""

@@ -1,4 +1,4 @@
-"""Prompts whose replies other tests compare: the model must be sure of every token."""
+"""Other tests compare replies to these prompts, so the model must be sure of every token."""
 
 from contextlib import closing
 
@@ -13,7 +13,7 @@ REPLY_TOKENS = 24
 
 @pytest.mark.parametrize("head", [[], [system("a head", 50)]], ids=["alone", "behind a head"])
 @pytest.mark.parametrize("line", ["the ship sails to the north", "one two three four five six"])
-def test_a_line_is_said_again_without_a_doubt(
+def test_a_line_is_repeated_with_high_confidence(
     server: ServerProcess, line: str, head: list[Message]
 ) -> None:
     body = {"messages": [*head, *say(line)], "max_tokens": REPLY_TOKENS}
@@ -26,7 +26,7 @@ def test_a_line_is_said_again_without_a_doubt(
 
 
 @pytest.mark.parametrize("n_words", [0, 60, 400])
-def test_counting_goes_on_without_a_doubt(server: ServerProcess, n_words: int) -> None:
+def test_counting_continues_with_high_confidence(server: ServerProcess, n_words: int) -> None:
     body = {"prompt": f"{prose('a head', n_words)}\n{COUNTING}", "max_tokens": REPLY_TOKENS}
     with closing(Client(server.url)) as client:
         reply = client.post("/v1/completions", {**body, "logprobs": 2})

@@ -81,7 +81,7 @@ def conversation(send_back: Callable[[Message], Message]) -> list[Recorded]:
 
 
 @pytest.mark.parametrize("send_back", [compact, sorted_and_stripped])
-def test_turns_are_found_again_however_a_client_spells_them(
+def test_turns_are_found_again_in_any_spelling_of_a_client(
     tiny_models: TinyModels, tmp_path: Path, send_back: Callable[[Message], Message]
 ) -> None:
     model = tiny_models(TinyArchitecture.LLAMA)

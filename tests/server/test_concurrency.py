@@ -1,4 +1,4 @@
-"""Many requests at once: each gets what it gets alone, and nothing is left behind."""
+"""Many requests at once: each gets the same reply as alone, and no task or slot leaks."""
 
 import asyncio
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def assert_same_but_for_near_ties(alone: Reply, together: Reply) -> bool:
 
 
 @pytest.mark.long
-def test_32_streams_on_4_slots_get_the_replies_they_get_alone(
+def test_32_streams_on_4_slots_get_the_same_replies_as_alone(
     server: ServerProcess, embedded_model: Path
 ) -> None:
     # Opens the catalogue, and is long enough to be a turn that is remembered.

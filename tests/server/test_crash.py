@@ -1,4 +1,4 @@
-"""What a server that ends leaves behind for the next one: killed at any moment, or told to stop.
+"""What the next server finds after one was killed at any moment, or stopped by a signal.
 
 `python -m tests.campaigns.crash` kills a thousand times, and other classes of models as well.
 """
@@ -73,7 +73,7 @@ def assert_found(caller: Caller, cold: ColdAnswers, wanted: Prompt, *, n_least: 
 
 
 @pytest.mark.long
-def test_8_kills_lose_nothing_that_was_answered_a_second_before(
+def test_8_kills_lose_nothing_answered_a_second_before_the_kill(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
     """And every answer is the cold one, and the directory holds no garbage."""
@@ -92,7 +92,7 @@ def test_8_kills_lose_nothing_that_was_answered_a_second_before(
 
 
 @pytest.mark.long
-def test_kills_while_entries_are_evicted_leave_the_budget_and_right_answers(
+def test_kills_during_eviction_keep_the_budget_and_correct_replies(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
     kind = TinyArchitecture.LLAMA
@@ -198,14 +198,14 @@ def test_a_turn_survives_a_kill_while_its_replacement_is_written(
 
 
 @every_class
-def test_sigterm_saves_a_reply_in_the_middle(
+def test_sigterm_saves_a_half_finished_reply(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor, architecture: TinyArchitecture
 ) -> None:
     """At clean shutdown, what no block and no turn has completed."""
     model = tiny_models(architecture)
     asked = prompt("asked", 300)
     with running(model, tmp_path) as (server, caller):
-        # Words only: half a character is told with its other half, which may never come.
+        # Words only: half a character would wait for its other half, which may never come.
         with caller.open_stream(asked, n_tokens=10_000, banned_tokens=no_words()) as stream:
             stream.read(50)
             server.process.send_signal(signal.SIGTERM)
@@ -218,7 +218,7 @@ def test_sigterm_saves_a_reply_in_the_middle(
         assert_found(caller, cold_for(architecture), told, n_least=len(told) - 1)
 
 
-def test_sigterm_saves_a_long_prompt_without_memory_to_keep_it_in(
+def test_sigterm_saves_a_long_prompt_even_without_a_memory_tier(
     tiny_models: TinyModels, tmp_path: Path, cold_for: ColdFor
 ) -> None:
     """Entries pass through memory a few at a time, and shutdown waits for all of them."""

@@ -133,7 +133,7 @@ def test_an_empty_server_says_what_to_do(server: ServerProcess, open_page: OpenP
     expect(page.locator("#shared-store")).to_have_count(0)
 
 
-def test_a_request_that_runs_is_seen_to_go_on(server: ServerProcess, open_page: OpenPage) -> None:
+def test_a_running_request_shows_its_progress(server: ServerProcess, open_page: OpenPage) -> None:
     page = is_live(open_page(server.url))
     with running_request(server, session="a long story"):
         slot = page.locator(".slot.decoding")
@@ -203,7 +203,7 @@ def test_markup_in_a_message_is_shown_as_text(
     assert page.title() == "Rekindle"
 
 
-def test_a_changed_message_is_shown_with_what_was_expected_and_what_came(
+def test_a_changed_message_is_shown_with_the_expected_and_the_sent_text(
     server: ServerProcess,
     client: Client,
     two_conversations: list[dict[str, Any]],
@@ -224,7 +224,7 @@ def test_a_changed_message_is_shown_with_what_was_expected_and_what_came(
     assert page.locator("#misses img, #misses script").count() == 0
 
 
-def test_a_look_up_tells_what_would_be_found(
+def test_a_lookup_shows_what_would_be_found(
     server: ServerProcess, two_conversations: list[dict[str, Any]], open_page: OpenPage
 ) -> None:
     page = is_live(open_page(server.url))
@@ -373,7 +373,7 @@ def feed_of(responder: FakeResponder, history: HourHistory) -> bytes:
     return "".join(f"event: {name}\ndata: {json.dumps(body)}\n\n" for name, body in frames).encode()
 
 
-def test_a_page_that_is_open_does_not_hold_up_the_end_of_the_server(
+def test_an_open_page_does_not_delay_the_shutdown(
     tiny_models: TinyModels,
 ) -> None:
     with serve(str(tiny_models(TinyArchitecture.LLAMA)), "--shutdown-grace", "600") as server:

@@ -1,4 +1,4 @@
-"""A server that is told to end: it finishes what runs, sends others away, and loses nothing."""
+"""A draining server finishes running requests, refuses new ones, and loses nothing."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_drain_ends_what_runs_refuses_what_comes_and_stores_what_was_computed(
+def test_a_drain_finishes_running_requests_refuses_new_ones_and_stores_their_rows(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
     model = str(tiny_models(TinyArchitecture.LLAMA))

@@ -29,7 +29,9 @@ def difference(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_batch_gives_what_one_by_one_gives_in_both_encodings(client: openai.OpenAI) -> None:
+def test_a_batch_gives_the_same_embeddings_as_single_texts_in_both_encodings(
+    client: openai.OpenAI,
+) -> None:
     together = vectors(client, TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
         [alone] = vectors(client, text, encoding_format="float")
@@ -40,7 +42,9 @@ def test_a_batch_gives_what_one_by_one_gives_in_both_encodings(client: openai.Op
     assert difference(cat, kitten) > 1e-3
 
 
-def test_token_ids_give_what_their_text_gives(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_token_ids_give_the_same_embedding_as_their_text(
+    client: openai.OpenAI, server: ServerProcess
+) -> None:
     reply = httpx.post(f"{server.url}/tokenize", json={"content": TEXTS[0], "add_special": True})
     tokens = reply.json()["tokens"]
     [from_text] = vectors(client, TEXTS[0])
@@ -60,7 +64,9 @@ def test_token_ids_give_what_their_text_gives(client: openai.OpenAI, server: Ser
         ([[1, 2], [10**7]], "`input.1.0`: 10000000 is not a token"),
     ],
 )
-def test_what_cannot_be_embedded_is_named(client: openai.OpenAI, given: Any, words: str) -> None:
+def test_an_input_that_cannot_be_embedded_is_named_in_the_error(
+    client: openai.OpenAI, given: Any, words: str
+) -> None:
     with pytest.raises(openai.BadRequestError, match=words):
         vectors(client, given)
 
@@ -73,7 +79,7 @@ def test_the_log_has_a_line_for_each_request(client: openai.OpenAI, server: Serv
 
 
 def second_turn(*arguments: str, between: list[Any]) -> tuple[object, ...]:
-    """Of a conversation that begins on a new server, with one slot for whoever needs it."""
+    """Return the second turn of a conversation on a new server with one slot."""
     with serve(*arguments, "--parallel", "1") as server, closing(Client(server.url)) as client:
         messages = [system("a", 300), user(prose("b", 40))]
         first = client.chat(messages, max_tokens=12)
@@ -88,7 +94,7 @@ def second_turn(*arguments: str, between: list[Any]) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "architecture", [pytest.param(None, marks=pytest.mark.long), TinyArchitecture.QWEN35]
 )
-def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
+def test_embeddings_do_not_change_a_running_conversation(
     architecture: TinyArchitecture | None, tiny_models: TinyModels, embedded_model: Path
 ) -> None:
     arguments = [str(tiny_models(architecture) if architecture else embedded_model)]
@@ -98,7 +104,7 @@ def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
     assert second_turn(*arguments, between=between) == without
 
 
-def test_streams_go_on_while_texts_are_embedded(
+def test_streams_continue_while_texts_are_embedded(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:
     settings: dict[str, Any] = {"model": "any", "max_tokens": 8, "temperature": 0}
@@ -115,7 +121,7 @@ def test_streams_go_on_while_texts_are_embedded(
     assert together == vectors(client, texts)
 
 
-def test_a_client_that_leaves_ends_its_request_and_the_server_goes_on(
+def test_a_disconnect_ends_the_embedding_request_and_the_server_continues(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:
     body = {"input": [prose("c", 400)] * 200}

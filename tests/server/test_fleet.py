@@ -1,4 +1,4 @@
-"""Servers that share a store, behind a balancer: a conversation may go on at any of them."""
+"""Servers with one shared store behind a balancer: any of them can continue a conversation."""
 
 import itertools
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def fleet_of(shared: Shared, folder: Path, *, balance: str) -> Iterator[Fleet]:
 
 
 @pytest.mark.long
-def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
+def test_a_conversation_moving_between_servers_is_computed_once_and_survives_its_store(
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
     """Eight turns, each at another server; then the store is killed and comes back."""
@@ -82,7 +82,7 @@ def test_a_conversation_hops_and_is_computed_once_then_survives_its_store(
         eventually(lambda: finds_shared(fleet, f"try {next(attempts)}"), "it is not used again")
 
 
-def test_the_owner_of_a_session_is_killed_and_the_next_turn_hits_elsewhere(
+def test_after_the_owner_of_a_session_is_killed_the_next_turn_hits_on_another_server(
     shared: Shared, embedded_model: Path, tmp_path: Path
 ) -> None:
     with fleet_of(shared, tmp_path, balance=BY_SESSION) as fleet:
@@ -119,8 +119,8 @@ def health_of(fleet: Fleet) -> set[str]:
 
 
 @pytest.mark.long
-def test_a_frozen_store_holds_nobody_up(embedded_model: Path, tmp_path: Path) -> None:
-    """It stays connected and answers nobody; requests are answered from what is local."""
+def test_a_frozen_store_delays_no_request(embedded_model: Path, tmp_path: Path) -> None:
+    """The store stays connected but never answers; requests use local prefixes."""
     with (
         redis_server(tmp_path) as redis,
         running_fleet(tmp_path, "--cache-shared", redis.url, balance=IN_TURN) as fleet,
@@ -134,7 +134,7 @@ def test_a_frozen_store_holds_nobody_up(embedded_model: Path, tmp_path: Path) ->
         eventually(lambda: health_of(fleet) == {"ok"}, "it is not used again")
 
 
-def test_no_answer_of_a_fleet_is_another_than_the_cold_one(tmp_path: Path) -> None:
+def test_every_answer_of_a_fleet_equals_the_cold_answer(tmp_path: Path) -> None:
     """A few of what `python -m tests.campaigns.fleet` does with 500 conversations."""
     ledger = run(
         TinyArchitecture.QWEN35, n_conversations=12, seed=7, trouble_seconds=3.0, folder=tmp_path

@@ -1,4 +1,4 @@
-"""Users who take turns on one server: each gets what it gets alone, and finds what it left."""
+"""Users take turns on one server: each gets the same replies as alone, and finds its cache."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ def all_at_once(client: Client, talks: Mapping[str, Talk]) -> Turns:
 
 @pytest.fixture(scope="module")
 def alone(embedded_model: Path) -> Turns:
-    """What each user gets on a server that nobody else has asked anything."""
+    """The replies of each user on a server of its own."""
     heard: dict[str, Sequence[Turn]] = {}
     for name in LINES:
         with serve("--parallel", "1") as server, closing(Client(server.url)) as client:
@@ -122,7 +122,7 @@ def assert_kept(turns: Sequence[Turn]) -> None:
     ("n_parallel", "take_turns"),
     [("1", one_by_one), ("4", all_at_once)],
 )
-def test_users_who_share_a_server_get_what_they_get_alone(
+def test_users_on_one_server_get_the_same_replies_as_alone(
     alone: Turns, n_parallel: str, take_turns: Callable[[Client, Mapping[str, Talk]], Turns]
 ) -> None:
     with serve("--parallel", n_parallel) as server, closing(Client(server.url)) as client:
@@ -180,7 +180,7 @@ def asked_alone(model: Path, name: str) -> list[tuple[Prompt, Answer]]:
 
 
 @pytest.mark.parametrize("architecture", [TinyArchitecture.LLAMA, TinyArchitecture.QWEN35])
-def test_users_who_share_any_class_of_model_get_what_they_get_alone(
+def test_users_on_any_class_of_model_get_the_same_replies_as_alone(
     tiny_models: TinyModels, architecture: TinyArchitecture
 ) -> None:
     """These models know nothing, and near ties are everywhere. In one slot a reply has the very
@@ -202,7 +202,7 @@ def test_users_who_share_any_class_of_model_get_what_they_get_alone(
             assert answer.n_cached == len(last) + len(reply.steps) - 1
 
 
-def test_users_share_what_they_have_in_common(tiny_models: TinyModels) -> None:
+def test_users_share_their_common_prefix(tiny_models: TinyModels) -> None:
     """A session is who came, and not what was computed."""
     prompt = random_tokens(random.Random("in common"), 200)
     with serving_tiny(tiny_models(TinyArchitecture.LLAMA), n_parallel=2) as client:

@@ -34,9 +34,7 @@ def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_a_client_that_leaves_gives_its_slot_back(
-    tiny: ServerProcess, *, is_streaming: bool
-) -> None:
+def test_a_disconnected_client_frees_its_slot(tiny: ServerProcess, *, is_streaming: bool) -> None:
     # The catalogue of stored prefixes is opened by the first that is written.
     first = {"prompt": [5] * 8_000, "max_tokens": 1}
     httpx.post(f"{tiny.url}/v1/completions", json=first, timeout=60).raise_for_status()
@@ -56,7 +54,7 @@ def test_a_client_that_leaves_gives_its_slot_back(
     tiny.wait_for_descriptors(before)
 
 
-def test_a_client_that_leaves_during_prefill_gives_its_slot_back(tiny: ServerProcess) -> None:
+def test_a_client_that_disconnects_during_prefill_frees_its_slot(tiny: ServerProcess) -> None:
     body = {"prompt": [5] * 8_000, "max_tokens": 4, "stream": True, "return_progress": True}
     with (
         httpx.Client(base_url=tiny.url, timeout=60) as client,
@@ -125,7 +123,7 @@ def test_ctrl_c_while_starting_ends_the_process(embedded_model: Path, delay_seco
     assert b"ignored" not in log
 
 
-def test_a_signal_lets_a_short_reply_end(tiny_models: TinyModels) -> None:
+def test_a_signal_lets_a_short_reply_finish(tiny_models: TinyModels) -> None:
     model = str(tiny_models(TinyArchitecture.LLAMA))
     body = {**ENDLESS, "stream": True, "max_tokens": 400}
     with (
@@ -157,7 +155,7 @@ def test_a_second_request_is_refused_while_the_queue_is_full(tiny_models: TinyMo
 
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "not gguf", "unsupported"])
-def test_a_bad_model_is_one_sentence_and_exit_code_2(
+def test_a_bad_model_file_gives_one_sentence_and_exit_code_2(
     tiny_models: TinyModels, tmp_path: Path, kind: str
 ) -> None:
     data = tiny_models(TinyArchitecture.LLAMA).read_bytes()

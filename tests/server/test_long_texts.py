@@ -1,4 +1,4 @@
-"""Messages that ended the process once, through the real server."""
+"""Messages that once crashed the process, through the real server."""
 
 import re
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_a_long_run_of_letters_is_counted(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", bodies(""))
-def test_a_run_that_would_take_a_minute_is_refused_in_a_sentence(
+def test_a_text_that_would_take_a_minute_to_tokenise_is_refused(
     path: str, server: ServerProcess
 ) -> None:
     reply = post(server, path, SPACES)
@@ -78,8 +78,8 @@ def test_a_run_that_would_take_a_minute_is_refused_in_a_sentence(
     assert error.get("param") == params.get(path)
 
 
-def test_a_schema_with_a_long_constant_is_refused_in_a_sentence(server: ServerProcess) -> None:
-    """It would be tokenised again for every token of the reply."""
+def test_a_schema_with_a_long_constant_is_refused(server: ServerProcess) -> None:
+    """The constant would be tokenised again for every token of the reply."""
     path = "/v1/chat/completions"
     schema = {"name": "long", "schema": {"const": LETTERS}}
     body = bodies("Hello")[path] | {

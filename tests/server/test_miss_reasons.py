@@ -72,7 +72,9 @@ def test_an_agents_session_names_what_its_client_changed(
     ]
 
 
-def test_a_stream_says_in_its_head_what_was_found(client: Client, server: ServerProcess) -> None:
+def test_a_stream_reports_cached_tokens_in_its_headers(
+    client: Client, server: ServerProcess
+) -> None:
     body = {"messages": [user(prose("streamed", 60))], "max_tokens": 2, "stream": True}
     heads = [client.try_post("/v1/chat/completions", body) for _ in range(2)]
     first, second = (head.headers["x-rekindle-cache"] for head in heads)

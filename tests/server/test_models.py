@@ -1,5 +1,6 @@
-"""Several models in one server, through HTTP: each is loaded when it is used, and what is stored
-of it is found again when it returns.
+"""Several models in one server, through HTTP.
+
+Each is loaded on use, and its stored rows are found again when it is loaded again.
 """
 
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def prompt_of(client: Client, seed: str, model: str) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "source"), [((), "disk"), (("--no-cache-disk",), "memory")], ids=["disk", "memory"]
 )
-def test_stored_rows_hit_when_the_model_returns(
+def test_stored_rows_are_found_when_the_model_is_loaded_again(
     folder: Path, settings: tuple[str, ...], source: str
 ) -> None:
     """Live rows go with the model, and no other model finds any of its rows."""
@@ -84,7 +85,7 @@ def test_stored_rows_hit_when_the_model_returns(
         assert states(client) == {"alpha": "loaded", "beta": "loaded"}
 
 
-def test_an_unknown_model_is_a_404_that_lists_what_there_is(
+def test_an_unknown_model_is_a_404_that_lists_the_known_ones(
     unloaded: tuple[ServerProcess, Client],
 ) -> None:
     server, client = unloaded
@@ -116,7 +117,7 @@ def test_an_unknown_model_is_a_404_that_lists_what_there_is(
     assert states(client) == {"alpha": "unloaded", "beta": "unloaded"}, "something was loaded"
 
 
-def test_models_are_loaded_and_unloaded_on_request_and_both_may_be_repeated(
+def test_models_are_loaded_and_unloaded_on_request_and_repeating_is_harmless(
     unloaded: tuple[ServerProcess, Client],
 ) -> None:
     _, client = unloaded
@@ -133,7 +134,7 @@ def test_models_are_loaded_and_unloaded_on_request_and_both_may_be_repeated(
     assert states(client) == {"alpha": "loaded", "beta": "unloaded"}
 
 
-def test_a_model_that_answers_is_not_unloaded(unloaded: tuple[ServerProcess, Client]) -> None:
+def test_a_busy_model_is_not_unloaded(unloaded: tuple[ServerProcess, Client]) -> None:
     server, client = unloaded
     body = {"model": "alpha", "prompt": "Once", "max_tokens": 1500, "stream": True}
     body |= {"ignore_eos": True}
@@ -161,7 +162,9 @@ def test_the_memory_budget_keeps_one_model_and_counters_never_go_back(folder: Pa
         assert server.stop() == 0
 
 
-def test_an_idle_model_is_unloaded_after_keep_alive_and_returns(folder: Path) -> None:
+def test_an_idle_model_is_unloaded_after_keep_alive_and_loaded_again_on_demand(
+    folder: Path,
+) -> None:
     with several(folder, "--keep-alive", "0.3") as (server, client):
         prompt = prompt_of(client, "idle", "alpha")
         client.complete(prompt, model="alpha")
@@ -170,7 +173,7 @@ def test_an_idle_model_is_unloaded_after_keep_alive_and_returns(folder: Path) ->
         assert client.complete(prompt, model="alpha").sources == {"disk"}
 
 
-def test_model_and_others_start_with_model_which_answers_by_default(folder: Path) -> None:
+def test_with_several_models_the_one_given_by_model_is_the_default(folder: Path) -> None:
     first, other = str(folder / "beta.gguf"), str(folder / "alpha.gguf")
     with (
         serve(first, "--models", other, "--alias", "main", *ENGINE) as server,
@@ -182,7 +185,7 @@ def test_model_and_others_start_with_model_which_answers_by_default(folder: Path
         assert reply["model"] == "main"
 
 
-def test_a_model_that_cannot_be_loaded_is_an_error_in_both_dialects(
+def test_a_model_that_fails_to_load_is_an_error_in_both_wire_formats(
     folder: Path, tmp_path: Path
 ) -> None:
     whole = (folder / "alpha.gguf").read_bytes()

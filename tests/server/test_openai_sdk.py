@@ -29,7 +29,7 @@ def test_a_chat_is_answered_and_counted(client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
-def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
+def test_a_streamed_reply_equals_the_unstreamed_one(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "any",
         "messages": say("the ship sails to the north"),

@@ -27,7 +27,7 @@ def question(number: int) -> Message:
 
 
 @pytest.mark.long
-def test_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
+def test_in_60_turns_the_prompt_is_recomputed_at_most_every_10th_turn(
     server: ServerProcess,
 ) -> None:
     history: list[Message] = [system("a patient listener")]
@@ -51,7 +51,7 @@ def test_over_60_turns_the_prompt_is_computed_anew_at_most_once_in_10(
     assert n_anew <= N_TURNS // 10
 
 
-def test_without_trimming_it_is_a_400_with_the_sizes(server: ServerProcess) -> None:
+def test_without_trimming_a_long_prompt_is_a_400_with_both_sizes(server: ServerProcess) -> None:
     history = [system("x"), *(question(number) for number in range(200))]
     with closing(Client(server.url)) as client:
         answer = client.try_post("/v1/chat/completions", {"messages": history})

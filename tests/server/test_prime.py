@@ -62,7 +62,7 @@ def agent_file(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     return file, {"messages": [prompt, user(prose(name, 20))], "tools": [SEARCH_TOOL]}
 
 
-def test_an_agent_finds_what_was_primed_and_priming_again_computes_nothing(
+def test_an_agent_finds_the_primed_prompt_and_priming_again_computes_nothing(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     file, question = agent_file(tmp_path, "planner")
@@ -75,7 +75,7 @@ def test_an_agent_finds_what_was_primed_and_priming_again_computes_nothing(
     assert answer.n_cached >= first.n_tokens - BOUNDARY_TOKENS
 
 
-def test_a_recorded_request_is_found_whole(
+def test_a_primed_recorded_request_is_found_completely(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     body = {
@@ -100,7 +100,7 @@ def test_a_prompt_that_does_not_fit_is_an_error_with_its_file(
     assert re.search(rf"{re.escape(str(file))}: The prompt has \d+ tokens", done.stdout)
 
 
-def test_what_was_primed_without_a_server_is_found_by_the_next_one(
+def test_a_prompt_primed_without_a_server_is_found_by_the_next_server(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     cache_dir = tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""Prompts that are computed before anyone needs their answer."""
+"""Prompts that are computed before the first request needs them."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -30,7 +30,7 @@ def client(embedded_model: Path) -> Iterator[Client]:
     ids=lambda how: next(iter(how)),
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_priming_writes_nothing_and_the_next_request_finds_all_of_it(
+def test_priming_samples_nothing_and_the_next_request_finds_the_whole_prompt(
     client: Client,
     how: dict[str, Any],
     stream: bool,  # noqa: FBT001

@@ -1,4 +1,4 @@
-"""Priming in every dialect: a prompt is computed and kept, and nothing else happens."""
+"""Priming in every wire format: a prompt is computed and stored, and nothing else happens."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ class Dialect:
                 return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
     def ending(self, reply: dict[str, Any]) -> tuple[object, int]:
-        """What was written, if anything, with the number of tokens; and why it ended."""
+        """Return the output, its number of tokens, and why it ended."""
         match self.name:
             case "chat":
                 [choice] = reply["choices"]
@@ -166,7 +166,7 @@ def test_a_primed_stream_has_no_output_in_it(client: Client, dialect: Dialect) -
 
 
 @each_dialect
-def test_priming_is_one_call_of_the_engine_that_may_write_nothing(dialect: Dialect) -> None:
+def test_priming_is_one_engine_request_with_max_tokens_0(dialect: Dialect) -> None:
     responder = FakeResponder((ReplyProgress(10, 10, 4, 0.5), done(0, finish=FinishReason.LENGTH)))
     reply = post(dialect.path, dialect.body("head", "last", limit=0), responder)
     assert reply.status_code == 200
@@ -191,7 +191,7 @@ def test_the_primed_prompt_begins_with_the_system_message_and_every_tool(
     assert n_prompt_of(primed) == len(rendered["tokens"])
     counted = client.post("/v1/messages/count_tokens", messages.body(head, last, limit=0))
     assert counted["input_tokens"] == n_prompt_of(primed)
-    # And they are the same tokens: whoever asks in another dialect finds them.
+    # They are the same tokens: requests in other wire formats find them.
     for other in DIALECTS:
         after = client.post(other.path, other.body(head, last, limit=1))
         assert n_cached_of(after["rekindle"]) == n_prompt_of(primed) - 1
@@ -232,7 +232,7 @@ def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_primed(
 
 @each_dialect
 @pytest.mark.parametrize("n_done", [0, 6])
-def test_an_engine_that_fails_is_an_error_in_the_shape_of_the_dialect(
+def test_an_engine_failure_is_an_error_in_the_shape_of_the_wire_format(
     dialect: Dialect, n_done: int
 ) -> None:
     failing: Script = (ReplyProgress(n_done, 10, 0, 0.5), DecodeFailed("llama.cpp gave up."))
@@ -243,7 +243,7 @@ def test_an_engine_that_fails_is_an_error_in_the_shape_of_the_dialect(
 
 
 @each_dialect
-def test_an_engine_that_fails_in_a_stream_says_so_and_the_stream_does_not_end_well(
+def test_an_engine_failure_in_a_stream_is_reported_and_the_stream_has_no_normal_end(
     dialect: Dialect,
 ) -> None:
     script: Script = (ReplyProgress(6, 10, 0, 0.5), DecodeFailed("llama.cpp gave up."))
@@ -259,7 +259,7 @@ def test_an_engine_that_fails_in_a_stream_says_so_and_the_stream_does_not_end_we
 
 
 @each_dialect
-def test_a_failed_turn_keeps_what_was_committed(client: Client, dialect: Dialect) -> None:
+def test_a_failed_turn_keeps_its_committed_rows(client: Client, dialect: Dialect) -> None:
     head, last = prose(f"committed {dialect.name}", 300), prose(f"said {dialect.name}", 40)
     good = dialect.body(head, last, limit=2)
     n_prompt = n_prompt_of(client.post(dialect.path, good))
@@ -274,7 +274,7 @@ def test_a_failed_turn_keeps_what_was_committed(client: Client, dialect: Dialect
 
 
 @each_dialect
-def test_a_turn_whose_client_left_keeps_what_was_committed(
+def test_a_turn_whose_client_disconnected_keeps_its_committed_rows(
     client: Client, server: ServerProcess, dialect: Dialect
 ) -> None:
     head, last = prose(f"left {dialect.name}", 300), prose(f"heard {dialect.name}", 40)

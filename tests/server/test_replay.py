@@ -77,7 +77,7 @@ def rekindle_replay(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_conversation_in_each_dialect_costs_its_floor_and_again_next_to_nothing(
+def test_a_conversation_in_each_wire_format_costs_its_floor_and_almost_nothing_when_repeated(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"

@@ -30,7 +30,7 @@ def n_remembered(reply: Response) -> int:
     return int(reply.model_extra["rekindle"]["remembered_turns"])
 
 
-def test_a_stream_says_what_the_whole_response_says(client: openai.OpenAI) -> None:
+def test_a_streamed_response_equals_the_unstreamed_one(client: openai.OpenAI) -> None:
     asked: list[Any] = say("the ship sails to the north")
     whole = client.responses.create(input=asked, **SETTINGS)
     events = list(client.responses.create(input=asked, stream=True, **SETTINGS))
@@ -44,7 +44,7 @@ def test_a_stream_says_what_the_whole_response_says(client: openai.OpenAI) -> No
     assert last.response.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_stored_conversation_goes_on_without_a_token_computed_twice(
+def test_a_stored_conversation_continues_without_recomputing_a_token(
     client: openai.OpenAI,
 ) -> None:
     first = client.responses.create(input=QUESTION, instructions="Be brief.", **SETTINGS)
@@ -62,7 +62,7 @@ def test_a_stored_conversation_goes_on_without_a_token_computed_twice(
     assert second.usage.input_tokens_details.cached_tokens >= told - 1
 
 
-def test_items_that_are_sent_back_are_the_turn_that_was_sampled(client: openai.OpenAI) -> None:
+def test_items_sent_back_match_the_sampled_turn(client: openai.OpenAI) -> None:
     asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     first = client.responses.create(
         input=asked,
@@ -100,7 +100,9 @@ def test_a_schema_is_obeyed(client: openai.OpenAI) -> None:
     assert 0 <= json.loads(reply.output_text)["age"] <= 120
 
 
-def test_nothing_is_written_where_nothing_is_asked_for(client: openai.OpenAI) -> None:
+def test_with_max_output_tokens_0_the_prompt_is_primed_and_nothing_is_sampled(
+    client: openai.OpenAI,
+) -> None:
     text = "Prime this prompt, which nobody has sent before, please."
     primed = client.responses.create(model="any", input=text, max_output_tokens=0)
     assert (primed.status, primed.output) == ("incomplete", [])

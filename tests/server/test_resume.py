@@ -1,4 +1,4 @@
-"""Prefills that end too early, or run twice: what was computed is never computed again."""
+"""Interrupted and concurrent prefills: no token is computed twice."""
 
 import http.client
 import json
@@ -59,7 +59,7 @@ def prompt_of(client: Client, name: str, n_tokens: int) -> list[int]:
 
 @contextmanager
 def prefilling(server: ServerProcess, prompt: Sequence[int]) -> Iterator[Iterator[int]]:
-    """How far the prefill of a stream is, as it goes on; the client leaves with the block."""
+    """Yield the progress of a prefill. The client disconnects at the end of the block."""
     body = {"prompt": list(prompt), "max_tokens": 1, "stream": True, "return_progress": True}
     with (
         httpx.Client(base_url=server.url, timeout=REQUEST_SECONDS) as asking,
@@ -86,7 +86,7 @@ def in_the_middle(progress: Iterator[int], n_prompt: int) -> int:
 
 
 @pytest.mark.long
-def test_the_retry_after_a_lost_connection_computes_the_rest_only(
+def test_a_retry_after_a_lost_connection_computes_only_the_rest(
     server: ServerProcess, client: Client
 ) -> None:
     prompt = prompt_of(client, "a client that leaves", 2500)
@@ -94,8 +94,7 @@ def test_the_retry_after_a_lost_connection_computes_the_rest_only(
     with prefilling(server, prompt) as progress:
         n_seen = in_the_middle(progress, len(prompt))
     retry = client.complete(prompt, max_tokens=1)
-    # What was being computed when the client left is complete, too, and one step more where the
-    # server was slow to notice.
+    # The batch that ran at the disconnect is complete too, and perhaps one more.
     assert n_seen <= retry.n_cached <= n_seen + 2 * N_UBATCH
     assert client.metric(PREFILLED) - before == len(prompt)
 
@@ -131,7 +130,7 @@ def must(condition: bool) -> None:  # noqa: FBT001
 
 
 @pytest.mark.long
-def test_a_killed_prefill_is_resumed_from_the_blocks_that_were_written(
+def test_a_killed_prefill_resumes_from_the_written_blocks(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     arguments = ("--parallel", "1", "--cache-dir", str(tmp_path), "--ubatch-size", str(N_UBATCH))
@@ -182,7 +181,7 @@ def test_a_cancelled_prefill_is_resumed_after_a_restart(
         assert retry.sources == {"disk"}
 
 
-def test_identical_prefills_at_once_run_once_in_every_dialect(client: Client) -> None:
+def test_identical_concurrent_prefills_run_once_in_every_wire_format(client: Client) -> None:
     head, last = prose("asked for thrice", 200), prose("thrice", 500)
     before = client.metric(PREFILLED)
     with ThreadPoolExecutor(len(DIALECTS)) as pool:
@@ -200,7 +199,7 @@ def test_identical_prefills_at_once_run_once_in_every_dialect(client: Client) ->
 
 
 @pytest.mark.long
-def test_who_waited_for_an_identical_prefill_goes_on_where_its_client_left(
+def test_a_request_waiting_for_an_identical_prefill_resumes_it_after_a_disconnect(
     server: ServerProcess, client: Client
 ) -> None:
     prompt = prompt_of(client, "followed", 1400)

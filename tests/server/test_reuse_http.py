@@ -1,4 +1,4 @@
-"""The contracts of prompt reuse as a client sees them: the real server, the embedded model."""
+"""Prompt reuse as a client sees it: the real server, the embedded model."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ HEADER_TOKENS = 12  # that prompts of a chat template share whatever they say, a
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[ServerProcess, Client]]:
-    """One slot: whoever is not asked for has to leave it."""
+    """Start a server with one slot, so that every other conversation loses it."""
     with serve(*arguments, "--parallel", "1") as server, closing(Client(server.url)) as client:
         server.wait_for_log(" cache: ")  # what is on disk is known
         yield server, client
@@ -106,14 +106,16 @@ def n_common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def test_every_route_that_generates_is_asked_here(solo: Client) -> None:
+def test_every_generating_route_is_covered_here(solo: Client) -> None:
     paths = solo.get("/openapi.json")["paths"]
     posts = {path for path, methods in paths.items() if "post" in methods}
     assert posts == {*ROUTES, "/v1/messages", *RESPONSES_ROUTES, *OTHER_POST_ROUTES}
 
 
 @pytest.mark.parametrize("route", ["/v1/messages", *RESPONSES_ROUTES])
-def test_cache_prompt_reaches_the_engine_from_the_other_dialects(solo: Client, route: str) -> None:
+def test_cache_prompt_reaches_the_engine_in_the_other_wire_formats(
+    solo: Client, route: str
+) -> None:
     text = prose(f"asked through {route}", 60)
     if route == "/v1/messages":
         body = {"max_tokens": 2, "messages": [user(text)]}
@@ -170,7 +172,7 @@ def test_no_cache_prompt_is_a_default_that_requests_override(
 
 
 @pytest.mark.long
-def test_wherever_the_prompt_comes_from_it_is_named_and_the_reply_is_the_cold_one(
+def test_every_source_of_a_prefix_is_named_and_the_reply_equals_the_cold_reply(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     directory = ("--cache-dir", str(tmp_path))
@@ -218,7 +220,7 @@ def test_a_prompt_that_starts_with_the_live_tokens_computes_the_rest(solo: Clien
 
 
 @pytest.mark.long
-def test_a_long_conversation_comes_back_from_memory_and_from_disk(
+def test_a_long_conversation_is_restored_from_memory_and_from_disk(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     """46 MB of rows."""
@@ -226,7 +228,7 @@ def test_a_long_conversation_comes_back_from_memory_and_from_disk(
 
 
 @pytest.mark.parametrize("n_tokens", [2000, pytest.param(12_288, marks=pytest.mark.long)])
-def test_a_long_prefix_comes_back_from_disk(
+def test_a_long_prefix_is_restored_from_disk(
     tiny_models: TinyModels, tmp_path: Path, n_tokens: int
 ) -> None:
     """12,288 is the contract's own number. Tiny models compute faster than anyone can load."""
@@ -253,9 +255,7 @@ def assert_comes_back_whole(settings: tuple[str, ...], n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_tool_call_round_trip_goes_on_behind_the_call(
-    solo: Client, *, is_interrupted: bool
-) -> None:
+def test_a_tool_result_resumes_right_behind_the_call(solo: Client, *, is_interrupted: bool) -> None:
     name = f"a caller of tools, interrupted: {is_interrupted}"
     history: list[Message] = [system(name, 150), user(prose(name, 40))]
     last = solo.chat(history, tools=[SEARCH_TOOL])
@@ -272,7 +272,7 @@ def test_a_tool_call_round_trip_goes_on_behind_the_call(
 
 
 @pytest.mark.long
-def test_what_happens_to_later_history_cannot_hide_what_is_stored(
+def test_changes_to_later_history_do_not_hide_the_stored_prefix(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     directory = ("--cache-dir", str(tmp_path))
@@ -318,7 +318,7 @@ def test_loading_removes_nothing(solo: Client) -> None:
     assert solo.metric("rekindle_cache_evictions_total") == 0
 
 
-def test_a_turn_writes_what_it_added(tiny_models: TinyModels) -> None:
+def test_a_turn_writes_only_its_new_rows(tiny_models: TinyModels) -> None:
     with serving(str(tiny_models(TinyArchitecture.LLAMA)), "--no-cache-recompute") as (_, client):
         first = client.complete(tokens_of(client, "x8", 700))
         client.wait_until_on_disk()
@@ -333,7 +333,7 @@ def test_a_turn_writes_what_it_added(tiny_models: TinyModels) -> None:
 
 
 @pytest.mark.long
-def test_what_the_write_budget_refuses_is_answered_all_the_same(
+def test_a_prompt_refused_by_the_write_budget_is_still_answered(
     embedded_model: Path, tmp_path: Path
 ) -> None:
     """Two blocks of 5.9 MB fit, then the end of the prompt would, without what leads to it."""
@@ -356,7 +356,7 @@ def test_what_the_write_budget_refuses_is_answered_all_the_same(
         assert after.text == cold.text
 
 
-def test_a_prefix_of_the_least_length_is_written_with_all_that_leads_to_it(
+def test_a_prefix_of_the_minimum_length_is_written_with_all_its_ancestors(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
     model = str(tiny_models(TinyArchitecture.LLAMA))
@@ -402,7 +402,7 @@ def test_n_replies_to_one_prompt_prefill_it_once(
     assert len({choice["text"] for choice in reply["choices"]}) == 3
 
 
-def test_a_stream_and_a_whole_reply_tell_the_same_numbers(solo: Client) -> None:
+def test_streamed_and_unstreamed_replies_report_the_same_numbers(solo: Client) -> None:
     first = solo.complete(tokens_of(solo, "numbers", 300))
     body = {"prompt": [*first.computed, *tokens_of(solo, "numbers go on", 20)]}
     solo.post("/v1/completions", body)

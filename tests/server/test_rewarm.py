@@ -1,4 +1,4 @@
-"""While nobody asks, the next turn's prompt is computed, where the template will change it."""
+"""An idle server prefills the next turn's prompt if the template will render it differently."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def server(embedded_model: Path, rewarms: bool) -> Iterator[ServerProcess]:  # n
         yield server
 
 
-def test_the_next_turn_finds_the_rendering_that_was_computed_ahead(
+def test_the_next_turn_finds_the_rewarmed_rendering(
     server: ServerProcess,
     rewarms: bool,  # noqa: FBT001
 ) -> None:

@@ -1,4 +1,4 @@
-"""Nothing grows with the number of requests served: `python -m bench.soak`, in short."""
+"""Nothing grows with the number of requests served: `python -m bench.memory.soak`, in short."""
 
 import asyncio
 from pathlib import Path
@@ -47,7 +47,7 @@ def _look_after(url: str, first: int, cache_dir: Path) -> Look:
 
 
 def test_no_table_grows_with_the_requests_served(looks: list[Look]) -> None:
-    """Whoever adds one that has no bound; where the bound is far away, see `small_limits`."""
+    """Fails for a table without a bound. For tables with a large bound, see `small_limits`."""
     growing = {}
     for name in looks[-1].tables:
         sizes = [each.tables.get(name, 0) for each in looks]
@@ -58,12 +58,12 @@ def test_no_table_grows_with_the_requests_served(looks: list[Look]) -> None:
     assert not growing
 
 
-def test_files_threads_and_tasks_are_given_back(looks: list[Look]) -> None:
+def test_files_threads_and_tasks_are_released(looks: list[Look]) -> None:
     first, last = looks[0], looks[-1]
     assert last.n_files <= first.n_files + 2  # of a database that is written right now
     assert last.n_threads <= first.n_threads
     assert last.n_tasks <= first.n_tasks + 1  # one that computes ahead may wait
 
 
-def test_time_series_have_an_end(looks: list[Look]) -> None:
+def test_the_number_of_time_series_is_bounded(looks: list[Look]) -> None:
     assert looks[-1].n_series <= looks[0].n_series + 12  # a route that is asked for the first time

@@ -42,7 +42,7 @@ CLOCK = {
     },
 }
 TOOLS = [WEATHER, CLOCK]
-# One that leaves a model no choice: replies that are compared must not depend on near ties.
+# A tool without a choice of arguments: compared replies must not depend on near ties.
 BONN = {
     "type": "function",
     "function": {
@@ -89,7 +89,7 @@ def check_weather(call: Any) -> None:
 
 
 def rounds(n_rounds: int, text: str = "") -> list[dict[str, Any]]:
-    """A history of calls that any model goes on in."""
+    """Return a history of calls that any model continues."""
     history: list[dict[str, Any]] = []
     for number, city in enumerate(("Rome", "Oslo", "Lima", "Kyiv")[:n_rounds]):
         arguments = json.dumps({"city": city, "unit": "celsius", "days": 3})
@@ -123,7 +123,7 @@ def test_a_named_tool_is_the_one_that_is_called(create: Any) -> None:
         assert [call.function.name for call in choice.message.tool_calls] == [name]
 
 
-def test_a_stream_of_a_call_is_the_whole_one_in_pieces(create: Any) -> None:
+def test_a_streamed_call_equals_the_unstreamed_one(create: Any) -> None:
     fields = {"tools": [BONN], "tool_choice": "required", "parallel_tool_calls": False}
     [whole] = create(**fields).choices[0].message.tool_calls
     names, arguments, finish = [], "", None
@@ -139,7 +139,7 @@ def test_a_stream_of_a_call_is_the_whole_one_in_pieces(create: Any) -> None:
     assert json.loads(arguments) == {"city": "Bonn", "unit": "celsius", "days": 3}
 
 
-def test_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) -> None:
+def test_under_auto_a_call_once_begun_is_completed_and_valid(create: Any) -> None:
     [choice] = create([*rounds(3), *ASKED], parallel_tool_calls=False).choices
     assert choice.finish_reason == "tool_calls"
     [call] = choice.message.tool_calls
@@ -147,7 +147,7 @@ def test_under_auto_a_call_that_begins_is_finished_and_valid(create: Any) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_max_tokens_cuts_is_text(create: Any, stream: bool) -> None:  # noqa: FBT001
+def test_a_call_cut_by_max_tokens_is_returned_as_text(create: Any, stream: bool) -> None:  # noqa: FBT001
     fields = {"tool_choice": "required", "max_tokens": 12, "stream": stream}
     if stream:
         chunks = [chunk.choices[0] for chunk in create(**fields)]
@@ -170,7 +170,7 @@ def test_under_none_the_prompt_is_the_same_and_nothing_is_called(create: Any) ->
     assert second.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
 
 
-def test_shuffled_keys_of_a_definition_are_the_same_prompt(create: Any) -> None:
+def test_the_order_of_keys_in_a_tool_definition_does_not_change_the_prompt(create: Any) -> None:
     def shuffled(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: shuffled(value[key]) for key in sorted(value, reverse=True)}
@@ -198,7 +198,7 @@ THINKING = (
 )
 
 
-def test_reasoning_that_the_prompt_opens_comes_apart_from_the_answer(embedded_model: Path) -> None:
+def test_reasoning_opened_by_the_prompt_is_separate_from_the_answer(embedded_model: Path) -> None:
     with (
         serve("--chat-template", THINKING) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600) as sdk,

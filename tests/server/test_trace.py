@@ -1,4 +1,4 @@
-"""The trace of a real server: what it shows, what reads it, and what it costs to ask for none."""
+"""The trace of a real server: its lines, its readers, and its errors."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def traced(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tr
     return Traced(path, sent, metrics)
 
 
-def test_every_reply_is_a_line_with_what_was_cached_and_where_it_left(traced: Traced) -> None:
+def test_every_reply_is_a_trace_line_with_cached_tokens_and_its_divergence(traced: Traced) -> None:
     first, second, third, *others = traced.lines
     assert len(others) == 2
     assert first["miss"]["reason"] == "first_request"
@@ -80,7 +80,7 @@ def test_a_trace_with_prompts_can_be_replayed(traced: Traced) -> None:
     assert traffic.has_times
 
 
-def test_the_clock_of_a_real_trace_is_named_with_its_cost(traced: Traced) -> None:
+def test_a_clock_in_a_real_trace_is_named_with_its_cost(traced: Traced) -> None:
     findings = findings_of(read_trace([traced.path]).replies)
     [clock] = findings.volatile
     assert clock.volatile.kind == "clock"
@@ -110,7 +110,7 @@ def test_the_metrics_agree_with_the_trace(traced: Traced) -> None:
     assert value("rekindle_trace_dropped_total") == 0
 
 
-def test_a_trace_that_cannot_be_written_ends_the_start_before_the_model_loads(
+def test_an_unwritable_trace_file_stops_the_start_before_the_model_loads(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-m", "rekindle", "serve", "--port", "1024"]

@@ -1,4 +1,4 @@
-"""The promise over whole workloads: a server computes at most 1.02 of what nobody computed before.
+"""Whole workloads: a server computes at most 1.02 times the tokens that are new.
 
 `pytest -s` prints a table of them.
 """
@@ -19,8 +19,8 @@ from tests.support.workloads import (
     SEARCH_TOOL,
     TABLE_HEAD,
     Account,
-    Floor,
     Message,
+    ReferenceFloor,
     Traffic,
     assistant,
     listing,
@@ -50,7 +50,7 @@ def served(request: pytest.FixtureRequest) -> Served:
         request.getfixturevalue("embedded_model")
         return EMBEDDED
     model = request.getfixturevalue("tiny_models")(TinyArchitecture.LLAMA)
-    # It computes faster than anyone could load, and says what no text can tell.
+    # The tiny model computes faster than it could load, and samples tokens without a text.
     return Served((str(model), "--no-cache-recompute"), "1200kB", banned_tokens=no_words())
 
 
@@ -78,7 +78,7 @@ def serving(
     served: Served,
     n_parallel: int,
     *arguments: str,
-    floor: Floor | None = None,
+    floor: ReferenceFloor | None = None,
     start: Start = start_fast,
 ) -> Iterator[tuple[ServerProcess, Traffic]]:
     with (
@@ -143,7 +143,7 @@ def test_sub_agents_that_start_at_once_share_one_prefill(
     assert set(account.sources) <= {"live", "memory"}
 
 
-def test_a_volatile_last_message_costs_itself_and_what_follows_it(
+def test_a_volatile_last_message_costs_only_itself_and_the_text_after_it(
     traffic: Traffic, table: list[Account]
 ) -> None:
     history = [system("an agent with reminders")]
@@ -156,9 +156,7 @@ def test_a_volatile_last_message_costs_itself_and_what_follows_it(
     assert_near_the_floor(account, table)
 
 
-def test_a_fork_that_is_thrown_away_leaves_the_branch_point(
-    traffic: Traffic, table: list[Account]
-) -> None:
+def test_a_discarded_fork_keeps_its_branch_point(traffic: Traffic, table: list[Account]) -> None:
     trunk = [system("a forker")]
     with traffic.counted("fork thrown away") as account:
         talk(traffic, trunk, "trunk", n_turns=3)
@@ -194,7 +192,7 @@ def test_an_edit_in_the_middle_keeps_both_versions(traffic: Traffic, table: list
     assert_near_the_floor(account, table)
 
 
-def test_a_killed_server_goes_on_from_disk(
+def test_a_killed_server_resumes_from_disk(
     n_parallel: int, served: Served, table: list[Account], tmp_path: Path
 ) -> None:
     """Two conversations, kill -9 between two turns, and on."""
@@ -219,7 +217,7 @@ def test_a_killed_server_goes_on_from_disk(
         assert account.sources["disk"] > first.n_cached
 
 
-def test_strangers_beyond_the_memory_budget_come_back_from_disk(
+def test_conversations_beyond_the_memory_budget_are_restored_from_disk(
     n_parallel: int, served: Served, table: list[Account]
 ) -> None:
     with serving(served, n_parallel, "--cache-ram", served.small_ram) as (_, traffic):
@@ -237,7 +235,7 @@ def test_strangers_beyond_the_memory_budget_come_back_from_disk(
 
 
 @pytest.mark.long
-def test_without_a_disk_what_memory_lost_is_computed_again_and_right(embedded_model: Path) -> None:
+def test_without_a_disk_evicted_prefixes_are_recomputed_correctly(embedded_model: Path) -> None:
     """One slot: with several, where rows lie in the context may decide between near equals."""
     with serving(EMBEDDED, 1, "--cache-ram", EMBEDDED.small_ram, "--no-cache-disk") as (_, traffic):
         texts = [f"{prose(f'stranger {n}', 430)}\n{COUNTING}" for n in range(5)]

@@ -1,4 +1,4 @@
-"""The books of engine and cache, audited: what must be true between any two steps."""
+"""Audit the accounts of engine and cache: facts that hold between any two steps."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.support.fake_backend import FakeBackend
 
 
 def check_slots(loop: EngineLoop, backend: AuditedBackend) -> None:
-    """Each slot holds the rows that the engine thinks it holds, in as many cells."""
+    """Check that each slot holds the rows that the engine expects, in as many cells."""
     slots = loop._slots
     for slot in slots.all:
         wanted = slot.keys.tokens if slot.keys else []
@@ -26,7 +26,7 @@ def check_slots(loop: EngineLoop, backend: AuditedBackend) -> None:
 
 
 def check_index(cache: PrefixCache) -> None:
-    """It agrees with itself, with the memory tier, and with the queue of what may leave that."""
+    """Check the index against itself, the memory tier and the eviction queue."""
     index_check.check_index(cache._index)
     nodes = list(cache._index.nodes())
     in_memory = [node for node in nodes if Where.MEMORY in node.where]
@@ -43,13 +43,13 @@ def check_index(cache: PrefixCache) -> None:
 
 def check_memory(cache: PrefixCache, n_slots: int) -> None:
     assert cache._memory.n_bytes == sum(_sizes_in_memory(cache))
-    # One entry may pass through for each sequence that could not go on without it.
+    # One entry may exceed the budget for each sequence that needs it to continue.
     n_passing_bytes = n_slots * max(_sizes_in_memory(cache), default=0)
     assert cache._memory.n_bytes <= _allowed_bytes(cache) + n_passing_bytes
 
 
 def check_nothing_is_held(loop: EngineLoop, cache: PrefixCache, backend: AuditedBackend) -> None:
-    """When nothing runs: only what is being written is leased."""
+    """Check an idle engine: only entries that are being written are leased."""
     writing = being_written(cache)
     for node in cache._index.nodes():
         assert node.leases == (writing.get(node.key) is node), f"{node.leases} leases"
@@ -59,14 +59,14 @@ def check_nothing_is_held(loop: EngineLoop, cache: PrefixCache, backend: Audited
 
 
 def check_nothing_moves(cache: PrefixCache) -> None:
-    """When everything has settled."""
+    """Check that no transfer is pending."""
     assert not being_written(cache)
     assert not being_read(cache)
     assert cache._memory.n_bytes <= _allowed_bytes(cache)
 
 
 def check_files(cache: PrefixCache, directory: Path) -> None:
-    """When everything has settled, and nobody touched the directory."""
+    """Check the disk tier. Valid without pending transfers and outside changes."""
     on_disk = {node.key for node in cache._index.nodes() if Where.DISK in node.where}
     files = {bytes.fromhex(path.stem) for path in directory.glob("entries/*/*.kv")}
     assert files == on_disk
@@ -77,7 +77,7 @@ def being_written(cache: PrefixCache) -> dict[Key, Node]:
 
 
 def being_read(cache: PrefixCache) -> dict[Key, int]:
-    """Payload bytes of each."""
+    """Return the payload bytes of each entry."""
     return cache._disk.transit.reading if cache._disk else {}
 
 
@@ -87,7 +87,7 @@ def _allowed_bytes(cache: PrefixCache) -> int:
 
 
 def _sizes_in_memory(cache: PrefixCache) -> list[int]:
-    """Of what is there, and of what is on its way."""
+    """Return the sizes of entries that are stored or being transferred."""
     headers = [entry.header for entry in cache._memory._entries.values()]
     held = [size_in_memory(header.payload_bytes, len(header.tokens)) for header in headers]
     return held + [size_in_memory(n_bytes) for n_bytes in being_read(cache).values()]

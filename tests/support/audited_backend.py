@@ -1,4 +1,4 @@
-"""Any Backend, watched: which tokens each slot holds, and that what is restored is what was saved.
+"""A wrapper of any Backend that tracks the tokens of each slot and checks restored state.
 
 A restored slot is exported again and compared with what was put into it, byte for byte.
 """
@@ -20,14 +20,14 @@ from tests.support.fake_backend import CHECKPOINT, ROWS, InspectedBackend
 
 
 class Origin(NamedTuple):
-    """Whose state some bytes are: of rows [start, len(tokens)), or of the checkpoint behind."""
+    """Names some state bytes: rows [start, len(tokens)), or the checkpoint behind them."""
 
     start: int
     tokens: tuple[int, ...]
 
 
 class Ledger:
-    """Everything that was ever exported. It outlives backends, as a cache directory does."""
+    """All exports so far. A ledger outlives backends, as a cache directory does."""
 
     def __init__(self) -> None:
         # A set: rows without a layer that they belong to are equal for all tokens.
@@ -66,10 +66,10 @@ class WatchedSampler:
 
 
 class Witness(Protocol):
-    """Sees the engine."""
+    """A view of the engine."""
 
     def wanted(self, slot: int) -> Sequence[int]:
-        """What the engine means the slot to hold, or to hold later."""
+        """Return the tokens that the slot should hold, now or later."""
         ...
 
     def may_export(self, slot: int) -> bool: ...
@@ -101,7 +101,7 @@ class AuditedBackend:
         self.scored: list[Scored] = []
         self.export_failures: list[EngineError] = []
         self.n_pieces_compared = 0
-        self.witness: Witness  # given by whoever makes the engine
+        self.witness: Witness  # set by the code that makes the engine
         self._ledger = ledger
         self._spare_slot = spare_slot
         self._read_logits = read_logits
@@ -253,7 +253,7 @@ class AuditedBackend:
                 self.n_pieces_compared += 1
 
     def _rows_alone(self, piece: Piece) -> Payload | None:
-        """The rows as a slot gives them that holds nothing but this payload."""
+        """Return the rows as exported by a slot that holds only this payload."""
         first, last = piece.origin.start, len(piece.origin.tokens)
         if (piece.start, piece.stop) == (first, last):
             return piece.payload

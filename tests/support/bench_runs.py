@@ -1,8 +1,8 @@
-"""Runs of the benchmark that were never measured."""
+"""Invented runs of the benchmark."""
 
 from dataclasses import replace
 
-from rekindle.bench.report.results import BurstRow, Contender, RequestRow, Run, WorkloadRow
+from rekindle.bench.report.results import BurstRow, MeasuredServer, RequestRow, Run, WorkloadRow
 
 
 def workload_row(workload: str, server: str, **fields: object) -> WorkloadRow:
@@ -28,7 +28,7 @@ def workload_row(workload: str, server: str, **fields: object) -> WorkloadRow:
 
 
 def silent_row(workload: str, server: str, **fields: object) -> WorkloadRow:
-    """Of a server that says nothing, and of which nothing was measured."""
+    """Return the row of a server that reports nothing."""
     nothing = dict.fromkeys(
         (
             "prompt_tokens",
@@ -84,7 +84,7 @@ def run_of(
         model="tiny.gguf",
         commit="abc1234",
         command="rekindle bench --rounds 3",
-        contenders=tuple(Contender(server, "1.0") for server in servers),
+        contenders=tuple(MeasuredServer(server, "1.0") for server in servers),
         requests=requests,
         workloads=workloads,
         bursts=bursts,

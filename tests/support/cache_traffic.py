@@ -1,4 +1,4 @@
-"""Requests to a server whose cache is under test, and what must be true of their answers.
+"""Requests to a server whose cache is under test, and checks of their answers.
 
 Prompts are token ids of the tiny models. An answer is compared with the cold one, the same
 prompt's on a server without a cache, by its logprobs: rows that were computed in chunks of
@@ -55,7 +55,7 @@ class Answer:
 
 
 def disagreement(answer: Answer, cold: Answer) -> str | None:
-    """Where it differs by more than noise; one of both may have been cut short."""
+    """Return where the replies differ by more than noise. One may be cut short."""
     for place, (mine, right) in enumerate(zip(answer.steps, cold.steps, strict=False)):
         common = mine.scores.keys() & right.scores.keys()
         if len(common) < MIN_COMMON_SCORES or mine.token not in common:
@@ -86,7 +86,7 @@ class Caller:
         return _answer([response.json()])
 
     def stream(self, prompt: Prompt, *, n_tokens: int, leave_after: int | None = None) -> Answer:
-        """Of a stream that is left early, nobody learns how much was cached."""
+        """Ask with a stream. After an early disconnect, the number of cached tokens is unknown."""
         with self.open_stream(prompt, n_tokens=n_tokens) as stream:
             stream.read(leave_after)
             return stream.answer
@@ -121,7 +121,7 @@ class Stream:
         return _answer(self._frames)
 
     def read(self, n_tokens: int | None) -> Prompt:
-        """The reply so far, once it has that many tokens; None: all of it."""
+        """Return the reply once it has that many tokens. None: all of it."""
         while n_tokens is None or len(self.answer.steps) < n_tokens:
             line = next(self._lines, None)
             if line is None:
@@ -135,7 +135,7 @@ class Stream:
 
 
 class ColdAnswers:
-    """Each prompt's own, asked for once, of a server that keeps nothing."""
+    """Cold answers, asked once for each prompt from a server without a cache."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -169,7 +169,7 @@ def random_tokens(noise: random.Random, n_tokens: int) -> Prompt:
 
 
 def eventually(check: Callable[[], None]) -> None:
-    """Writes go on behind the last answer."""
+    """Repeat the check until it passes: writes continue after the last answer."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         try:
@@ -181,7 +181,7 @@ def eventually(check: Callable[[], None]) -> None:
 
 
 class Standby:
-    """Servers with equal arguments, one after the other, the next one imported meanwhile."""
+    """Servers with equal arguments, one after the other. The next one imports in advance."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._folder = folder
@@ -225,7 +225,7 @@ class Standby:
 
 
 def tell(server: ServerProcess, line: str) -> None:
-    """To a standby server: that it may start, or the moment that it must not outlive."""
+    """Order a standby server to start, or set the moment of its death."""
     assert isinstance(server.process, subprocess.Popen)
     assert server.process.stdin is not None
     server.process.stdin.write(f"{line}\n".encode())
@@ -271,7 +271,7 @@ def _steps(frames: list[dict[str, Any]]) -> list[Step]:
 
 @cache
 def _token_ids() -> dict[str, int]:
-    """By how the completions API spells them."""
+    """Return token ids by their text in the completions API."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     byte_of = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""Prompts that the embedded model answers without a doubt, for tests that compare its replies.
+"""Prompts that the embedded model answers with high confidence, for tests that compare replies.
 
 At every token of the reply the best candidate is far ahead. Rows that were computed in other
 chunks, or beside others in the context, differ in their last bits: where two candidates are
@@ -16,7 +16,7 @@ LINES = ("red green blue yellow", "the dog runs in the park")
 
 
 def say(line: str) -> list[Message]:
-    """To say a line again is what the model is sure of, once it was shown how."""
+    """Return a chat that asks the model to repeat a line. After examples it is sure of that."""
     return [*shown(), user(f"Say: {line}")]
 
 

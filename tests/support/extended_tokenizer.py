@@ -1,17 +1,17 @@
-"""A vocabulary extended by the control tokens of a chat template that was made for another one."""
+"""A vocabulary with the control tokens of a chat template for another model."""
 
 import re
 from collections.abc import Sequence
 
 from rekindle.generation.tokenizer import Tokenizer
 
-# What control tokens look like in published templates, for want of the vocabularies. Tags such
+# Control tokens of published templates, by their look: the vocabularies are not at hand. Tags such
 # as <think> or <tool_call> are left out: in most vocabularies they are no control tokens.
 CONTROL_STRING = re.compile(
     r"<[|\uff5c][^<>'\"\s]+?[|\uff5c]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\[/?[A-Z_]{3,}\]"
     r"|</?s>|<SPECIAL_\d+>|<(?:start|end)_of_turn>|\[e~\[|\]~b\]|\]~!b\["
 )
-# Of these, the ones that end a turn.
+# Those that end a turn.
 END_STRINGS = (
     *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>"),
     *("<|end_of_text|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>"),

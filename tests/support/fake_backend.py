@@ -1,4 +1,4 @@
-"""A Backend without a model: it checks every position it is given and counts what it computes.
+"""A Backend without a model that checks every position and counts computed tokens.
 
 The fake has all model classes and counts cells one by one. A mistake that llama.cpp would answer
 with wrong logits (a missing checkpoint, rows of another prefix) is an AssertionError here.
@@ -28,7 +28,7 @@ _STATE_ONLY = frozenset({ModelClass.RECURRENT, ModelClass.OPAQUE})  # no rows be
 
 
 def next_token(prefix: Sequence[int]) -> int:
-    """A function of the whole prefix, so that a wrong row anywhere changes the reply."""
+    """Return a token that depends on the whole prefix, so that any wrong row changes it."""
     return 1 + zlib.crc32(b",".join(b"%d" % token for token in prefix)) % 9_999
 
 
@@ -276,7 +276,7 @@ class FakeBackend:
         self.imports.append(Transfer(CHECKPOINT, slot, len(tokens), len(tokens)))
 
     def move_down(self, slot: int) -> None:
-        """Cells have no order here; what counts is that they are this slot's alone."""
+        """Check that the cells belong to this slot alone. Their order does not matter here."""
         others = [cell for id, other in self.slots.items() if id != slot for cell in other.cells]
         assert not set(self.slots[slot].cells) & set(others)
         if self.move_failures:
@@ -302,7 +302,7 @@ class FakeBackend:
             assert not held.is_in_disorder, f"slot {slot} was not cleared after a failed decode"
 
     def _bring_into_disorder(self, slots: Iterable[int]) -> None:
-        """Where there is a recurrent state, bystanders suffer too."""
+        """Mark slots as unusable. With a recurrent state, all other slots become so too."""
         is_local = self._model_class in (ModelClass.DENSE, ModelClass.SLIDING_WINDOW)
         for slot in slots if is_local else list(self.slots):
             self.slots.setdefault(slot, FakeSlot()).is_in_disorder = True

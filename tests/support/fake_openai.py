@@ -12,7 +12,7 @@ MEET_SECONDS = 10.0
 
 
 class FakeOpenAI:
-    """Remembers what was asked. `meet`: so many requests are answered once they are all there."""
+    """Remembers requests. `meet`: the first replies wait until so many requests are there."""
 
     def __init__(self, *, meet: int, refuses: bool) -> None:
         self.url = ""

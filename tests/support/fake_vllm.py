@@ -26,7 +26,7 @@ MAX_LOGPROBS = 20  # vLLM's default
 
 @dataclass
 class FakeVllm:
-    """Switches may be turned while it runs."""
+    """The server and its switches, which may change while it runs."""
 
     model: str = "fake/SmolLM2"
     root: str | None = None

@@ -1,4 +1,4 @@
-"""An engine and a cache with nothing faked between them, and what must be true at every moment.
+"""A real engine and a real cache, with facts that must hold after every step.
 
 A World takes operations one by one: requests, and everything that can happen to what is stored.
 After each step it compares the engine's accounts with the backend's and the cache's with its
@@ -54,6 +54,7 @@ STALL_SECONDS = 0.0005  # for real threads to do something
 MAX_STALLS = 20  # steps in a row that can do nothing, with nothing on its way to or from the disk
 STEP_BACK = 64  # of a prompt that is stored, a model with states computes at most this many tokens
 MAX_TEXTS = 16
+PIECES_COMPARED = "pieces compared"  # restored blocks and checkpoints, in `World.counts`
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +98,7 @@ class World:
         self.texts: list[list[int]] = []  # prompts with their replies, the latest last
         self.prompts: list[list[int]] = []  # that were answered
         self.n_requests = 0
-        self.counts: Counter[str] = Counter()  # of what happened inside, for whoever wonders
+        self.counts: Counter[str] = Counter()  # internal events, for reports
         self._subject = subject
         self._setup = setup
         self._directory = directory
@@ -154,7 +155,7 @@ class World:
         return sequence is None or sequence.request.cache_prompt
 
     def on_decode(self, n_tokens: int) -> None:
-        """What is computed takes time, and more so behind many rows."""
+        """Let computing take time, more of it behind many rows."""
         self._clock.now += 1e-4 * n_tokens + 1e-5 * self.loop._slots.n_cells_used
 
     @property
@@ -171,7 +172,7 @@ class World:
         self._stack.close()
 
     def abandon(self) -> None:
-        """After a failure: nothing is true any more, and nothing is checked."""
+        """Discard the world after a failure, without checks."""
         self._stack.close()
         self._crash()
         if not isinstance(self.backend.inner, FakeBackend):
@@ -214,7 +215,7 @@ class World:
         return name
 
     def finish(self, pace: Pace = AT_ONCE) -> None:
-        """Steps until every request has its reply."""
+        """Take steps until every request has its reply."""
         n_stalls = 0
         for _ in range(MAX_STEPS):
             if self.is_idle:
@@ -229,7 +230,7 @@ class World:
             self.step(pace)
 
     def step(self, pace: Pace = AT_ONCE) -> bool:
-        """True: something moved to or from the disk."""
+        """Take a step and do disk jobs. Return True if there were any."""
         self._obey_orders()
         n_armed = self._n_decodes_to_fail()
         self.loop.step()
@@ -240,7 +241,7 @@ class World:
         return did_work
 
     def settle(self) -> None:
-        """Ends every request and everything that is on its way to or from the disk."""
+        """Finish every request and every disk transfer."""
         self.finish()
         for _ in range(MAX_STEPS):
             if not self.step() and self.loop._is_stalled:
@@ -261,7 +262,7 @@ class World:
         self._n_mishaps += 1
 
     def drop_memory(self) -> None:
-        """Everything that may leave the RAM tier does."""
+        """Evict everything from memory that may leave it."""
         n_known = len(self.cache._index)
         memory = self.cache._memory
         budget_bytes, memory.budget_bytes = memory.budget_bytes, 0
@@ -271,7 +272,7 @@ class World:
         self.check()
 
     def demote(self) -> None:
-        """All that is stored is on disk, and in memory nothing is."""
+        """Move all entries from memory to disk."""
         for _ in range(MAX_STEPS):
             if not self._is_moving():
                 break
@@ -305,7 +306,7 @@ class World:
         self._is_damaged = True  # what cannot be read now is given up
 
     def fail_next(self, failure: Failure) -> None:
-        """Only a fake can be told to."""
+        """Let the next call of a fake backend fail."""
         backend = self.backend.inner
         if not isinstance(backend, FakeBackend) or self._setup.is_calm:
             return
@@ -335,7 +336,7 @@ class World:
         self.loop.receive()
 
     def _work(self, pace: Pace) -> bool:
-        """True: something moves to or from the disk."""
+        """Do disk jobs. Return True if a transfer is under way."""
         if (pool := self._stepped_pool) is not None:
             n_done = pool.work(pace)
             if not n_done and self.loop._is_stalled:
@@ -375,12 +376,12 @@ class World:
             self._hear(may_fail=True)
         assert self.is_idle
         self._said.clear()
-        self.counts["pieces compared"] += self.backend.n_pieces_compared
+        self.counts[PIECES_COMPARED] += self.backend.n_pieces_compared
         self.backend.n_pieces_compared = 0
         self.counts.update(_flat(asdict(self.cache.counters)))
 
     def _n_decodes_to_fail(self) -> int:
-        """All else that can fail must not be the end of a request."""
+        """Return the pending decode failures. No other failure may end a request."""
         backend = self.backend.inner
         return len(backend.decode_failures) if isinstance(backend, FakeBackend) else 0
 
@@ -410,7 +411,7 @@ class World:
             self._last = asked
         self.texts = [*self.texts[-MAX_TEXTS:], asked.prompt + asked.tokens]
 
-    # What must be true.
+    # Checks.
 
     def _check_reply(self, asked: Asked, end: StopCause | None) -> None:
         self._subject.check_reply(asked.prompt, asked.tokens, end, self.backend.scored)
@@ -427,7 +428,7 @@ class World:
             assert n_cached >= least, f"{n_cached} of {n_prompt} tokens were reused, not {least}"
 
     def _had_luck(self, asked: Asked) -> bool:
-        """Nothing came between what was stored and the request."""
+        """Whether nothing changed the store between the save and the request."""
         setup = self._setup
         return (
             asked.n_mishaps == self._n_mishaps
@@ -438,7 +439,7 @@ class World:
         )
 
     def _least_of_a_repeated(self, asked: Asked) -> int:
-        """What must be reused of the prompt that was answered last, however it is stored."""
+        """Return how many tokens of the last prompt must be reused, in any tier."""
         last, has_states = self._last, self.backend.traits.has_checkpoints
         if last is None or last.prompt != asked.prompt or last.n_mishaps != asked.n_mishaps:
             return 0

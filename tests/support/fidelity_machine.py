@@ -1,4 +1,4 @@
-"""Operations on a World, drawn by hypothesis: trees of conversations, and what befalls them."""
+"""Operations on a World, drawn by hypothesis: trees of conversations, failures, restarts."""
 
 import shutil
 import tempfile
@@ -9,7 +9,12 @@ from typing import ClassVar, NamedTuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rekindle.config import WritePolicy
 from tests.support.fidelity import Damage, Ending, Failure, World
@@ -29,7 +34,7 @@ class Kind(Enum):
 
 
 class Wish(NamedTuple):
-    """A prompt, made of what was said before, and how it is asked."""
+    """A prompt, derived from earlier texts, and the options of its request."""
 
     kind: Kind
     which: int
@@ -42,7 +47,7 @@ class Wish(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """From start to end, with everything else that still runs."""
+    """Run a request to its end, beside all others that still run."""
 
     wish: Wish
     pace: Pace
@@ -55,7 +60,7 @@ class AskTogether(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """It runs while other things happen."""
+    """Submit a request that runs during later operations."""
 
     wish: Wish
 
@@ -293,6 +298,19 @@ def _name(operation: Operation) -> str:
 def machine_for(subject: Subject, *, has_threads: bool = False) -> type[FidelityMachine]:
     members = {"subject": subject, "has_threads": has_threads, "counts": Counter[str]()}
     return type("Machine", (FidelityMachine,), members)
+
+
+def count_checked_operations(subject: Subject, *, n_worlds: int, n_operations: int) -> Counter[str]:
+    """Run operations on new worlds and return how often each kind ran.
+
+    Raise an AssertionError with the shortest failing steps where a reply, an account or a
+    restored piece differs from what it should be.
+    """
+    machine = machine_for(subject)
+    run_state_machine_as_test(
+        machine, settings=budget(n_worlds=n_worlds, n_operations=n_operations)
+    )
+    return machine.counts
 
 
 def budget(*, n_worlds: int, n_operations: int) -> settings:

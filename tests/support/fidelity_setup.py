@@ -1,4 +1,4 @@
-"""What a World is made of: the size of everything, a model, and a disk that can fail."""
+"""The parts of a World: sizes, a model, and a disk that can fail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Setup:
 
     @property
     def keeps_all(self) -> bool:
-        """Whatever is saved is written, and stays."""
+        """Whether every save is written and never evicted."""
         is_roomy = self.disk_entries is not None and self.disk_entries >= ROOMY_ENTRIES
         writes_all = self.write_policy is WritePolicy.ALL and not self.written_per_hour
         return is_roomy and writes_all and self.min_tokens == 0
@@ -73,7 +73,7 @@ class Subject(Protocol):
     def check_reply(
         self, prompt: list[int], reply: list[int], end: StopCause | None, scored: list[Scored]
     ) -> None:
-        """That it is what a cold run gives. `end` is None for a reply that was cut off."""
+        """Check that the reply equals a cold one. `end` is None for a cut reply."""
         ...
 
 

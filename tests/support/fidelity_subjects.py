@@ -1,4 +1,4 @@
-"""What fidelity is tested on: fakes of every model class, and tiny real models."""
+"""Subjects of fidelity tests: fakes of every model class, and tiny real models."""
 
 import ctypes
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ import httpx
 
 from tests.support.needs import program
 from tests.support.server_process import ServerProcess, free_port, serve
-from tests.support.workloads import Answer, Client, Floor, Message
+from tests.support.workloads import Answer, Client, Message, ReferenceFloor
 
 N_SERVERS = 3
 THINK_SECONDS = 0.5  # of a client between two turns; nobody tells when a turn is in the store
@@ -84,12 +84,12 @@ class Reply:
 
 
 class Fleet:
-    """Counts what is computed against one floor for all."""
+    """Counts computed tokens of all servers against one floor."""
 
     def __init__(self, servers: Sequence[ServerProcess], balancer: str) -> None:
         self.servers = {f"s{n}": server for n, server in enumerate(servers)}
         self.clients = {name: Client(server.url) for name, server in self.servers.items()}
-        self.floor = Floor()
+        self.floor = ReferenceFloor()
         self.n_prefilled = self.n_floor = 0
         self._http = httpx.Client(base_url=balancer, timeout=600)
 
@@ -103,7 +103,7 @@ class Fleet:
         return self.n_prefilled / self.n_floor
 
     def chat(self, messages: Sequence[Message], *, session: str = "s", **fields: Any) -> Reply:
-        """Through the balancer, which says where it went."""
+        """Ask through the balancer. Its reply names the server."""
         body = {"messages": list(messages), "logprobs": True, "temperature": 0, **fields}
         response = self._http.post(
             "/v1/chat/completions", json=body, headers={"x-rekindle-session": session}
@@ -119,7 +119,7 @@ class Fleet:
         return Reply(answer, server)
 
     def is_told(self, server: str) -> bool:
-        """Whether the store has all that this server has computed and means to share."""
+        """Whether the store has everything that this server will share."""
         client = self.clients[server]
         client.wait_until_saved()
         in_memory = client.metric("rekindle_cache_entries", tier="memory")

@@ -1,4 +1,4 @@
-"""`rekindle` processes that start in a fifth of the time: forked from one that has imported it.
+"""`rekindle` processes that start fast: forked from one that has imported everything.
 
 Importing takes 1.4 of the 1.6 seconds of a start, and the tests start some hundred servers. The
 parent imports what neither loads llama.cpp nor reads the environment. Each child then runs the
@@ -34,7 +34,7 @@ START_SECONDS = 60
 
 
 class ForkedProcess:
-    """What tests need of `subprocess.Popen`. `returncode` is negative for a signal."""
+    """The part of `subprocess.Popen` that tests need. `returncode` is negative for a signal."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._answers = connection.makefile("r")
@@ -85,7 +85,7 @@ def fork_rekindle(
 
 @cache
 def _parent_address() -> str:
-    """Starts the parent once. It ends with this process, which holds its standard input."""
+    """Start the parent once. The parent ends with this process, which holds its stdin."""
     folder = tempfile.mkdtemp(prefix="rekindle-tests-", dir="/tmp")  # a socket's path is short
     atexit.register(shutil.rmtree, folder)
     address = f"{folder}/socket"

@@ -19,7 +19,7 @@ START_SECONDS = 30  # nothing is measured here
 
 
 class EchoServer:
-    """Says its name to whoever asks. `is_draining`: 503 for all; `stop`: its port is closed."""
+    """A server that replies with its name. `is_draining`: 503; `stop`: its port is closed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -95,7 +95,7 @@ def echo_servers(n_servers: int) -> Iterator[list[EchoServer]]:
 
 
 def haproxy_environment(port: int, addresses: Sequence[str]) -> dict[str, str]:
-    """What the configuration takes from the environment."""
+    """Return the environment variables of the configuration."""
     servers = {f"REKINDLE_{index}": address for index, address in enumerate(addresses, start=1)}
     return {**os.environ, "REKINDLE_BIND": f"127.0.0.1:{port}", **servers}
 

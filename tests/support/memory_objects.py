@@ -58,7 +58,7 @@ class MemoryObjects:
         self.objects[name] = bytes(data)
 
     def everything(self) -> bytes:
-        """All that somebody sees who can read the store."""
+        """Return everything that a reader of the store can see."""
         texts = [
             *self.objects,
             *self.groups,
@@ -114,5 +114,5 @@ class MemoryObjects:
 
 
 def memory_store(objects: MemoryObjects, *, is_sealed: bool = False) -> SharedStore:
-    """What one server makes of it; several of them may have the same objects."""
+    """Open the store for one server. Several may share the same objects."""
     return guarded_store(objects, Seal(SECRET) if is_sealed else NoSeal())

@@ -1,7 +1,7 @@
 """Requests of every kind, from several clients at once, no two of them alike.
 
-Each worker asks one after another: conversations that go on, in three wire formats and of
-several sessions and namespaces, replies that are cancelled, and requests that are wrong.
+Each worker sends one request after the other: growing conversations in three wire formats, several
+sessions and namespaces, cancelled replies, and invalid requests.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": [
 
 
 async def send(url: str, n_requests: int, *, first: int = 0, n_workers: int = 4) -> Counter[str]:
-    """How many there were of each kind. Equal arguments ask the same."""
+    """Send requests and return how many there were of each kind. Equal arguments send the same."""
     numbers = iter(range(first, first + n_requests))
     kinds: Counter[str] = Counter()
 

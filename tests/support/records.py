@@ -1,4 +1,4 @@
-"""Records of replies, for what looks at them."""
+"""Records of replies, for tests of their readers."""
 
 from dataclasses import replace
 from typing import Any

@@ -32,7 +32,7 @@ class RedisServer:
         return f"redis://{login}127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Also after `kill`: on the same port, empty."""
+        """Start the server, also after `kill`: on the same port, empty."""
         self._process = subprocess.Popen(
             [
                 program("redis-server"),
@@ -62,7 +62,7 @@ class RedisServer:
         return redis.Redis(host="127.0.0.1", port=self.port, password=self.password or None)
 
     def freeze(self) -> None:
-        """It stays connected and answers nobody."""
+        """Freeze the process: connections stay open and get no answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)

@@ -1,8 +1,8 @@
-"""Recorded traffic of real agents, and a server that says what the recorded upstream said.
+"""Recorded traffic of real agents, and a server that gives the recorded replies.
 
-A trace is a file of JSON lines, one request and its reply on each. The recorded clients send
-back replies of another server; here ours gives the same ones, token by token through the engine,
-so that what a client did to them on their way back is what meets the memory of turns.
+A trace is a file of JSON lines, one request and its reply on each. The recorded clients send back
+the replies of another server. Our server gives the same replies, token by token through the engine.
+So the memory of turns meets replies exactly as real clients rewrite them.
 """
 
 import gzip
@@ -154,7 +154,7 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a request does not say what the one before it, and its reply, did."""
+    """The first place where a request differs from the previous one and its reply."""
 
     index: int | None  # of the message
     role: str
@@ -193,7 +193,7 @@ def first_difference(before: Recorded, after: Recorded) -> Difference | None:
 
 
 def _apart(before: str, after: str) -> tuple[str, str]:
-    """Both from a little before the first character that differs."""
+    """Return both texts from a little before their first difference."""
     shared = n_shared(before, after)
     start = max(shared - 15, 0)
     return before[start:], after[start:]
@@ -239,7 +239,7 @@ def written(reply: Body) -> str:
 
 @dataclass(slots=True)
 class Script:
-    """What is to be said, and the prompts it was said to: by the seed of the request."""
+    """Replies to give, and the prompts they were given to, by the seed of the request."""
 
     replies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class ScriptedSampler(FakeSampler):
 
 
 class ScriptedBackend(FakeBackend):
-    """Holds the engine to account for every row, and computes none: agents' prompts are long."""
+    """Checks the engine's account of every row and computes none: agents' prompts are long."""
 
     def __init__(self, model: GgufModel, params: ContextParams, script: Script) -> None:
         super().__init__(n_slots=params.n_slots, n_cells=params.n_cells, n_ubatch=params.n_ubatch)
@@ -274,7 +274,7 @@ class ScriptedBackend(FakeBackend):
 
 
 class ScriptedServer:
-    """The whole server but for llama.cpp: `say` before each request that is sent with `seed`."""
+    """The whole server without llama.cpp. Call `say` before each request with that `seed`."""
 
     def __init__(self, url: str, vocabulary: Vocabulary, script: Script) -> None:
         self.url = url
@@ -294,7 +294,7 @@ class ScriptedServer:
         return tuple(tokens)
 
     def prompt_of(self, seed: int) -> tuple[int, ...]:
-        """As the engine got it."""
+        """Return the prompt as the engine received it."""
         return self._script.prompts[seed]
 
     def text_of(self, tokens: Sequence[int]) -> str:
@@ -311,7 +311,7 @@ def serve_script(
     n_slots: int,
     reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
 ) -> Iterator[ScriptedServer]:
-    """In this process. Nothing is computed ahead: that would hide what a request had to."""
+    """Run a server in this process, without rewarm: that would hide the cost of requests."""
     settings = Settings(
         model=ModelSettings(chat_template=template),
         chat=ChatSettings(rewarm=False, reasoning_history=reasoning_history),

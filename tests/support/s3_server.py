@@ -1,4 +1,4 @@
-"""SeaweedFS for tests: S3 on a free port of loopback, with one bucket. It starts in 4 seconds."""
+"""SeaweedFS for tests: S3 on a free port of loopback, with one bucket; starts in 4 seconds."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to find it."""
+        """Return the environment variables of a client process."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": "us-east-1",
@@ -43,7 +43,7 @@ class S3Server:
         }
 
     def start(self) -> None:
-        """Also after `kill`: on the same port, with what was stored."""
+        """Start the server, also after `kill`: on the same port, with its objects."""
         # With credentials in its environment it would let nobody else in, us included.
         environment = {name: os.environ[name] for name in os.environ if name[:4] != "AWS_"}
         self._process = subprocess.Popen(
@@ -60,7 +60,7 @@ class S3Server:
             time.sleep(0.02)
 
     def freeze(self) -> None:
-        """It stays connected and answers nobody."""
+        """Freeze the process: connections stay open and get no answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)

@@ -1,4 +1,4 @@
-"""The real thing for tests: `rekindle serve` as a process of its own, on a free port."""
+"""`rekindle serve` as a process of its own, on a free port."""
 
 import os
 import re
@@ -75,7 +75,7 @@ class ServerProcess:
         _wait(lambda: self.slots_in_use() == 0, "slots are still in use")
 
     def wait_for_metric(self, name: str) -> None:
-        """Until it is not 0."""
+        """Wait until the metric is not 0."""
 
         def is_counted() -> bool:
             metrics = httpx.get(f"{self.url}/metrics").text
@@ -118,7 +118,7 @@ def launch(
     python: str | Path = sys.executable,
     cwd: Path | None = None,
 ) -> Process:
-    """As a user does it. `fork_rekindle` gives the same server sooner."""
+    """Start a server as a user does. `fork_rekindle` starts the same server faster."""
     with log.open("wb") as output:
         return subprocess.Popen(
             [*prefix, str(python), "-m", "rekindle", *arguments],

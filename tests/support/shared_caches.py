@@ -1,4 +1,4 @@
-"""A shared store in memory for engine tests, whose jobs are done when the test says so."""
+"""A shared store in memory for engine tests. The test decides when jobs are done."""
 
 from collections import deque
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class HeldPool(TransferPool):
 
 
 class SharedHouse:
-    """One store, and a door for each server."""
+    """One store, and a connection for each server."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()

@@ -1,4 +1,4 @@
-"""`rekindle serve` that is imported ahead of time, and dies where it is told to.
+"""`rekindle serve` that is imported in advance and dies at a given moment.
 
     python -m tests.support.standby_server serve MODEL ...
 
@@ -45,7 +45,7 @@ def _die_when_gone(path: str) -> None:
 
 def _die_at(moment: Moment) -> None:
     def on_event(event: str, arguments: tuple[object, ...]) -> None:
-        """Called before the system is."""
+        """Python calls this before each system call."""
         if event not in ("os.rename", "os.remove"):
             return
         path = os.fspath(arguments[0])  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
 """llama.cpp's state blobs without the order of their cells.
 
-What a restore puts into a context with holes comes out again in another order of cells: the
-same rows, and the same to attention but for rounding.
+Rows restored into a context with holes are exported in another order of cells. They are the same
+rows, and the same to attention apart from rounding.
 """
 
 import struct

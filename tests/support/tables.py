@@ -1,4 +1,4 @@
-"""What a process holds: its tables, tasks, threads and files, by count. Looks from the inside."""
+"""Count the tables, tasks, threads and files of this process."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ OURS = "rekindle."
 CONTAINERS = (dict, list, set, deque, OrderedDict)
 KIB = 2**10
 
-# Of tables whose bound is too far away to be reached by some hundred short requests.
+# For tables whose bound a few hundred short requests would not reach.
 SMALL_LIMITS: dict[str, Any] = {
     "rekindle.api.dashboard.history.MAX_SAMPLES": 8,
     "rekindle.api.dashboard.history.N_BUCKETS": 2,
@@ -40,7 +40,7 @@ BY_LENGTH = frozenset({"StateAccess._bytes_of_rows", "EntryWriter._payload_sizes
 
 @contextmanager
 def small_limits() -> Iterator[None]:
-    """For servers that are assembled meanwhile: what has a bound reaches it soon."""
+    """Lower the bounds of tables in servers assembled meanwhile, so that they fill up soon."""
     with ExitStack() as stack:
         for name, limit in SMALL_LIMITS.items():
             stack.enter_context(patch(name, limit))
@@ -76,17 +76,16 @@ def look(metrics: str, cache_dir: Path) -> Look:
 
 
 def anonymous_bytes(process: int | str = "self") -> int:
-    """By the kernel's count: without files, also those that are mapped."""
+    """Return the anonymous memory by the kernel's count, without mapped files."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
     [kilobytes] = re.findall(r"^Anonymous:\s+(\d+) kB$", rollup, re.MULTILINE)
     return int(kilobytes) * KIB
 
 
 def table_sizes() -> dict[str, int]:
-    """Every container that an object of ours owns, every table of a decorated function, and how
-    many objects there are of each class of ours.
+    """Return the sizes of all our containers and caches, and the objects of each class.
 
-    What `gc.freeze` has set aside is looked at like the rest.
+    Objects frozen by `gc.freeze` are included.
     """
     gc.unfreeze()
     sizes: Counter[str] = Counter()
@@ -104,7 +103,7 @@ def table_sizes() -> dict[str, int]:
 
 
 def _is_ours(code: Any) -> bool:
-    # Of some built-in classes it is a descriptor.
+    # Some built-in classes have a descriptor here.
     module = code.__module__
     return isinstance(module, str) and module.startswith(OURS)
 
@@ -119,6 +118,6 @@ def _attributes(owner: object) -> Iterator[tuple[str, Sized | Any]]:
 
 
 def _n_tasks() -> int:
-    """Of every event loop."""
+    """Return the number of tasks of every event loop."""
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     return sum(not task.done() for task in tasks)

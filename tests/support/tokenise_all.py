@@ -2,7 +2,7 @@
 
     python -m tests.support.tokenise_all [--pairs] NAME...
 
-It prints the name of each one that gives the texts back. A crash ends the list.
+Prints the name of each pre-tokenizer that gives the texts back. A crash ends the list.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Conversations without a model: a prompt is built, a reply is made up, and comes back."""
+"""Conversations without a model: prompts are built, and invented replies come back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ class TurnBench:
         self.forget(store)
 
     def forget(self, store: TurnStore | None = None) -> None:
-        """Begins anew, with what the store holds."""
+        """Restart with the turns of the store."""
         self.memory = TurnMemory(store or MemoryTurns())
         self.prompts = self.builder(self.memory)
 
@@ -68,13 +68,13 @@ class TurnBench:
         return PromptBuilder(self.template, self.tokenizer, self.dialect, memory, self.history)
 
     def plain(self, conversation: Conversation) -> tuple[int, ...]:
-        """What is sent, rendered and tokenised by a server that remembers nothing."""
+        """Return the prompt of a server that remembers no turn."""
         return self.builder(TurnMemory(MemoryTurns())).from_conversation(conversation).tokens
 
     def reply(
         self, conversation: Conversation, text: str, tokens: Sequence[int] | None = None
     ) -> Exchange:
-        """Has the reply sampled: as `tokens`, or as some that a tokeniser would not choose."""
+        """Sample the reply as `tokens`, or as tokens that a tokeniser would not choose."""
         prompt = self.prompts.from_conversation(conversation)
         if tokens is None:
             tokens = odd_tokens(self.tokenizer, text)

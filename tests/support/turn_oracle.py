@@ -1,8 +1,8 @@
-"""What the tokens of a prompt may be, worked out without the code that puts them together.
+"""The allowed tokens of a prompt, derived without the code that builds prompts.
 
-Every prompt and reply that was computed is noted. A prompt's tokens are right if they can be
-explained: some of its assistant messages by replies that were computed after exactly the tokens
-in front of them and that said what the client sends, everything else by the template's text.
+The oracle notes every computed prompt and reply. The tokens of a prompt are right if each part has
+one of two origins. An assistant message may be a reply with the same meaning, computed after
+exactly the tokens in front of it. All other tokens come from the template's text.
 """
 
 import json
@@ -37,7 +37,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Region:
-    """Of one assistant message in the rendered text."""
+    """One assistant message in the rendered text."""
 
     head: int
     body: int
@@ -294,7 +294,7 @@ def _is_written(word: str, body: str) -> bool:
 
 
 def _restored(conversation: Conversation, chosen: Mapping[int, Computed]) -> Conversation:
-    """Reasoning is given back to the messages that are spliced, and to no other."""
+    """Restore reasoning in spliced messages only."""
     messages = list(conversation.messages)
     for index, computed in chosen.items():
         message = messages[index]

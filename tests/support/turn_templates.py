@@ -114,7 +114,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Habits:
-    """What a reply to a template looks like."""
+    """The format of replies to a template."""
 
     opens_reasoning: bool = False
     lists_calls: bool = False

@@ -1,6 +1,6 @@
-"""Traffic in the shape that agents have, and the least that a server could prefill for it.
+"""Traffic as agents send it, and the floor: the least that a server could prefill for it.
 
-The floor comes from token ids alone. Nothing that the server says about its cache goes into it.
+The floor comes from token ids alone, never from the server's own reports.
 """
 
 import json
@@ -26,14 +26,17 @@ Message: TypeAlias = dict[str, Any]
 Tree: TypeAlias = dict[int, "Tree"]
 
 
-class Floor:
-    """Every prefix that was computed so far, as a tree of tokens."""
+class ReferenceFloor:
+    """Every prefix computed so far, as a tree of tokens.
+
+    Slow and plain on purpose: `rekindle.replay.floor` and the server are checked against it.
+    """
 
     def __init__(self) -> None:
         self._known: Tree = {}
 
     def n_new(self, prompt: Sequence[int]) -> int:
-        """How many of its tokens nobody has computed yet; one at least, for its logits."""
+        """Return how many tokens are new. The last one always is: its logits are needed."""
         node = self._known
         for n_shared, token in enumerate(prompt):
             if token not in node:
@@ -76,10 +79,10 @@ class Answer:
 
 
 class Client:
-    """Asks one server, and holds each answer to the numbers that come with it.
+    """Asks one server, and checks the numbers in each answer.
 
-    The API tells sampled tokens by their text. A text that is a token by itself gives its id;
-    one that is not (half a character) ends what is known of the reply.
+    The API returns sampled tokens as text. A text that is one token gives its id. A text that is
+    not (half a character) ends the known part of the reply.
     """
 
     def __init__(self, url: str, *, banned_tokens: Sequence[int] = ()) -> None:
@@ -115,7 +118,7 @@ class Client:
         return tokens
 
     def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply; a stream is put together to the shape of a whole one."""
+        """Return the reply. A stream is joined to the shape of an unstreamed one."""
         if "completions" in route:
             body = {"max_tokens": REPLY_TOKENS, "temperature": 0, **body}
             if self._banned:
@@ -139,7 +142,7 @@ class Client:
         return answer
 
     def metric(self, name: str, **labels: str) -> float:
-        """Summed over the labels that are not given."""
+        """Return the metric, summed over the labels that are not given."""
         text = self._http.get("/metrics").text
         return sum(
             sample.value
@@ -149,11 +152,11 @@ class Client:
         )
 
     def wait_until_saved(self) -> None:
-        """The engine saves after it has answered: once it answers again, it has."""
+        """Ask again: the engine saves after an answer and before the next one."""
         self.complete([0], max_tokens=1, cache_prompt=False)
 
     def wait_until_on_disk(self) -> None:
-        """For servers whose memory has room for all, and that were asked nothing short."""
+        """Wait until the disk has all entries. Valid if memory has room and no prompt was short."""
         self.wait_until_saved()
         deadline = time.monotonic() + DISK_SECONDS
         while self._n_entries("disk") < self._n_entries("memory"):
@@ -191,12 +194,12 @@ class Client:
 
 
 def n_cached_of(story: dict[str, Any]) -> int:
-    """Of a `rekindle` object: over all tiers."""
+    """Return the cached tokens of all tiers in a `rekindle` object."""
     return sum(each["tokens"] for each in story["cached"])
 
 
 def assert_numbers_agree(reply: dict[str, Any], *, n_prompt: int) -> None:
-    """`usage`, `timings` and `rekindle` of one reply to one prompt; streams may have no `usage`."""
+    """Check `usage`, `timings` and `rekindle` of one reply. Streams may have no `usage`."""
     story, timings, usage = reply["rekindle"], reply["timings"], reply.get("usage")
     n_cached, n_prefilled = n_cached_of(story), story["prefilled"]
     assert n_cached + n_prefilled == n_prompt
@@ -220,7 +223,7 @@ def _pieces(choice: dict[str, Any]) -> list[str]:
 
 
 def _whole(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The chunks of a stream as one reply."""
+    """Join the chunks of a stream to one reply."""
     parts = [choice for chunk in chunks for choice in chunk["choices"]]
     indices = sorted({part["index"] for part in parts})
     last = chunks[-1]
@@ -245,7 +248,7 @@ def _whole_choice(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Account:
-    """What a workload asked for, what was computed for it, and what had to be."""
+    """Tokens that a workload sent, that were computed for it, and its floor."""
 
     workload: str
     n_parallel: int
@@ -280,7 +283,7 @@ TABLE_HEAD = (
 class Traffic:
     """Requests to one server, counted against the floor.
 
-    What the server knew before counts as known: `floor` outlives a restart of it.
+    Prefixes of an earlier server count as known: `floor` outlives a restart.
     """
 
     def __init__(
@@ -288,11 +291,11 @@ class Traffic:
         url: str,
         *,
         n_parallel: int,
-        floor: Floor | None = None,
+        floor: ReferenceFloor | None = None,
         banned_tokens: Sequence[int] = (),
     ) -> None:
         self.client = Client(url, banned_tokens=banned_tokens)
-        self.floor = floor or Floor()
+        self.floor = floor or ReferenceFloor()
         self._n_parallel = n_parallel
         self._account = Account("", n_parallel)
 
@@ -349,13 +352,13 @@ FOLDERS = ("cache", "engine", "chat", "api", "tests", "docs")
 
 
 def prose(seed: str, n_words: int) -> str:
-    """About one token per word."""
+    """Return random words, about one token each."""
     noise = random.Random(seed)
     return " ".join(noise.choice(WORDS) for _ in range(n_words))
 
 
 def listing(seed: str, n_lines: int) -> str:
-    """What a search tool prints, about 25 tokens per line."""
+    """Return the output of a search tool, about 25 tokens per line."""
     noise = random.Random(seed)
     return "\n".join(
         f"src/{noise.choice(FOLDERS)}/{noise.choice(WORDS)}.py:{noise.randrange(10, 99)}: "
@@ -388,7 +391,7 @@ SEARCH_TOOL = {
 
 
 def tool_round(text: str | None, call_id: str, pattern: str, result: str) -> list[Message]:
-    """The assistant's turn with a call, and what the tool said."""
+    """Return the assistant's turn with a call, and the tool's result."""
     function = {"name": "search", "arguments": json.dumps({"pattern": pattern})}
     call = {"id": call_id, "type": "function", "function": function}
     return [

@@ -1,1 +1,1 @@
-"""The benchmark: workloads of the shape that agents have, sent to this server and its peers."""
+"""`rekindle bench`: workloads as agents send them, on this server and its peers."""

@@ -1,8 +1,8 @@
 """One burst of concurrent streaming completions, in a process of its own.
 
-Reads a `Burst` from stdin and writes a list of `StreamResult` to stdout, as JSON. While the
-streams run it only notes when lines arrive: parsing waits until the end, because client and
-server share the machine's cores.
+The process reads a `Burst` from stdin and writes a list of `StreamResult` to stdout, as JSON.
+While the streams run, the process only notes when lines arrive. Parsing waits for the end, because
+client and server share the machine's cores.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
 
 from rekindle.errors import RekindleError
+from rekindle.replay.stream import ReplyFailed, StreamReader
 
 BURST_LIMIT_SECONDS = 600
 
 
 class BurstFailed(RekindleError):
-    """There is nothing to compare."""
+    """A burst failed, so there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class StreamResult:
     text_seconds: list[float]  # when each piece of text came, from the start of the burst
     n_prompt: int
     n_generated: int  # at least one for each piece
-    server_decode_rate: float | None  # what the server's own `timings` say
+    server_decode_rate: float | None  # by the server's own `timings`
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ArrivedLine:
     seconds: float
-    data: bytes
+    text: bytes
 
 
 def run_burst(burst: Burst) -> list[StreamResult]:
-    """Runs this module as a child, so that none of the caller's threads are in the way."""
+    """Run this module as a child process, away from the threads of the caller."""
     try:
         child = subprocess.run(
             [sys.executable, "-m", "rekindle.bench.burst_client"],
@@ -67,10 +67,10 @@ async def stream_all(burst: Burst) -> list[StreamResult]:
     start = perf_counter()
     for (_, writer), prompt in zip(connections, burst.prompts, strict=True):
         writer.write(http_request(prompt, burst))
-    streams = await asyncio.gather(*(read_frames(reader, start) for reader, _ in connections))
+    streams = await asyncio.gather(*(read_lines(reader, start) for reader, _ in connections))
     for _, writer in connections:
         writer.close()
-    return [summarise(frames) for frames in streams]
+    return [summarise(lines) for lines in streams]
 
 
 def http_request(prompt: str, burst: Burst) -> bytes:
@@ -94,41 +94,29 @@ def http_request(prompt: str, burst: Burst) -> bytes:
     return head.encode() + body
 
 
-async def read_frames(reader: asyncio.StreamReader, start: float) -> list[Frame]:
-    """Both servers write whole SSE lines into each HTTP chunk, so chunk sizes can be skipped."""
+async def read_lines(reader: asyncio.StreamReader, start: float) -> list[ArrivedLine]:
+    """Read the lines of a stream. Servers put whole lines into HTTP chunks; sizes are skipped."""
     status = await reader.readline()
     if b" 200 " not in status:
-        raise RuntimeError(f"{status.decode().strip()}: {(await reader.read()).decode()}")
-    frames = []
+        raise ReplyFailed(f"{status.decode().strip()}: {(await reader.read()).decode()}")
+    lines = []
     while line := await reader.readline():
-        if line.startswith(b"data:"):
-            frames.append(Frame(perf_counter() - start, line[5:].strip()))
-    return frames
+        lines.append(ArrivedLine(perf_counter() - start, line))
+    return lines
 
 
-def summarise(frames: list[Frame]) -> StreamResult:
+def summarise(lines: list[ArrivedLine]) -> StreamResult:
+    reader = StreamReader()
     text_seconds: list[float] = []
-    usage: dict[str, Any] | None = None
-    timings: dict[str, Any] = {}
-    for frame in frames:
-        if frame.data == b"[DONE]":
-            continue
-        chunk = json.loads(frame.data)
-        if "error" in chunk:
-            raise RuntimeError(f"the stream failed: {chunk['error']}")
-        if any(choice["text"] for choice in chunk["choices"]):
-            text_seconds.append(frame.seconds)
-        usage = chunk.get("usage") or usage
-        timings = chunk.get("timings") or timings
-    if usage is None or not text_seconds:
-        raise RuntimeError("the stream ended without text or without usage")
-    n_decoded, decode_ms = timings.get("predicted_n", 0), timings.get("predicted_ms", 0)
-    return StreamResult(
-        text_seconds=text_seconds,
-        n_prompt=usage["prompt_tokens"],
-        n_generated=usage["completion_tokens"],
-        server_decode_rate=1000 * n_decoded / decode_ms if decode_ms else None,
-    )
+    for line in lines:
+        n_before = len(reader.text)
+        reader.feed(line.text.decode())
+        if len(reader.text) > n_before:
+            text_seconds.append(line.seconds)
+    counts = reader.counts()
+    if counts.n_prompt is None or counts.n_reply is None or not text_seconds:
+        raise ReplyFailed("The stream ended without text or without usage.")
+    return StreamResult(text_seconds, counts.n_prompt, counts.n_reply, reader.decode_rate())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names for where and on what a run was made."""
+"""Names for the machine and the commit of a run, and whether the machine is busy."""
 
 import os
 import platform
@@ -7,9 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+IDLE_LOAD = 0.5  # picked
+
 
 def machine_label() -> str:
-    """The processor and its number of cores; no name that someone gave to the machine."""
+    """Return the processor and its number of cores. The host's own name is left out."""
     name = platform.machine()
     if shutil.which("lscpu"):
         listing = _output("lscpu")
@@ -22,13 +24,21 @@ def machine_label() -> str:
 
 
 def commit_label() -> str:
-    """Of the checkout that this program runs from; empty where it is installed."""
+    """Return the commit of the checkout that this program runs from; empty if it is installed."""
     source = Path(__file__).resolve().parents[3]
     if not (source / ".git").exists():
         return ""
     commit = _output("git", "-C", str(source), "rev-parse", "--short", "--verify", "HEAD")
     is_modified = bool(_output("git", "-C", str(source), "status", "--porcelain"))
     return f"{commit}-modified" if commit and is_modified else commit
+
+
+def load_warning() -> str | None:
+    """Return a warning if other work runs on this machine."""
+    load = os.getloadavg()[0]
+    if load <= IDLE_LOAD:
+        return None
+    return f"The load average is {load:.1f}: other work will distort the results."
 
 
 def _output(*command: str) -> str:

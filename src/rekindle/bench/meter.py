@@ -1,4 +1,4 @@
-"""What servers tell of their work beside their replies: counters and logs."""
+"""Counters and logs of a server: the work that it reports outside its replies."""
 
 import re
 from collections.abc import Iterator
@@ -8,29 +8,34 @@ import httpx
 from rekindle.replay.client import Server
 from rekindle.replay.stream import Counts
 
-OUR_COUNTER = re.compile(r"^rekindle_prompt_tokens_prefilled_total (\S+)$", re.MULTILINE)
-# llama_cpp.server: the first is missing where nothing was reused; the others end each reply.
+PREFILLED = "rekindle_prompt_tokens_prefilled_total"
+# Log lines of llama_cpp.server. The first is missing if nothing was reused; the last ends a reply.
 REUSED = re.compile(r"Llama\.generate: (\d+) prefix-match hit")
 PROMPT = re.compile(r"prompt eval time =.*?/\s*(\d+) tokens")
 REPLY = re.compile(r"\beval time =.*?/\s*(\d+) runs")
 
 
-async def prefilled_so_far(server: Server) -> int | None:
-    """Every prompt token that Rekindle computed, also ahead of any request."""
+def metric_in(metrics: str, sample: str) -> float | None:
+    """Return the value of one sample, for example `name{tier="disk"}`, in the text of /metrics."""
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+async def n_prefilled_by(server: Server) -> int | None:
+    """Return the prompt tokens that Rekindle computed since it started, idle work included.
+
+    None: the server has no such counter.
+    """
     try:
         response = await server.http.get("/metrics")
     except httpx.HTTPError:
         return None
-    found = OUR_COUNTER.search(response.text) if response.is_success else None
-    return int(float(found[1])) if found else None
+    value = metric_in(response.text, PREFILLED) if response.is_success else None
+    return None if value is None else int(value)
 
 
-def count_log(log: str) -> list[Counts]:
-    """Of each reply of llama_cpp.server, in the order they ended."""
-    return list(_replies(log))
-
-
-def _replies(log: str) -> Iterator[Counts]:
+def counts_in(log: str) -> Iterator[Counts]:
+    """Yield the counts of each reply in a log of llama_cpp.server, in the order they ended."""
     n_reused = n_prefilled = 0
     for line in log.splitlines():
         if found := REUSED.search(line):

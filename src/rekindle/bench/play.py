@@ -1,20 +1,19 @@
-"""One workload on one server: a fresh process in an empty folder, the traffic, the counts.
+"""One workload on one server: a new process in an empty folder, the traffic, the counts.
 
-What a server cannot do becomes a note, and never ends the run.
+A server that cannot do something gets a note, and the run continues.
 """
 
-import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
-from rekindle.bench.peers.processes import DidNotStart, ProcessUsage, ServerProcess
-from rekindle.bench.report.results import RequestRow, WorkloadRow
+from rekindle.bench.peers.processes import DidNotStart, started
+from rekindle.bench.progress import Progress
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
-from rekindle.bench.stage import Size, Stage
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import Workload
 from rekindle.errors import StartupError
@@ -22,7 +21,7 @@ from rekindle.replay.client import Outcome
 from rekindle.replay.prompts import Counted, FloorCounter
 
 MAX_ERROR_CHARS = 160  # of a note; picked
-BELOW_FLOOR = 0.99  # picked: the few tokens of replies that we do not know are no news
+BELOW_FLOOR = 0.99  # picked: the floor misses a few tokens of replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,126 +29,109 @@ class Conditions:
     """The same for every server and workload."""
 
     model: Path
-    shows_tools: bool  # the model's own template does; ours is not needed for that
+    shows_tools: bool  # the model's own template shows tools; else ours replaces it
     threads: int
     texts: Texts
     is_quick: bool
     scratch: Path  # on a disk, for the folders of servers
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Of one play."""
-
-    workload: WorkloadRow
-    requests: Sequence[RequestRow] = ()
-
-
 class Play:
+    """One workload on one server, in one round."""
+
     def __init__(
         self,
         contender: Contender,
         workload: Workload,
         round_number: int,
         conditions: Conditions,
-        on_request: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self._contender = contender
         self._workload = workload
         self._conditions = conditions
+        self._progress = progress
         self._played = Played(workload.name, contender.name, round_number)
         self._template = workload.template_for(shows_tools=conditions.shows_tools)
-        self._on_request = on_request
 
-    async def run(self, on_end: Callable[[Results], None]) -> None:
-        """`on_end` comes also after Ctrl-C, with what was answered."""
+    async def run(self) -> None:
+        """Play the workload and add its rows to the progress, also after Ctrl-C."""
         async with AsyncExitStack() as stack:
             try:
-                self._on_request("starting")
-                process = await self._process(stack)
-                stage = self._stage(process)
+                self._show("starting")
+                stage = await self._stage(stack)
                 stack.push_async_callback(stage.close)
                 await stage.open()
             except (DidNotStart, StartupError) as error:
-                on_end(Results(nothing_row(self._played, error.message)))
+                self._progress.add(nothing_row(self._played, error.message), ())
                 return
             try:
                 await self._workload.play(stage)
             except (DidNotStart, StartupError) as error:  # after the kill in the middle
                 stage.notes.append(error.message)
             finally:
-                self._on_request("counting the floor")
-                on_end(await self._conclude(stage, process))
+                self._show("counting the floor")
+                await self._conclude(stage)
 
-    async def _process(self, stack: AsyncExitStack) -> ServerProcess | None:
-        if isinstance(self._contender, RemoteServer):
-            return None
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._conditions.scratch))
-        flags = Flags(
-            model=self._conditions.model,
-            ctx_size=self._workload.ctx_size,
-            parallel=self._workload.parallel,
-            threads=self._conditions.threads,
-            cache_ram_mib=self._workload.cache_ram_mib,
-            chat_template=self._template,
-        )
-        process = ServerProcess(self._contender, flags, Path(folder))
-        stack.push_async_callback(process.end)
-        await process.start()
-        return process
+    def _show(self, what: str) -> None:
+        self._progress.on_step(f"{self._workload.name}  {self._contender.name}  {what}")
 
-    def _stage(self, process: ServerProcess | None) -> Stage:
-        contender = self._contender
+    async def _stage(self, stack: AsyncExitStack) -> Stage:
+        """Return the stage of the server, which is started unless it is a remote one."""
+        contender, workload = self._contender, self._workload
+        process = None
+        if isinstance(contender, RemoteServer):
+            url = contender.url
+        else:
+            flags = Flags(
+                model=self._conditions.model,
+                ctx_size=workload.ctx_size,
+                parallel=workload.parallel,
+                threads=self._conditions.threads,
+                cache_ram_mib=workload.cache_ram_mib,
+                chat_template=self._template,
+            )
+            process = await started(contender, flags, self._conditions.scratch, stack)
+            url = process.url
         return Stage(
-            self._url(process),
+            url,
             process=process,
             texts=self._conditions.texts,
-            size=Size(n_slots=self._workload.parallel, is_quick=self._conditions.is_quick),
+            n_slots=workload.parallel,
+            is_quick=self._conditions.is_quick,
             calls_tools=contender.calls_tools,
-            on_request=self._on_request,
+            on_request=self._show,
         )
 
-    def _url(self, process: ServerProcess | None) -> str:
-        if isinstance(self._contender, RemoteServer):
-            return self._contender.url
-        assert process is not None
-        return process.url
-
-    async def _conclude(self, stage: Stage, process: ServerProcess | None) -> Results:
-        # At once: what is computed ahead from now on is for a turn that never comes.
+    async def _conclude(self, stage: Stage) -> None:
+        # Read at once: later work of the server is for a turn that never comes.
         n_prefilled = await stage.n_prefilled()
         stage.read_log()
         if n_prefilled is None:
-            n_prefilled = stage.n_prefilled_as_told()
-        counted = await _floor(stage)
-        if process is not None:
-            await process.end()
+            n_prefilled = stage.n_prefilled_by_replies()
+        counter = FloorCounter(stage.server)
+        traffic = stage.traffic
+        counted = {
+            each.index: each async for each in counter.count(traffic.requests, traffic.outcomes)
+        }
         row = workload_row(
             self._played,
-            stage.traffic,
+            traffic,
             counted,
             n_prefilled=n_prefilled,
-            usage=process.usage if process is not None else ProcessUsage(),
+            usage=await stage.end_process(),
             notes=[*self._shortcomings(), *stage.notes, *_remarks(stage, counted, n_prefilled)],
         )
-        return Results(row, request_rows(self._played, stage.traffic, counted))
+        self._progress.add(row, request_rows(self._played, traffic, counted))
 
     def _shortcomings(self) -> Iterator[str]:
         contender, workload = self._contender, self._workload
         if workload.calls_tools and not contender.calls_tools:
-            yield "it knows no tool calls: plain replies instead"
+            yield "it has no tool calls: plain replies instead"
         elif self._template is not None and not contender.takes_templates:
             yield "with its own template: it takes no other"
         if workload.cache_ram_mib is not None and isinstance(contender, RemoteServer):
             yield "its memory is not limited"
-
-
-async def _floor(stage: Stage) -> dict[int, Counted]:
-    counter = FloorCounter(stage.server)
-    return {
-        each.index: each
-        async for each in counter.count(stage.traffic.requests, stage.traffic.outcomes)
-    }
 
 
 def _has_to_call(stage: Stage, outcome: Outcome) -> bool:
@@ -168,4 +150,4 @@ def _remarks(stage: Stage, counted: dict[int, Counted], n_prefilled: int | None)
         yield "floor by characters"
     n_floor = sum(each.n_floor for each in counted.values())
     if n_prefilled is not None and n_floor and n_prefilled / n_floor < BELOW_FLOOR:
-        yield "below its floor: it shows replies otherwise than they were said"
+        yield "below its floor: its prompts show replies differently from how they were sampled"

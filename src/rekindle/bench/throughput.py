@@ -1,31 +1,29 @@
-"""Prefill and decode speed through HTTP, the servers taking turns.
+"""Prefill and decode speed through HTTP. The servers take turns.
 
-Each burst of streams has prompts that no server has seen before, so that none can answer from a
-cache; only the measure of the cache sends a prompt again. The first round warms all up and is
-thrown away.
+Each burst of streams has prompts that no server has seen, so no cache can answer them. Only
+`measure_cached` sends a prompt twice. The first round warms up all servers and is thrown away.
 """
 
 import asyncio
 import random
-import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path
 from statistics import median
 
 from rekindle.bench.burst_client import Burst, BurstFailed, StreamResult, run_burst
-from rekindle.bench.peers.contenders import Contender, Flags, Program
-from rekindle.bench.peers.processes import DidNotStart, ServerProcess
+from rekindle.bench.peers.contenders import Contender, Flags, Program, in_turn
+from rekindle.bench.peers.processes import DidNotStart, ServerProcess, started
 from rekindle.bench.play import Conditions
+from rekindle.bench.progress import Progress
 from rekindle.bench.report.results import BurstRow
 
 PREFILL = "prefill_tokens_per_second"
 FIRST_TOKEN = "first_token_ms"
 DECODE = "decode_tokens_per_second"
-DECODE_BY_SERVER = "decode_tokens_per_second_by_server"  # what the server's own timings say
+DECODE_BY_SERVER = "decode_tokens_per_second_by_server"  # by the server's own timings
 CACHED_FIRST_TOKEN = "cached_first_token_ms"
 WORDS = "the server keeps every prefix that it has computed and reads a long story about town"
 
@@ -55,71 +53,52 @@ QUICK_BURSTS = BurstPlan(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    program: Program
+    process: ServerProcess
+
+
 def programs_of(contenders: Sequence[Contender]) -> list[Program]:
-    """Somebody else's server cannot be started with equal flags."""
+    """Return the servers to send bursts to. Remote ones may run with other flags."""
     return [each for each in contenders if isinstance(each, Program) and each.has_bursts]
 
 
 async def run_bursts(
-    plan: BurstPlan,
-    contenders: Sequence[Contender],
-    conditions: Conditions,
-    *,
-    on_step: Callable[[str], None],
-    on_done: Callable[[], None],
-    on_trouble: Callable[[str], None],
-) -> AsyncIterator[BurstRow]:
-    """Of a server that does not start there are no rows, of a burst that fails there is none."""
+    plan: BurstPlan, contenders: Sequence[Contender], conditions: Conditions, progress: Progress
+) -> None:
+    """Add a row for each burst. A server that does not start and a burst that fails have none."""
     async with AsyncExitStack() as stack:
         servers = []
         for program in programs_of(contenders):
-            on_step(f"throughput  {program.name}  starting")
+            progress.on_step(f"throughput  {program.name}  starting")
             try:
-                servers.append(await _started(program, plan, conditions, stack))
+                process = await started(
+                    program,
+                    _flags(plan, conditions),
+                    conditions.scratch,
+                    stack,
+                    program.burst_arguments,
+                )
+                servers.append(_Started(program, process))
             except DidNotStart as error:
-                on_trouble(f"throughput, {program.name}: {error.message}")
+                progress.on_trouble(f"throughput, {program.name}: {error.message}")
         for round_number in range(plan.n_rounds + 1):
             for measure, n_streams in _measures(plan):
-                # Whoever goes first meets a cooler processor, so they swap.
-                for server in servers if round_number % 2 else servers[::-1]:
-                    name = server.program.name
-                    on_step(f"throughput  {name}  round {round_number}, {n_streams} streams")
-                    values: dict[str, float] = {}
-                    try:
-                        values = await asyncio.to_thread(
-                            _measured, measure, server, plan, n_streams, round_number
-                        )
-                    except (BurstFailed, OSError, HTTPException) as error:
-                        where = f"{name}, round {round_number}, {n_streams} streams"
-                        on_trouble(f"throughput, {where}: {error}")
-                    on_done()
-                    for each, value in values.items() if round_number else ():
-                        yield BurstRow(
-                            measure=each,
-                            streams=n_streams,
-                            server=name,
-                            round=round_number,
-                            value=value,
-                        )
+                for server in in_turn(servers, round_number):
+                    await _measure(measure, server, plan, n_streams, round_number, progress)
 
 
-async def _started(
-    program: Program, plan: BurstPlan, conditions: Conditions, stack: AsyncExitStack
-) -> ServerProcess:
-    folder = stack.enter_context(tempfile.TemporaryDirectory(dir=conditions.scratch))
-    flags = Flags(
+def _flags(plan: BurstPlan, conditions: Conditions) -> Flags:
+    return Flags(
         model=conditions.model,
         ctx_size=plan.n_ctx_needed,
         parallel=max(plan.streams),
         threads=conditions.threads,
     )
-    server = ServerProcess(program, flags, Path(folder), program.burst_arguments)
-    stack.push_async_callback(server.end)
-    await server.start()
-    return server
 
 
-Measure = Callable[[ServerProcess, BurstPlan, int, int], dict[str, float]]
+Measure = Callable[[int, BurstPlan, int, int], dict[str, float]]
 
 
 def _measures(plan: BurstPlan) -> list[tuple[Measure, int]]:
@@ -131,29 +110,49 @@ def _measures(plan: BurstPlan) -> list[tuple[Measure, int]]:
     return [*each, (measure_cached, 1)]
 
 
-def _measured(
-    measure: Measure, server: ServerProcess, plan: BurstPlan, n_streams: int, round_number: int
-) -> dict[str, float]:
-    forget(server, max(plan.streams))
-    return measure(server, plan, n_streams, round_number)
+async def _measure(
+    measure: Measure,
+    server: _Started,
+    plan: BurstPlan,
+    n_streams: int,
+    round_number: int,
+    progress: Progress,
+) -> None:
+    def burst() -> dict[str, float]:
+        if server.program.can_erase_slots:
+            erase_slots(server.process.url, max(plan.streams))
+        return measure(server.process.port, plan, n_streams, round_number)
+
+    name, where = server.program.name, f"round {round_number}, {n_streams} streams"
+    progress.on_step(f"throughput  {name}  {where}")
+    values: dict[str, float] = {}
+    try:
+        values = await asyncio.to_thread(burst)
+    except (BurstFailed, OSError, HTTPException) as error:
+        progress.on_trouble(f"throughput, {name}, {where}: {error}")
+    progress.on_done()
+    if round_number:
+        progress.bursts += [
+            BurstRow(measure=each, streams=n_streams, server=name, round=round_number, value=value)
+            for each, value in values.items()
+        ]
 
 
-def forget(server: ServerProcess, n_slots: int) -> None:
-    """With a unified KV cache, rows that idle slots keep would slow the next burst.
+def erase_slots(url: str, n_slots: int) -> None:
+    """Erase the rows of idle slots: in a unified KV cache they slow the next burst.
 
-    This server has to find that out by itself.
+    Rekindle has no such request: it must evict those rows by itself.
     """
-    if server.program.can_erase_slots:
-        for slot in range(n_slots):
-            url = f"{server.url}/slots/{slot}?action=erase"
-            urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=30).close()
+    for slot in range(n_slots):
+        request = urllib.request.Request(f"{url}/slots/{slot}?action=erase", b"{}")
+        urllib.request.urlopen(request, timeout=30).close()
 
 
 def measure_prefill(
-    server: ServerProcess, plan: BurstPlan, n_streams: int, round_number: int
+    port: int, plan: BurstPlan, n_streams: int, round_number: int
 ) -> dict[str, float]:
     prompts = _prompts(f"prefill {round_number}", n_streams, plan.prefill_words)
-    results = run_burst(Burst(server.port, prompts, max_tokens=1))
+    results = run_burst(Burst(port, prompts, max_tokens=1))
     first_token = [result.text_seconds[0] for result in results]
     return {
         PREFILL: sum(result.n_prompt for result in results) / max(first_token),
@@ -162,10 +161,10 @@ def measure_prefill(
 
 
 def measure_decode(
-    server: ServerProcess, plan: BurstPlan, n_streams: int, round_number: int
+    port: int, plan: BurstPlan, n_streams: int, round_number: int
 ) -> dict[str, float]:
     prompts = _prompts(f"decode {round_number}", n_streams, plan.decode_words)
-    results = run_burst(Burst(server.port, prompts, plan.decode_tokens))
+    results = run_burst(Burst(port, prompts, plan.decode_tokens))
     values = {DECODE: decode_rate(results)}
     server_rates = [r.server_decode_rate for r in results if r.server_decode_rate is not None]
     if len(server_rates) == n_streams:
@@ -174,18 +173,18 @@ def measure_decode(
 
 
 def measure_cached(
-    server: ServerProcess, plan: BurstPlan, n_streams: int, round_number: int
+    port: int, plan: BurstPlan, n_streams: int, round_number: int
 ) -> dict[str, float]:
-    """The first token of a prompt that was sent before, all of it; the caches are on."""
+    """Measure the first token of a prompt that was sent before, with the caches on."""
     prompts = _prompts(f"cached {round_number}", n_streams, plan.cached_words)
-    burst = Burst(server.port, prompts, max_tokens=1, cache_prompt=True)
+    burst = Burst(port, prompts, max_tokens=1, cache_prompt=True)
     run_burst(burst)
     seconds = [run_burst(burst)[0].text_seconds[0] for _ in range(plan.n_cached)]
     return {CACHED_FIRST_TOKEN: 1000 * median(seconds)}
 
 
 def decode_rate(results: Sequence[StreamResult]) -> float:
-    """Tokens of all streams while every one of them was decoding, over that time."""
+    """Return the tokens per second of all streams, over the time in which all of them decoded."""
     start = max(result.text_seconds[0] for result in results)
     end = min(result.text_seconds[-1] for result in results)
     if end <= start:
@@ -198,7 +197,10 @@ def decode_rate(results: Sequence[StreamResult]) -> float:
 
 
 def _prompts(name: str, n_streams: int, n_words: int) -> tuple[str, ...]:
-    """Equal for all servers, different for each stream, burst and round from the first token."""
+    """Make prompts that are equal for all servers.
+
+    Those of different streams, bursts and rounds differ from the first token on.
+    """
     prompts = []
     for stream in range(n_streams):
         choose = random.Random(f"{name} {n_streams} {stream}")

@@ -19,14 +19,14 @@ from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+    from rekindle.bench.progress import Progress
     from rekindle.bench.report.results import Run
-    from rekindle.bench.run import Plan, Progress
+    from rekindle.bench.run import Plan
     from rekindle.bench.workloads.workloads import Workload
 
 THROUGHPUT = "throughput"
 THROUGHPUT_ABOUT = "decode, prefill and first token of 1, 4 and 8 streams"
 QUICK_SCALE = 0.25
-IDLE_LOAD = 0.5  # picked
 
 
 def bench(
@@ -174,15 +174,17 @@ def _plan(
 
 
 def _warn(console: Console) -> None:
-    load = os.getloadavg()[0]
-    if load > IDLE_LOAD:
-        console.print(f"The load average is {load:.1f}: other work will distort the results.")
+    from rekindle.bench.machine import load_warning
+
+    if warning := load_warning():
+        console.print(warning)
 
 
 def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
     import asyncio
 
-    from rekindle.bench.run import Progress, run_all
+    from rekindle.bench.progress import Progress
+    from rekindle.bench.run import run_all
 
     was_interrupted = False
     with _progress_bar(console) as bar:
@@ -213,14 +215,14 @@ def _progress_bar(console: Console) -> ProgressBar:
 
 def _results(plan: "Plan", progress: "Progress") -> "Run":
     from rekindle.bench.machine import commit_label, machine_label
-    from rekindle.bench.report.results import Contender, Run
+    from rekindle.bench.report.results import MeasuredServer, Run
 
     return Run(
         machine=machine_label(),
         model=plan.conditions.model.name,
         commit=commit_label(),
         command=" ".join(["rekindle", *sys.argv[1:]]),
-        contenders=tuple(Contender(each.name, each.version) for each in plan.contenders),
+        contenders=tuple(MeasuredServer(each.name, each.version) for each in plan.contenders),
         requests=tuple(progress.requests),
         workloads=tuple(progress.workloads),
         bursts=tuple(progress.bursts),

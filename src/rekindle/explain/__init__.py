@@ -1,1 +1,1 @@
-"""Where prompts left the known prefix, what that cost, and what to do about it."""
+"""Why prompts missed the cache, what the misses cost, and how to avoid them."""

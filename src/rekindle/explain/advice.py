@@ -1,28 +1,28 @@
-"""What to do about a miss, in a sentence."""
+"""One sentence of advice for each reason of a miss."""
 
 from rekindle.explain.findings import Cost, MissGroup, VolatileSpan
 from rekindle.explain.volatile import Volatile
 from rekindle.observe.request_record import Miss, MissReason
 
 _ADVICE = {
-    MissReason.FIRST_REQUEST: "Nothing like it was computed before: `rekindle prime` can do that"
-    " ahead of time.",
-    MissReason.EVICTED: "It was stored and has gone since: give the cache more room with"
-    " --cache-ram or --cache-disk.",
-    MissReason.OTHER_MODEL: "Each model has rows of its own: stay with one for a conversation.",
-    MissReason.TEXT_CHANGED: "An earlier message was changed: leave what was sent as it is, and add"
-    " what is new at the end.",
-    MissReason.TOOLS_CHANGED: "Tools stand at the beginning of a prompt: send the same ones all the"
-    " time, and let `tool_choice` say which may be used.",
-    MissReason.SYSTEM_CHANGED: "The system prompt was changed: keep it as it is, and put what"
-    " changes into the last message.",
-    MissReason.TEMPLATE_REWROTE_TURN: "The model's template shows an earlier turn in another way"
-    " now: --reasoning-history keep may help.",
-    MissReason.CACHE_OFF: "The cache was off: see `cache_prompt` in the request, and what the"
-    " server says at its start.",
-    MissReason.RECOMPUTE_FASTER: "To compute it was faster than to load it: nothing is wrong.",
-    MissReason.NO_CHECKPOINT: "This model goes on from kept states only, and there was none where"
-    " this prompt leaves an earlier one. One is kept there now.",
+    MissReason.FIRST_REQUEST: "No earlier prompt begins like this one: `rekindle prime` can compute"
+    " it ahead of time.",
+    MissReason.EVICTED: "It was stored and evicted: give the cache more room with --cache-ram or"
+    " --cache-disk.",
+    MissReason.OTHER_MODEL: "Each model has its own cache: use one model for a conversation.",
+    MissReason.TEXT_CHANGED: "An earlier message was changed: resend messages unchanged, and append"
+    " new text at the end.",
+    MissReason.TOOLS_CHANGED: "Tools are at the beginning of a prompt: always send the same ones,"
+    " and limit their use with `tool_choice`.",
+    MissReason.SYSTEM_CHANGED: "The system prompt was changed: keep it constant, and put changing"
+    " text into the last message.",
+    MissReason.TEMPLATE_REWROTE_TURN: "The model's template now renders an earlier turn"
+    " differently: --reasoning-history keep may help.",
+    MissReason.CACHE_OFF: "The cache was off: see `cache_prompt` in the request, and the start of"
+    " the server log.",
+    MissReason.RECOMPUTE_FASTER: "Computing it was faster than loading it: nothing is wrong.",
+    MissReason.NO_CHECKPOINT: "This model resumes from checkpoints only, and there was none where"
+    " this prompt diverges from an earlier one. There is one now.",
 }
 
 
@@ -41,7 +41,7 @@ def advice_in(group: MissGroup) -> str:
 
 
 def place_of(miss: Miss) -> str:
-    """Where the texts part, in words."""
+    """Name the place where the texts diverge."""
     if miss.reason is MissReason.TOOLS_CHANGED:
         return f"tool {miss.part}"
     if miss.message is None:

@@ -1,4 +1,4 @@
-"""What was found, for programs."""
+"""The findings as JSON, for programs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Misses of a trace put together: what happened again and again, and what it cost."""
+"""The misses of a trace, grouped by place and reason, with their cost."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from rekindle.explain.volatile import Volatile, volatile_of
 from rekindle.observe.request_record import Miss, MissReason
 
 HOUR_SECONDS = 3600.0
-MIN_TIMES = 2  # that a place changes before it is called volatile
+MIN_TIMES = 2  # changes of a place before it counts as volatile
 SHOWN_VALUES = 3
 
 
@@ -33,9 +33,9 @@ class MissGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolatileSpan:
-    """A place that changes on and on, whoever asks."""
+    """A place that changes from prompt to prompt, in any session."""
 
-    volatile: Volatile  # as it was last
+    volatile: Volatile  # its last value
     miss: Miss
     cost: Cost
     n_sessions: int
@@ -52,64 +52,58 @@ class Findings:
     n_lost: int
     seconds: float  # from the first reply to the last
     reasons: dict[MissReason, int]
-    volatile: tuple[VolatileSpan, ...]  # the dearest first
+    volatile: tuple[VolatileSpan, ...]  # most expensive first
     groups: tuple[MissGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _SeenReplies:
+class _Missed:
     at: float
     session: str
     miss: Miss
 
 
 def findings_of(replies: Sequence[TracedReply]) -> Findings:
-    seen = [
-        _SeenReplies(each.at, each.session, each.miss) for each in replies if each.miss is not None
+    """Sum up the replies, which are in order of time."""
+    missed = [
+        _Missed(each.at, each.session, each.miss) for each in replies if each.miss is not None
     ]
     first, last = (replies[0].at, replies[-1].at) if replies else (0.0, 0.0)
-    price = _Price(first, last)
+    costly = [each for each in missed if each.miss.tokens_lost]
     return Findings(
         n_replies=len(replies),
         n_prompt=sum(each.n_prompt for each in replies),
         n_cached=sum(each.n_cached for each in replies),
         n_prefilled=sum(each.n_prefilled for each in replies),
         n_recomputed=sum(each.n_recomputed for each in replies),
-        n_lost=sum(each.miss.tokens_lost for each in seen),
+        n_lost=sum(each.miss.tokens_lost for each in missed),
         seconds=last - first,
-        reasons=dict(Counter(each.miss.reason for each in seen)),
-        volatile=_volatile(seen, price),
-        groups=_groups(seen, price),
+        reasons=dict(Counter(each.miss.reason for each in missed)),
+        volatile=_volatile(costly, first, last),
+        groups=_groups(costly, first, last),
     )
 
 
-class _Price:
-    def __init__(self, first: float, last: float) -> None:
-        self._hour_began = last - HOUR_SECONDS
-        self._hours = max((last - first) / HOUR_SECONDS, 1.0)
-
-    def of(self, seen: Iterable[_SeenReplies]) -> Cost:
-        lost = [(each.at, each.miss.tokens_lost) for each in seen]
-        tokens = sum(n for _, n in lost)
-        return Cost(
-            n_times=len(lost),
-            tokens=tokens,
-            tokens_in_last_hour=sum(n for at, n in lost if at >= self._hour_began),
-            tokens_per_hour=tokens / self._hours,
-        )
+def _cost(missed: Iterable[_Missed], first: float, last: float) -> Cost:
+    lost = [(each.at, each.miss.tokens_lost) for each in missed]
+    tokens = sum(n for _, n in lost)
+    return Cost(
+        n_times=len(lost),
+        tokens=tokens,
+        tokens_in_last_hour=sum(n for at, n in lost if at >= last - HOUR_SECONDS),
+        tokens_per_hour=tokens / max((last - first) / HOUR_SECONDS, 1.0),
+    )
 
 
-def _groups(seen: Sequence[_SeenReplies], price: _Price) -> tuple[MissGroup, ...]:
-    places: dict[object, list[_SeenReplies]] = defaultdict(list)
-    for each in seen:
-        miss = each.miss
-        if miss.tokens_lost:
-            places[each.session, miss.reason, miss.message, miss.part].append(each)
+def _groups(missed: Sequence[_Missed], first: float, last: float) -> tuple[MissGroup, ...]:
+    places: dict[object, list[_Missed]] = defaultdict(list)
+    for each in missed:
+        places[each.session, each.miss.reason, each.miss.message, each.miss.part].append(each)
     groups = [
         MissGroup(
             session=group[-1].session,
             miss=group[-1].miss,
-            cost=price.of(group),
+            cost=_cost(group, first, last),
             volatile=volatile_of(group[-1].miss),
         )
         for group in places.values()
@@ -117,17 +111,16 @@ def _groups(seen: Sequence[_SeenReplies], price: _Price) -> tuple[MissGroup, ...
     return tuple(sorted(groups, key=lambda group: -group.cost.tokens))
 
 
-def _volatile(seen: Sequence[_SeenReplies], price: _Price) -> tuple[VolatileSpan, ...]:
-    places: dict[object, list[tuple[_SeenReplies, Volatile]]] = defaultdict(list)
-    for each in seen:
-        found = volatile_of(each.miss)
-        if found is not None and each.miss.tokens_lost:
+def _volatile(missed: Sequence[_Missed], first: float, last: float) -> tuple[VolatileSpan, ...]:
+    places: dict[object, list[tuple[_Missed, Volatile]]] = defaultdict(list)
+    for each in missed:
+        if (found := volatile_of(each.miss)) is not None:
             places[each.miss.message, each.miss.part, found.kind].append((each, found))
     spans = [
         VolatileSpan(
             volatile=found[-1][1],
             miss=found[-1][0].miss,
-            cost=price.of(each for each, _ in found),
+            cost=_cost((each for each, _ in found), first, last),
             n_sessions=len({each.session for each, _ in found}),
             values=tuple(dict.fromkeys(what.value for _, what in reversed(found)))[:SHOWN_VALUES],
         )

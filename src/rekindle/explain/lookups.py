@@ -1,4 +1,4 @@
-"""Recorded requests, and what a running server says they would find."""
+"""Ask a running server how much of recorded requests its cache would find."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +13,6 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
 
     from rekindle.replay.traffic import ReplayRequest, Traffic
 
-DIALECTS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
@@ -30,7 +23,7 @@ class LookedUp:
 
 
 def look_up_all(http: "httpx.Client", traffic: "Traffic") -> Iterator[LookedUp]:
-    """Nothing is computed there. Raises StartupError where the server does not answer."""
+    """Look up each request; the server computes nothing. Raise StartupError if it fails."""
     for request in traffic.requests:
         yield _look_up(http, request)
 
@@ -38,17 +31,22 @@ def look_up_all(http: "httpx.Client", traffic: "Traffic") -> Iterator[LookedUp]:
 def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
     import httpx
 
+    from rekindle.replay.client import refusal_of
+
     try:
         response = http.post(
             "/v1/cache/lookup",
-            params={"dialect": DIALECTS[request.path]},
+            # The first name in the path: chat, completions, responses or messages.
+            params={"dialect": request.path.split("/")[2]},
             json=request.body,
             headers=dict(request.headers),
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise StartupError(f"{http.base_url} cannot be reached: {error}.") from error
     if response.is_error:
-        raise StartupError(f"{request.name}: {http.base_url} refused: {_refusal(response)}")
+        raise StartupError(
+            f"{request.name}: {http.base_url} refused: {refusal_of(response, response.content)}."
+        )
     try:
         found = response.json()
         return LookedUp(
@@ -58,11 +56,4 @@ def _look_up(http: "httpx.Client", request: "ReplayRequest") -> LookedUp:
             miss_of(found["miss"]),
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise StartupError(f"{http.base_url} does not answer like a server of ours.") from error
-
-
-def _refusal(response: "httpx.Response") -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}."
+        raise StartupError(f"{http.base_url} is not a Rekindle server.") from error

@@ -1,17 +1,14 @@
-"""The lines of a trace, read back."""
+"""Read the lines of a trace."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rekindle.errors import StartupError
 from rekindle.observe.request_record import Miss, MissReason
-
-GZIP_MAGIC = b"\x1f\x8b"
+from rekindle.replay.recorded_file import opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +25,18 @@ class TracedReply:
 @dataclass(frozen=True, slots=True)
 class ReadTrace:
     replies: tuple[TracedReply, ...]  # in order of time
-    n_skipped: int  # lines that are none of ours, or torn
+    n_skipped: int  # lines that are damaged or not of a trace
 
 
 def read_trace(paths: Sequence[Path]) -> ReadTrace:
-    """Raises StartupError where a file holds no line of a trace."""
+    """Read the files. Raise StartupError if one has no line of a trace."""
     replies: list[TracedReply] = []
     n_skipped = 0
     for path in paths:
         found = [_reply(line) for line in _lines(path)]
         if not any(found):
             raise StartupError(
-                f"{path} is no trace of a server; for a request, name a server with --url."
+                f"{path} is not a trace. To look up a request, name a server with --url."
             )
         replies += [reply for reply in found if reply is not None]
         n_skipped += found.count(None)
@@ -47,7 +44,7 @@ def read_trace(paths: Sequence[Path]) -> ReadTrace:
 
 
 def miss_of(value: object) -> Miss | None:
-    """As traces and replies write it; None: there was none, or it is not one of ours."""
+    """Read a miss as traces and replies write it. None: there was none, or it is unknown."""
     if not isinstance(value, dict):
         return None
     try:
@@ -57,16 +54,8 @@ def miss_of(value: object) -> Miss | None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == GZIP_MAGIC
-            file.seek(0)
-            source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_packed else file
-            yield from (line for line in source if line.strip())
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (EOFError, zlib.error) as error:
-        raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
+    with opened(path) as file:
+        yield from (line for line in file if line.strip())
 
 
 def _reply(line: bytes) -> TracedReply | None:

@@ -1,7 +1,7 @@
-"""What changes from prompt to prompt though it says little: a clock, a counter, an id.
+"""Find volatile text: a clock, a counter or an id that changes from prompt to prompt.
 
-Found in the two texts of a miss alone: where they part, both have a word of the same kind, and
-what stands around it is the same.
+The two texts of a miss show it: where they diverge, both have a word of the same kind, and the
+text around it is equal.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rekindle.observe.request_record import Miss
 
-CUT_CHARACTERS = 24  # at the end of both texts, where a word may be cut; picked
+CUT_CHARACTERS = 24  # ignored at the end of both texts, where a word may be cut; picked
 NEAR = re.compile(r"([A-Za-z_][\w ]{0,30}?)\W*$")
 
 _WEEKDAY = r"(?:Mon|Tue(?:s)?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
@@ -18,7 +18,7 @@ _MONTH = (
     r"|Sep(?:tember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
 )
 _HEX = r"[0-9a-fA-F]"
-# The first that fits names it.
+# The first match names the kind.
 _KINDS = {
     "uuid": rf"{_HEX}{{2,8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{6,12}}",
     "clock": r"(?:\d{2,4}-\d\d-\d\d[T ]|\b)\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -41,12 +41,12 @@ GIT = "git status"
 @dataclass(frozen=True, slots=True)
 class Volatile:
     kind: str  # clock, date, uuid, hash, counter, git status
-    near: str  # what stands in front of it
-    value: str  # as it was sent last
+    near: str  # the words in front of it
+    value: str  # its last value
 
 
 def volatile_of(miss: Miss) -> Volatile | None:
-    """None: the texts differ in what they say."""
+    """Return the volatile text where the texts of a miss diverge. None: other text changed."""
     if not miss.expected or not miss.got:
         return None
     earlier, now = miss.before + miss.expected, miss.before + miss.got
@@ -67,7 +67,7 @@ def _covering(pattern: re.Pattern[str], text: str, place: int) -> re.Match[str] 
 
 
 def _is_same_around(one: str, other: str) -> bool:
-    """But for words that change; how both end says nothing, as they are cut there."""
+    """Whether the texts are equal apart from volatile words. Their cut ends do not count."""
     masked, masked_other = _ANY.sub("\0", one), _ANY.sub("\0", other)
     n_compared = min(len(masked), len(masked_other)) - CUT_CHARACTERS
     is_same_so_far = n_compared > 0 and masked[:n_compared] == masked_other[:n_compared]

@@ -25,7 +25,7 @@ with suppress(OSError):
 # Blocks from this size on are the kernel's and go back to it when they are dropped. malloc would
 # move the limit up to 32 MiB with the first of them, and stored rows of all lengths leave holes
 # between each other: 21 % beyond the budget was measured, and what was deleted stayed. Smaller
-# than this are arrays of a decode step. Measured by bench/memory_accounts.py; glibc only.
+# than this are arrays of a decode step. Measured by bench/memory/accounts.py; glibc only.
 with suppress(AttributeError, TypeError):
     ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
 

@@ -1,1 +1,1 @@
-"""Recorded traffic sent again: read, sent in its shape, measured, held against the floor, told."""
+"""Recorded traffic, sent again to servers and compared with the floor."""

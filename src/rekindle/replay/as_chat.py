@@ -1,6 +1,6 @@
-"""Requests of the other dialects as chat completions, so that /apply-template can read them.
+"""Requests of other wire formats as chat completions, for /apply-template.
 
-Read as Rekindle's own endpoints read them; other servers may read the same request otherwise.
+They are converted as Rekindle's own endpoints read them. Other servers may read them differently.
 """
 
 import json
@@ -21,7 +21,7 @@ from rekindle.replay.traffic import ReplayRequest
 
 
 def as_chat(request: ReplayRequest) -> Body | None:
-    """None: it cannot be told, as it goes on from what a server has stored, or is not valid."""
+    """Return the body of a chat completion. None: invalid, or it needs a stored response."""
     if request.path == "/v1/chat/completions":
         return request.body
     try:

@@ -1,34 +1,35 @@
-"""Charts as inline SVG, by hand: no script and nothing to load. Colours are the page's."""
+"""Charts as inline SVG, without scripts. The page has the colours."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from math import floor, log10
+
+from rekindle.replay.svg import line_shape, round_numbers, text_shape
 
 WIDTH, HEIGHT = 900, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
 MAX_BAR_WIDTH = 28
 N_TICKS = 4
-DOTS_UP_TO = 200  # points of a line; picked: more run into each other
-N_COLOURS = 6  # that the page has
+DOTS_UP_TO = 200  # points of a line; picked: more would overlap
+N_COLOURS = 6  # of the page
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     label: str
     bottom: float
-    top: float  # stands on the bottom one
+    top: float  # drawn above the bottom part
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     label: str
-    value: float | None  # None: there is a gap
+    value: float | None  # None: a gap in the line
 
 
 def stacked_bars(bars: Sequence[Bar], *, highest: float, title: str) -> str:
-    """`highest` is given so that charts of several servers have one scale."""
+    """Draw one bar for each entry. `highest` gives the charts of several servers one scale."""
     scale = _Scale(len(bars), highest)
     width = min(scale.step * 0.8, MAX_BAR_WIDTH)
     shapes = []
@@ -49,7 +50,7 @@ def stacked_bars(bars: Sequence[Bar], *, highest: float, title: str) -> str:
 
 
 def lines(series: Sequence[Sequence[Point]], *, title: str, at_least: float = 0.0) -> str:
-    """A line for each; the n-th has the n-th colour. The scale goes up to `at_least`."""
+    """Draw a line for each series, in the n-th colour. The scale ends at `at_least` or above."""
     values = [point.value for points in series for point in points if point.value is not None]
     n_places = max((len(points) for points in series), default=0)
     scale = _Scale(n_places, max([at_least, *values]))
@@ -63,21 +64,15 @@ class _Scale:
     def __init__(self, n_places: int, highest: float) -> None:
         self.n_places = n_places
         self.step = (WIDTH - LEFT - RIGHT) / max(n_places, 1)
-        self.tick = _round_step((highest or 1.0) / N_TICKS)
-        n_ticks = int(-(-(highest or 1.0) // self.tick))
-        self.ticks = [self.tick * number for number in range(n_ticks + 1)]
+        tick = next(round_numbers((highest or 1.0) / N_TICKS, (1, 2, 2.5, 5)))
+        n_ticks = int(-(-(highest or 1.0) // tick))
+        self.ticks = [tick * number for number in range(n_ticks + 1)]
 
     def x(self, index: int) -> float:
         return LEFT + self.step * (index + 0.5)
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / self.ticks[-1]
-
-
-def _round_step(least: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten."""
-    power: float = 10.0 ** floor(log10(least))
-    return next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= least * 0.999)
 
 
 def _line(points: Sequence[Point], number: int, scale: _Scale) -> Iterator[str]:
@@ -88,11 +83,8 @@ def _line(points: Sequence[Point], number: int, scale: _Scale) -> Iterator[str]:
         if point.value is not None
     ]
     for (x, y, _), (next_x, next_y, _) in pairwise(placed):
-        if next_x - x < scale.step * 1.5:  # else a gap is between them
-            yield (
-                f'<line class="{colour}" x1="{x:.2f}" y1="{y:.2f}" x2="{next_x:.2f}"'
-                f' y2="{next_y:.2f}"/>'
-            )
+        if next_x - x < scale.step * 1.5:  # else there is a gap between them
+            yield line_shape(colour, x, y, next_x, next_y)
     radius = 3 if len(points) <= DOTS_UP_TO else 1
     for x, y, point in placed:
         yield (
@@ -104,12 +96,11 @@ def _line(points: Sequence[Point], number: int, scale: _Scale) -> Iterator[str]:
 def _axes(scale: _Scale) -> Iterator[str]:
     for tick in scale.ticks:
         y = scale.y(tick)
-        yield f'<line class="grid" x1="{LEFT}" y1="{y:.2f}" x2="{WIDTH - RIGHT}" y2="{y:.2f}"/>'
-        yield f'<text class="y" x="{LEFT - 8}" y="{y + 4:.2f}">{_number(tick)}</text>'
+        yield line_shape("grid", LEFT, y, WIDTH - RIGHT, y)
+        yield text_shape("y", LEFT - 8, y + 4, _number(tick))
     if scale.n_places:
         for place in sorted({0, scale.n_places // 2, scale.n_places - 1}):
-            x = scale.x(place)
-            yield f'<text class="x" x="{x:.2f}" y="{HEIGHT - 6}">{place + 1}</text>'
+            yield text_shape("x", scale.x(place), HEIGHT - 6, str(place + 1))
 
 
 def _number(value: float) -> str:

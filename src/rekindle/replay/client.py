@@ -1,8 +1,8 @@
-"""Sends requests to one server in their shape, and measures each."""
+"""Send requests to one server by a schedule, and measure each."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from rekindle.errors import StartupError
 from rekindle.priming.files import Body
 from rekindle.priming.stream import refusal_in
 from rekindle.replay.shape import Schedule
-from rekindle.replay.stream import NOT_TOLD, Counts, ReplyFailed, StreamReader
+from rekindle.replay.stream import NO_COUNTS, Counts, ReplyFailed, StreamReader
 from rekindle.replay.traffic import ReplayRequest
 
 CONNECT_SECONDS = 5.0
@@ -24,12 +24,12 @@ LIMITS = {
     "/v1/responses": "max_output_tokens",
     "/v1/messages": "max_tokens",
 }
-STREAMS_USAGE = ("/v1/chat/completions", "/v1/completions")  # only where it is asked for
+STREAMS_USAGE = ("/v1/chat/completions", "/v1/completions")  # only on request
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is sent otherwise than it was recorded."""
+    """Changes to the recorded requests."""
 
     max_tokens: int | None  # None: as recorded
     model: str | None
@@ -41,14 +41,14 @@ class Outcome:
     start: float  # seconds since the run began
     seconds: float
     first_token_seconds: float | None = None
-    counts: Counts = NOT_TOLD
-    text: str | None = None  # None: it is not all of the reply
-    message: Body | None = None  # the reply; None: not of a chat completion
+    counts: Counts = NO_COUNTS
+    text: str | None = None  # None: the reply has more than text
+    message: Body | None = None  # the reply of a chat completion
     error: str | None = None
 
 
 class Server:
-    """One URL. Requests have no time limit: a prompt may take minutes."""
+    """A server at one URL. Requests have no time limit: a prompt may take minutes."""
 
     def __init__(self, url: str, api_key: str | None, changes: Changes) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -58,7 +58,7 @@ class Server:
                 base_url=self.url,
                 headers=headers,
                 timeout=httpx.Timeout(CONNECT_SECONDS, read=None, write=None, pool=None),
-                # Each on a connection of its own: some servers close idle ones without a word.
+                # No reuse of connections: some servers close idle ones without notice.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         except (httpx.InvalidURL, ValueError) as error:
@@ -67,11 +67,11 @@ class Server:
         self._models: tuple[str, ...] = ()
 
     async def check(self) -> None:
-        """That it is there and lets us in; also which models it has."""
+        """Read the list of models. Raise StartupError if the server is down or refuses us."""
         try:
             response = await self.http.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise StartupError(f"{self.url} cannot be reached: {_said(error)}.") from error
+            raise StartupError(f"{self.url} cannot be reached: {_error_text(error)}.") from error
         if response.status_code in UNAUTHORIZED:
             raise StartupError(
                 f"{self.url} refuses us ({response.status_code}): give its key with --api-key."
@@ -90,12 +90,15 @@ class Server:
         start = time.monotonic()
         first: float | None = None
         reader = StreamReader()
+        headers = dict(request.headers)
+        if request.path == "/v1/messages":
+            headers["anthropic-version"] = ANTHROPIC_VERSION
         try:
             async with self.http.stream(
-                "POST", request.path, json=self.body_of(request), headers=_headers(request)
+                "POST", request.path, json=self.body_of(request), headers=headers
             ) as response:
                 if response.is_error:
-                    raise ReplyFailed(await _refusal(response))
+                    raise ReplyFailed(refusal_of(response, await response.aread()))
                 async for line in response.aiter_lines():
                     reader.feed(line)
                     if first is None and reader.has_begun:
@@ -104,13 +107,13 @@ class Server:
                 raise ReplyFailed("The stream ended before the reply did.")
         except (ReplyFailed, httpx.HTTPError, httpx.InvalidURL) as error:
             seconds = time.monotonic() - start
-            return Outcome(index, start - run_start, seconds, error=_said(error))
+            return Outcome(index, start - run_start, seconds, error=_error_text(error))
         seconds = time.monotonic() - start
         return Outcome(
             index,
             start - run_start,
             seconds,
-            # A reply that is empty has come once it has ended.
+            # An empty reply has no first token: its end counts.
             first_token_seconds=seconds if first is None else first,
             counts=reader.counts(),
             text=reader.text if reader.is_plain else None,
@@ -118,7 +121,7 @@ class Server:
         )
 
     def _model_for(self, recorded: object) -> str | None:
-        """The recorded name where the server knows it; else its first model."""
+        """Return the recorded name if the server has that model; else its first model."""
         if self._changes.model is not None:
             return self._changes.model
         return None if recorded in self._models else next(iter(self._models), None)
@@ -148,7 +151,7 @@ async def run(
     on_start: Callable[[int], None],
     on_end: Callable[[Outcome], None],
 ) -> None:
-    """Until the schedule has no more. What was running when it is cancelled is dropped."""
+    """Send requests until the schedule is done. A cancelled run drops the requests in flight."""
     running: set[asyncio.Task[Outcome]] = set()
     try:
         while True:
@@ -158,7 +161,8 @@ async def run(
             if not running:
                 return
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for outcome in _in_order([task.result() for task in ended]):
+            outcomes = [task.result() for task in ended]
+            for outcome in sorted(outcomes, key=lambda each: each.start + each.seconds):
                 schedule.end(outcome.index)
                 on_end(outcome)
     finally:
@@ -167,27 +171,17 @@ async def run(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _in_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=lambda outcome: outcome.start + outcome.seconds)
-
-
-def _headers(request: ReplayRequest) -> dict[str, str]:
-    headers = dict(request.headers)
-    return headers | (
-        {"anthropic-version": ANTHROPIC_VERSION} if request.path == "/v1/messages" else {}
-    )
-
-
-async def _refusal(response: httpx.Response) -> str:
+def refusal_of(response: httpx.Response, content: bytes) -> str:
+    """Return the status and the error message of a refused request."""
     status = f"{response.status_code} {response.reason_phrase}"
     if response.status_code in UNAUTHORIZED:
         return f"{status}: give its key with --api-key"
-    said = refusal_in(await response.aread(), status)
-    return said if said == status else f"{status}: {said}"
+    message = refusal_in(content, status)
+    return message if message == status else f"{status}: {message}"
 
 
-def _said(error: Exception) -> str:
-    """Of timeouts httpx says nothing but their kind."""
+def _error_text(error: Exception) -> str:
+    """Return the error's text. Timeouts of httpx have none, so their class is named."""
     return (str(error) or type(error).__name__).rstrip(".")
 
 

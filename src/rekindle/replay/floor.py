@@ -1,4 +1,4 @@
-"""The least that a server could prefill: what no earlier prompt or reply began with."""
+"""The floor: the least that a server could prefill, given all earlier prompts and replies."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ def units_of_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def units_of_text(text: str) -> bytes:
-    """A unit for each character."""
+    """Return one unit for each character."""
     return text.encode("utf-32-be", "surrogatepass")
 
 
 class Floor:
-    """Every sequence of units that was sent or said so far.
+    """Every sequence of units in earlier prompts and replies.
 
-    They are kept sorted: of all that begin like a new one, a neighbour shares the most with it.
+    The list is sorted, so one of the two neighbours of a new sequence shares the longest prefix.
     """
 
     def __init__(self) -> None:
         self._known: list[bytes] = []
 
     def n_new(self, prompt: bytes) -> int:
-        """How many of its units nobody has computed yet; one at least, for its logits."""
+        """Return how many units are new. The last one always is: its logits are needed."""
         place = bisect_left(self._known, prompt)
         shared = [n_shared(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
         return max(len(prompt) // UNIT_BYTES - max(shared, default=0), 1)
@@ -35,13 +35,13 @@ class Floor:
         place = bisect_left(self._known, units)
         if place < len(self._known) and self._known[place].startswith(units):
             return
-        # No known one begins with another: what begins like `units` can only be right before it.
+        # No known sequence is a prefix of another, so only the previous one can be of `units`.
         is_longer = place > 0 and units.startswith(self._known[place - 1])
         self._known[place - is_longer : place] = [units]
 
 
 def n_shared(one: bytes, other: bytes) -> int:
-    """Units that both begin with; by halves, as long equal stretches compare in one go."""
+    """Return the length of the common prefix. Halving compares long equal parts at once."""
     start, stop = 0, min(len(one), len(other))
     while start < stop:
         middle = (start + stop + 1) // 2

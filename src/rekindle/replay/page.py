@@ -1,12 +1,12 @@
-"""The report as one HTML page that needs nothing else: styles and charts are inside."""
+"""The report as one HTML page, with its styles and charts inside."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from rekindle.replay.charts import N_COLOURS, Bar, Point, lines, stacked_bars
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import count_text
 from rekindle.replay.report import (
-    NOTHING,
     ReplayRun,
     Report,
     amplifications,
@@ -77,7 +77,7 @@ def _sections(report: Report) -> Iterator[str]:
         title="seconds to the first token",
     )
     yield "<h2>Amplification up to each request</h2>"
-    yield "<p>Tokens prefilled for each that had never been sent before; 1 is the floor.</p>"
+    yield "<p>Tokens prefilled for each new token; 1 is the floor.</p>"
     yield _legend(report.servers)
     yield lines(
         [list(_amplified(report, server)) for server in report.servers],
@@ -125,11 +125,11 @@ def _bars(report: Report, server: str) -> Iterator[Bar]:
     for run, outcome in _outcomes(report, server):
         counts = outcome.counts
         n_cached, n_prefilled = counts.n_cached or 0, counts.n_prefilled
-        if n_prefilled is None:  # all that is known is the prompt
+        if n_prefilled is None:  # only the prompt is known
             n_prefilled = (counts.n_prompt or 0) - n_cached
         label = (
-            f"{_name(report, run, outcome)}: {_shown(counts.n_cached)} cached,"
-            f" {_shown(counts.n_prefilled)} prefilled"
+            f"{_name(report, run, outcome)}: {count_text(counts.n_cached)} cached,"
+            f" {count_text(counts.n_prefilled)} prefilled"
         )
         yield Bar(label, n_cached, n_prefilled)
 
@@ -161,7 +161,3 @@ def _name(report: Report, run: ReplayRun, outcome: Outcome) -> str:
     if len(report.runs_of(run.server)) > 1:
         name += f" #{run.repeat}"
     return f"{name} failed: {outcome.error}" if outcome.error is not None else name
-
-
-def _shown(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"

@@ -1,7 +1,7 @@
-"""What each prompt was, in tokens, as its server tells; and from that the floor of a run.
+"""The tokens of each prompt, asked from its server, and the floor of a run that follows.
 
-Asked after the run, so that it costs no measured time, and so that a server which remembers its
-replies reads them as it did in the run.
+We ask after the run, so that it costs no measured time. A server that remembers its replies then
+also renders them as in the run.
 """
 
 import json
@@ -18,8 +18,8 @@ from rekindle.replay.client import Outcome, Server
 from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared, units_of_text, units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 
-CHARACTERS_PER_TOKEN = 4  # picked: of English, and of code
-MERGED_TOKENS = 2  # a prompt's last ones, which may become others with what follows; picked
+CHARACTERS_PER_TOKEN = 4  # picked: English and code
+MERGED_TOKENS = 2  # last tokens of a prompt that may merge with the text after it; picked
 IS_MISSING = (404, 405, 501)
 PROMPT_FIELDS = (
     *("model", "messages", "tools", "chat_template_kwargs"),
@@ -31,12 +31,12 @@ PROMPT_FIELDS = (
 class Counted:
     index: int
     n_floor: int
-    is_exact: bool  # the server counts as many tokens as we know
+    is_exact: bool  # the server reports the same number of prompt tokens
     by_characters: bool
 
 
 class FloorCounter:
-    """Of one server; what it has seen in earlier runs counts as known."""
+    """Counts the floor of one server. Prompts of earlier runs count as known."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -47,7 +47,7 @@ class FloorCounter:
     async def count(
         self, requests: Sequence[ReplayRequest], outcomes: Sequence[Outcome]
     ) -> AsyncIterator[Counted]:
-        """Of requests that were answered, in the order they were sent."""
+        """Yield the floor of each answered request, in the order of sending."""
         for outcome in sorted(outcomes, key=lambda each: each.start):
             if outcome.error is None:
                 yield await self._count(requests[outcome.index], outcome)
@@ -72,7 +72,7 @@ class FloorCounter:
         said = "" if outcome.message is None else json.dumps(outcome.message, ensure_ascii=False)
         self._texts.learn(units + units_of_text(said))
         n_prompt = outcome.counts.n_prompt
-        # The server's own count says how many characters a token of this prompt has.
+        # Characters per token, by the server's own count of this prompt.
         rate = len(units) / UNIT_BYTES / n_prompt if n_prompt else CHARACTERS_PER_TOKEN
         n_floor = max(ceil(n_new / max(rate, 1)), 1)
         return Counted(outcome.index, n_floor, is_exact=False, by_characters=True)
@@ -95,7 +95,7 @@ class FloorCounter:
         return await self._tokenized(text) if isinstance(text, str) else None
 
     async def _as_history(self, request: ReplayRequest, outcome: Outcome, prompt: bytes) -> bytes:
-        """The reply as later prompts show it, without the template's own words after it."""
+        """Return the prompt with the reply as later prompts render it, up to the reply's end."""
         n_computed = _n_computed(outcome)
         if outcome.message is None or n_computed is None or _goes_on(request.body):
             return b""
@@ -106,7 +106,7 @@ class FloorCounter:
         history = units_of_tokens(tokens)
         n_same = n_shared(history, prompt)
         if n_same < len(prompt) // UNIT_BYTES - MERGED_TOKENS:
-            return b""  # it is shown after another text than it was said after
+            return b""  # the template renders the text before the reply differently
         return history[: (n_same + n_computed) * UNIT_BYTES]
 
     async def _tokenized(self, text: str) -> list[int] | None:
@@ -131,7 +131,7 @@ class FloorCounter:
 
 
 def prompt_text(request: ReplayRequest) -> str:
-    """All that makes the prompt, what comes first in it first; near, as no template is known."""
+    """Return the parts of the prompt in order. An estimate: no template is applied."""
     body = as_chat(request) if request.path != "/v1/completions" else None
     body = request.body if body is None else body
     head = [body.get(name) for name in ("tools", "system", "instructions")]
@@ -141,18 +141,18 @@ def prompt_text(request: ReplayRequest) -> str:
 
 
 def _conversation(chat: Body) -> Body:
-    """The part of it that becomes the prompt."""
+    """Return the fields that make the prompt."""
     return {name: chat[name] for name in PROMPT_FIELDS if name in chat}
 
 
 def _n_computed(outcome: Outcome) -> int | None:
-    """Of a reply's tokens; its last one is sampled and goes into no batch."""
+    """Return the computed tokens of a reply. Its last one is sampled but never decoded."""
     n_reply = outcome.counts.n_reply
     return None if n_reply is None else max(n_reply - 1, 0)
 
 
 def _goes_on(body: Body) -> bool:
-    """The reply is the end of the last message, not one of its own."""
+    """Whether the reply continues the last message."""
     return bool(body.get("continue_final_message")) or body.get("add_generation_prompt") is False
 
 

@@ -1,8 +1,7 @@
-"""What was measured, summed up: a table for people and JSON for programs."""
+"""The results of a replay, summed up: a table for people and JSON for programs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from typing import Any
 
 from rich.box import ASCII
@@ -10,18 +9,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import count_text, decimal_text, percentile, sum_known
 from rekindle.replay.prompts import Counted
 from rekindle.replay.traffic import ReplayRequest, Skipped
 
-NOTHING = "-"
-BELOW_FLOOR = 0.995  # picked: the few tokens of replies that we do not know are no news
+BELOW_FLOOR = 0.995  # picked: the floor misses a few tokens of replies
 
 
 @dataclass(slots=True)
 class ReplayRun:
-    """Once through the traffic, on one server; it grows while it goes on."""
+    """One pass over the traffic on one server, filled while the pass runs."""
 
-    server: str  # its URL; the second of the same has a number behind it
+    server: str  # its URL; a repeated one has a number behind it
     repeat: int
     outcomes: list[Outcome] = field(default_factory=list)
     counted: dict[int, Counted] = field(default_factory=dict)  # by request
@@ -34,7 +33,7 @@ class Report:
     shape: str
     skipped: Mapping[Skipped, int]
     runs: Sequence[ReplayRun]
-    was_interrupted: bool = False
+    was_interrupted: bool
 
     @property
     def servers(self) -> list[str]:
@@ -45,13 +44,13 @@ class Report:
         return sum(outcome.error is not None for run in self.runs for outcome in run.outcomes)
 
     def runs_of(self, server: str) -> list[ReplayRun]:
-        """First the one whose caches knew the least."""
+        """Return the runs on this server. The first is the cold one."""
         return [run for run in self.runs if run.server == server]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """None: no server said so."""
+    """Totals of one or several runs. None: no reply reports it."""
 
     requests: int
     errors: int
@@ -71,16 +70,16 @@ def summary_of(runs: Sequence[ReplayRun]) -> Summary:
     answered = [outcome.counts for outcome in outcomes if outcome.error is None]
     firsts = [t for each in outcomes if (t := each.first_token_seconds) is not None]
     seconds = sum(run.seconds for run in runs)
-    n_prompt = _sum(counts.n_prompt for counts in answered)
-    n_reply = _sum(counts.n_reply for counts in answered)
-    n_tokens = _sum([n_prompt, n_reply])
+    n_prompt = sum_known(counts.n_prompt for counts in answered)
+    n_reply = sum_known(counts.n_reply for counts in answered)
+    n_tokens = sum_known([n_prompt, n_reply])
     return Summary(
         requests=len(outcomes),
         errors=len(outcomes) - len(answered),
         prompt_tokens=n_prompt,
-        cached_tokens=_sum(counts.n_cached for counts in answered),
-        prefilled_tokens=_sum(counts.n_prefilled for counts in answered),
-        floor_tokens=_sum(each.n_floor for run in runs for each in run.counted.values()),
+        cached_tokens=sum_known(counts.n_cached for counts in answered),
+        prefilled_tokens=sum_known(counts.n_prefilled for counts in answered),
+        floor_tokens=sum_known(each.n_floor for run in runs for each in run.counted.values()),
         amplification=next(iter([*amplifications(runs)][-1:]), None),
         first_token_p50_seconds=percentile(firsts, 50),
         first_token_p95_seconds=percentile(firsts, 95),
@@ -90,7 +89,7 @@ def summary_of(runs: Sequence[ReplayRun]) -> Summary:
 
 
 def amplifications(runs: Sequence[ReplayRun]) -> Iterator[float]:
-    """Prefilled over floor, from the first request to each; of requests with both."""
+    """Yield prefilled / floor tokens, from the first request up to each one that has both."""
     n_prefilled = n_floor = 0
     for run in runs:
         for outcome in in_order(run):
@@ -105,11 +104,6 @@ def in_order(run: ReplayRun) -> list[Outcome]:
     return sorted(run.outcomes, key=lambda outcome: outcome.start)
 
 
-def percentile(values: Sequence[float], share: int) -> float | None:
-    """The smallest value that so many percent do not exceed."""
-    return sorted(values)[max(ceil(len(values) * share / 100), 1) - 1] if values else None
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
@@ -117,7 +111,7 @@ class Column:
 
 
 def columns_of(report: Report) -> list[Column]:
-    """One for each server; with repeats one for each run too, the first of which is cold."""
+    """Return a column for each server, and with repeats one for each run before it."""
     columns = []
     for server in report.servers:
         runs = report.runs_of(server)
@@ -132,17 +126,17 @@ def rows_of(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
         return name, [shown(column.summary) for column in columns]
 
     return [
-        row("requests", lambda each: _count(each.requests)),
-        row("errors", lambda each: _count(each.errors)),
-        row("prompt tokens", lambda each: _count(each.prompt_tokens)),
-        row("cached", lambda each: _count(each.cached_tokens)),
-        row("prefilled", lambda each: _count(each.prefilled_tokens)),
-        row("floor", lambda each: _count(each.floor_tokens)),
-        row("amplification", lambda each: _decimal(each.amplification, 3)),
-        row("first token p50, s", lambda each: _decimal(each.first_token_p50_seconds, 3)),
-        row("first token p95, s", lambda each: _decimal(each.first_token_p95_seconds, 3)),
-        row("tokens/s", lambda each: _decimal(each.tokens_per_second, 0)),
-        row("total seconds", lambda each: _decimal(each.total_seconds, 2)),
+        row("requests", lambda each: count_text(each.requests)),
+        row("errors", lambda each: count_text(each.errors)),
+        row("prompt tokens", lambda each: count_text(each.prompt_tokens)),
+        row("cached", lambda each: count_text(each.cached_tokens)),
+        row("prefilled", lambda each: count_text(each.prefilled_tokens)),
+        row("floor", lambda each: count_text(each.floor_tokens)),
+        row("amplification", lambda each: decimal_text(each.amplification, 3)),
+        row("first token p50, s", lambda each: decimal_text(each.first_token_p50_seconds, 3)),
+        row("first token p95, s", lambda each: decimal_text(each.first_token_p95_seconds, 3)),
+        row("tokens/s", lambda each: decimal_text(each.tokens_per_second, 0)),
+        row("total seconds", lambda each: decimal_text(each.total_seconds, 2)),
     ]
 
 
@@ -164,25 +158,25 @@ def notes_of(report: Report) -> list[str]:
         answered = [each.counts for run in runs for each in run.outcomes if each.error is None]
         if n := sum(each.by_characters for each in counted):
             notes.append(
-                f"{server} does not tell the tokens of {n} of {len(counted)} prompts:"
-                " their floor is counted in characters and is near, not exact."
+                f"{server} does not report the tokens of {n} of {len(counted)} prompts:"
+                " their floor is estimated from characters."
             )
         if n := sum(not each.is_exact and not each.by_characters for each in counted):
             notes.append(
-                f"{server} reads {n} of {len(counted)} prompts otherwise than its own template"
-                " endpoint does: their floor is near, not exact."
+                f"{server} renders {n} of {len(counted)} prompts differently from its own template"
+                " endpoint: their floor is an estimate."
             )
         amplification = summary_of(runs).amplification
         if amplification is not None and amplification < BELOW_FLOOR:
             notes.append(
-                f"{server} is below its floor: it knew prompts from before this replay, or"
-                " computed them while it was idle."
+                f"{server} is below its floor: it had cached prompts before this replay, or"
+                " prefilled them while it was idle."
             )
         n = sum(counts.n_cached is None for counts in answered)
         if 0 < n < len(answered):
             notes.append(f"{server} reports no cached tokens for {n} of {len(answered)} requests.")
     if report.was_interrupted:
-        notes.append("Interrupted: this is what was measured until then.")
+        notes.append("Interrupted: these are the results up to that point.")
     return notes
 
 
@@ -212,32 +206,25 @@ def _run(report: Report, run: ReplayRun) -> dict[str, Any]:
 
 
 def _request(report: Report, run: ReplayRun, outcome: Outcome) -> dict[str, Any]:
-    request, counts = report.requests[outcome.index], outcome.counts
-    counted = run.counted.get(outcome.index)
+    request = report.requests[outcome.index]
     return {
         "name": request.name,
         "path": request.path,
         "conversation": request.conversation,
-        "start_seconds": outcome.start,
-        "seconds": outcome.seconds,
-        "first_token_seconds": outcome.first_token_seconds,
-        "prompt_tokens": counts.n_prompt,
-        "cached_tokens": counts.n_cached,
-        "prefilled_tokens": counts.n_prefilled,
-        "reply_tokens": counts.n_reply,
-        "floor_tokens": counted.n_floor if counted else None,
-        "error": outcome.error,
+        **numbers_of(outcome, run.counted),
     }
 
 
-def _sum(values: "Iterator[int | None] | Sequence[int | None]") -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _count(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"
-
-
-def _decimal(value: float | None, n_digits: int) -> str:
-    return NOTHING if value is None else f"{value:,.{n_digits}f}"
+def numbers_of(outcome: Outcome, counted: Mapping[int, Counted]) -> dict[str, Any]:
+    """Return the measurements of one request by name. None: the server does not report it."""
+    return {
+        "start_seconds": outcome.start,
+        "seconds": outcome.seconds,
+        "first_token_seconds": outcome.first_token_seconds,
+        "prompt_tokens": outcome.counts.n_prompt,
+        "cached_tokens": outcome.counts.n_cached,
+        "prefilled_tokens": outcome.counts.n_prefilled,
+        "floor_tokens": counted[outcome.index].n_floor if outcome.index in counted else None,
+        "reply_tokens": outcome.counts.n_reply,
+        "error": outcome.error,
+    }

@@ -1,4 +1,4 @@
-"""When each request starts. No clock and no network: it is told what has ended."""
+"""When each request starts. No clock and no network: callers report which requests ended."""
 
 import heapq
 import re
@@ -17,14 +17,14 @@ _CONCURRENT = re.compile(r"concurrent[ :=](\d+)")
 
 class Schedule(Protocol):
     def take_ready(self) -> list[int]:
-        """The requests that may start now, each told once."""
+        """Return the requests that may start now, each once."""
 
     def end(self, index: int) -> None:
-        """That request has ended, well or not."""
+        """Note that the request has ended, with or without an error."""
 
 
 def shape_of(traffic: Traffic, wanted: str | None) -> str:
-    """The name of a shape that this traffic can have."""
+    """Return the wanted shape, or the default one. Raise StartupError if it does not fit."""
     if wanted is None:
         return "recorded" if traffic.has_times else "sequential"
     if wanted == "recorded" and not traffic.has_times:
@@ -51,27 +51,25 @@ def schedule_of(requests: Sequence[ReplayRequest], shape: str) -> Schedule:
 
 
 class Recorded:
-    """A request waits for all that had ended before it started; think time is left out.
+    """A request waits for all requests that had ended before it started, without think time.
 
     `requests` are in the order they started, file after file.
     """
 
     def __init__(self, requests: Sequence[ReplayRequest]) -> None:
         self._order_of_ends: list[int] = []
-        self._n_ends_before: list[int] = []  # by request: how many of those it waits for
+        self._n_ends_before: list[int] = []  # by request: how many of those ends it waits for
         running: list[tuple[float, int]] = []
         for index, request in enumerate(requests):
-            started = request.started or 0.0
-            if index and requests[index - 1].source != request.source:
-                started_after = inf  # a file waits for the one before it
-            else:
-                started_after = started
+            # A file waits for the one before it.
+            is_next_file = index and requests[index - 1].source != request.source
+            started_after = inf if is_next_file else request.started or 0.0
             while running and running[0][0] <= started_after:
                 self._order_of_ends.append(heapq.heappop(running)[1])
             self._n_ends_before.append(len(self._order_of_ends))
             heapq.heappush(running, (inf if request.ended is None else request.ended, index))
         self._ended: set[int] = set()
-        self._n_ends = 0  # how many of the first in `_order_of_ends` have ended here
+        self._n_ends = 0  # leading requests of `_order_of_ends` that have ended here
         self._next = 0
 
     def take_ready(self) -> list[int]:
@@ -94,7 +92,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class InTurn:
-    """One at a time, in this order."""
+    """One request at a time, in this order."""
 
     order: Sequence[int]
     n_started: int = 0
@@ -112,7 +110,7 @@ class InTurn:
 
 
 class Concurrent:
-    """As many as `limit` at once, of as many conversations: each goes on once it was answered."""
+    """Up to `limit` requests at once, one of each conversation."""
 
     def __init__(self, requests: Sequence[ReplayRequest], *, limit: int) -> None:
         self._conversations = [request.conversation for request in requests]

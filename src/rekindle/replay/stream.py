@@ -1,7 +1,7 @@
-"""What a server says while it replies: the stream of any dialect, as one reply with its counts."""
+"""Read the stream of any wire format as one reply with its token counts."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import RekindleError
@@ -11,12 +11,12 @@ Json = dict[str, Any]
 
 
 class ReplyFailed(RekindleError):
-    """What the server says about it, or how its stream broke."""
+    """A request failed. The message is the server's, or says how the stream broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """None: the server does not say."""
+    """Tokens of a request. None: the server does not report it."""
 
     n_prompt: int | None = None
     n_cached: int | None = None
@@ -24,20 +24,20 @@ class Counts:
     n_reply: int | None = None
 
 
-NOT_TOLD = Counts()
+NO_COUNTS = Counts()
 
 
 @dataclass(slots=True)
 class StreamReader:
-    """Takes the lines of a stream one by one."""
+    """Reads the lines of a stream, one by one."""
 
-    text: str = ""  # beside it there may be reasoning and calls, see `is_plain`
-    has_begun: bool = False  # anything that was sampled has come
+    text: str = ""  # without reasoning and calls, see `is_plain`
+    has_begun: bool = False  # a sampled token has arrived
     has_ended: bool = False
     is_plain: bool = True
     _is_chat: bool = False
     _reasoning: str = ""
-    _calls: dict[int, Json] = field(default_factory=dict)  # by their place in the message
+    _calls: dict[int, Json] = field(default_factory=dict)  # by their index in the message
     _usage: Json = field(default_factory=dict)
     _timings: Json = field(default_factory=dict)
     _ours: Counts | None = None
@@ -52,12 +52,12 @@ class StreamReader:
         try:
             data = json.loads(content)
         except ValueError as error:
-            raise ReplyFailed(f"The stream holds what is not JSON: {content[:80]}") from error
+            raise ReplyFailed(f"The stream has a line that is not JSON: {content[:80]}") from error
         if isinstance(data, dict):
             self._read(data)
 
     def message(self) -> Json | None:
-        """As a client of chat completions sends it back; None: it was another dialect."""
+        """Return the message that a client sends back. None: not a chat completion."""
         if not self._is_chat:
             return None
         message: Json = {"role": "assistant", "content": self.text or (None if self._calls else "")}
@@ -69,31 +69,33 @@ class StreamReader:
 
     def counts(self) -> Counts:
         usage, timings = self._usage, self._timings
-        n_cached = _cached_in(usage)
-        if n_cached is None:
-            n_cached = _int(timings.get("cache_n"))
-        n_prompt = _prompt_in(usage)
-        n_prefilled = _int(timings.get("prompt_n"))
-        if n_prefilled is None and n_prompt is not None and n_cached is not None:
-            n_prefilled = n_prompt - n_cached
-        if n_prompt is None and n_cached is not None and n_prefilled is not None:
-            n_prompt = n_cached + n_prefilled
-        n_reply = _first(usage, "completion_tokens", "output_tokens")
-        if n_reply is None:
-            n_reply = _int(timings.get("predicted_n"))
+        n_reply = _first_int(
+            usage.get("completion_tokens"), usage.get("output_tokens"), timings.get("predicted_n")
+        )
         if self._ours is not None:
-            ours = self._ours
-            return Counts(ours.n_prompt, ours.n_cached, ours.n_prefilled, n_reply)
+            return replace(self._ours, n_reply=n_reply)
+        n_cached = _first_int(*_cached_in(usage), timings.get("cache_n"))
+        n_prompt, n_prefilled = _prompt_in(usage), _first_int(timings.get("prompt_n"))
+        if n_cached is not None and n_prompt is not None and n_prefilled is None:
+            n_prefilled = n_prompt - n_cached
+        if n_cached is not None and n_prefilled is not None and n_prompt is None:
+            n_prompt = n_cached + n_prefilled
         return Counts(n_prompt, n_cached, n_prefilled, n_reply)
+
+    def decode_rate(self) -> float | None:
+        """Return the tokens per second by the server's own timings. None: it reports none."""
+        n_decoded, milliseconds = (self._timings.get(f"predicted_{unit}") for unit in ("n", "ms"))
+        return 1000 * n_decoded / milliseconds if n_decoded and milliseconds else None
 
     def _read(self, data: Json) -> None:
         _raise_error_in(data)
         if (account := account_in(data)) is not None:
             self._ours = Counts(account.n_tokens, account.n_cached, account.n_computed)
-        for holder in (data, _told(data.get("response")), _told(data.get("message"))):
-            # Anthropic: the last event may repeat only some of what the first one said.
-            self._usage |= _told(holder.get("usage"))
-            self._timings |= _told(holder.get("timings"))
+        inner = [_known_fields(data.get(name)) for name in ("response", "message")]
+        for holder in (data, *inner):
+            # Anthropic: the last event may repeat only some fields of the first.
+            self._usage |= _known_fields(holder.get("usage"))
+            self._timings |= _known_fields(holder.get("timings"))
         if "choices" in data:
             for choice in data["choices"] or ():
                 self._read_choice(choice)
@@ -114,23 +116,25 @@ class StreamReader:
             self.has_ended = True
 
     def _add_call(self, piece: Json) -> None:
-        """The name comes once, the arguments bit by bit."""
-        told = _told(piece.get("function"))
-        place = _int(piece.get("index"))
+        """Add a piece of a call: the name comes once, the arguments in pieces."""
+        function = _known_fields(piece.get("function"))
+        place = _first_int(piece.get("index"))
         place = len(self._calls) if place is None else place
         call = self._calls.setdefault(
             place, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
         call["id"] = piece.get("id") or call["id"]
-        call["function"]["name"] += str(told.get("name", ""))
-        call["function"]["arguments"] += str(told.get("arguments", ""))
+        call["function"]["name"] += str(function.get("name", ""))
+        call["function"]["arguments"] += str(function.get("arguments", ""))
 
     def _read_event(self, kind: str, data: Json) -> None:
-        """Of the Responses API and of Anthropic's."""
+        """Read an event of the Responses API or of Anthropic's."""
         match kind:
             case "response.output_text.delta":
                 self._add(text=data.get("delta") or "")
-            case "content_block_delta" if _told(data.get("delta")).get("type") == "text_delta":
+            case "content_block_delta" if (
+                _known_fields(data.get("delta")).get("type") == "text_delta"
+            ):
                 self._add(text=data["delta"].get("text") or "")
             case "content_block_delta":
                 self._add_other(is_there=True)
@@ -153,41 +157,37 @@ class StreamReader:
 
 
 def _raise_error_in(data: Json) -> None:
-    error = data.get("error") or _told(data.get("response")).get("error")
+    error = data.get("error") or _known_fields(data.get("response")).get("error")
     if isinstance(error, dict):
         raise ReplyFailed(str(error.get("message") or error))
     if error or data.get("type") == "error":
         raise ReplyFailed(str(error or data.get("message") or data))
 
 
-def _told(value: object) -> Json:
+def _known_fields(value: object) -> Json:
     if not isinstance(value, dict):
         return {}
     return {name: each for name, each in value.items() if each is not None}
 
 
 def _prompt_in(usage: Json) -> int | None:
-    if (n_prompt := _int(usage.get("prompt_tokens"))) is not None:
+    n_prompt, n_input = (
+        _first_int(usage.get("prompt_tokens")),
+        _first_int(usage.get("input_tokens")),
+    )
+    if n_prompt is not None or n_input is None:
         return n_prompt
-    n_input = _int(usage.get("input_tokens"))
-    if n_input is None:
-        return None
-    # Anthropic's `input_tokens` leaves out what was read from the cache or put there.
-    aside = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    return n_input + sum(_int(usage.get(name)) or 0 for name in aside)
+    # Anthropic's `input_tokens` excludes tokens read from the cache or written to it.
+    excluded = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return n_input + sum(_first_int(usage.get(name)) or 0 for name in excluded)
 
 
-def _cached_in(usage: Json) -> int | None:
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = usage.get(name)
-        if isinstance(details, dict) and "cached_tokens" in details:
-            return _int(details["cached_tokens"])
-    return _int(usage.get("cache_read_input_tokens"))
+def _cached_in(usage: Json) -> list[object]:
+    details = [usage.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
+    reported = [_known_fields(each).get("cached_tokens") for each in details]
+    return [*reported, usage.get("cache_read_input_tokens")]
 
 
-def _first(usage: Json, *names: str) -> int | None:
-    return next((n for name in names if (n := _int(usage.get(name))) is not None), None)
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _first_int(*values: object) -> int | None:
+    """Return the first integer. Python takes True for one, JSON does not."""
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)

@@ -1,12 +1,10 @@
-"""Recorded files -> the requests to send again, in the order they were sent.
+"""Read recorded files as requests to send again, in the order they were sent.
 
 A line is one of our trace, one of recorded traffic with `t` and `conv`, or a bare request of any
-dialect. Which dialect is found as `prime` finds it.
+wire format. `priming.files` finds the format.
 """
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +23,13 @@ from rekindle.api.http.caller import (
 from rekindle.errors import StartupError
 from rekindle.generation.request import DEFAULT_SESSION
 from rekindle.priming.files import Body, PrimeError, requests_of
+from rekindle.replay.recorded_file import opened
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]
-# Who asks, and nothing that opens a door.
+# Headers that name the caller. Keys and other credentials are never sent.
 SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
-GZIP_MAGIC = b"\x1f\x8b"
 DIGEST_BYTES = 8
 
 
@@ -48,9 +46,9 @@ class ReplayRequest:
     body: Body
     headers: tuple[tuple[str, str], ...]
     conversation: str
-    source: int  # which of the files
+    source: int  # number of the file
     started: float | None = None
-    ended: float | None = None  # None: unknown, or it was cut off
+    ended: float | None = None  # None: unknown, or the reply was cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +79,16 @@ def read_traffic(paths: Sequence[Path], limit: int | None = None) -> Traffic:
 def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
     files = ", ".join(map(str, paths))
     if not skipped:
-        return f"{files}: there is nothing in it to replay."
+        return f"{files}: no requests to replay."
     found = ", ".join(f"{n} x {reason}" for reason, n in skipped.items())
     return f"{files}: no line can be replayed ({found})."
 
 
 def _records(path: Path) -> Iterator[tuple[object, str]]:
-    """One JSON value, or one on each line; None for a line that is not JSON."""
-    text = _text(path)
+    """Yield the JSON values of the file with their names. None: a line that is not JSON."""
+    with opened(path) as file:
+        # A byte that is not UTF-8 makes its own line unreadable, not the others.
+        text = file.read().decode("utf-8-sig", "replace")
     if (whole := _json(text)) is not None:
         values = whole if isinstance(whole, list) else [whole]
         yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
@@ -96,20 +96,6 @@ def _records(path: Path) -> Iterator[tuple[object, str]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _json(line), f"{path.name}:{number}"
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}.") from error
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise StartupError(f"{path} is not a whole gzip file: {error}.") from error
-    # A byte that is no text makes its own line unreadable, not the others.
-    return content.decode("utf-8-sig", "replace")
 
 
 def _json(text: str) -> object:
@@ -176,7 +162,7 @@ def _can_be_sent(value: str) -> bool:
 
 
 def _conversation(record: Mapping[str, Any], body: Body, source: int) -> str:
-    """Where nothing names it: what begins with the same question is the same conversation."""
+    """Name the conversation. Without a recorded name, equal first questions make one."""
     for field in ("conv", "session"):
         if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
             return f"{source}/{record.get('client', '')}/{value}"
@@ -203,7 +189,7 @@ def _times(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _time(value: object) -> float | None:
-    """Seconds of any clock, or a date."""
+    """Return seconds of any clock, from a number or a date."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):

@@ -28,7 +28,7 @@ from rekindle.generation.events import (
 from rekindle.generation.request import CacheTerms, GenerationRequest, Rank, Sampling
 from rekindle.observe.request_record import MissReason
 from tests.chat.test_responder import ByteTokenizer, RecordingEngine, ScriptedStream
-from tests.support.workloads import Floor
+from tests.support.workloads import ReferenceFloor
 
 REPLY = "That is a long story, and here it is."
 SYSTEM = Message(Role.SYSTEM, (Text("You are an agent of few words, and they are kind."),))
@@ -49,7 +49,7 @@ class KeepingEngine(RecordingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = Floor()
+        self.kept = ReferenceFloor()
         self.is_stuck = False  # in the middle of a prompt
 
     def submit(self, request: GenerationRequest) -> ScriptedStream:
@@ -140,7 +140,7 @@ def test_a_chat_from_its_first_request_on() -> None:
 def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() -> None:
     bench = Bench()
     bench.ask("Tell me.", session="one")
-    bench.engine.kept = Floor()
+    bench.engine.kept = ReferenceFloor()
     again = bench.ask("Tell me.", session="two")
     assert reason_of(again) is MissReason.EVICTED
     assert again.miss is not None
@@ -201,7 +201,7 @@ def test_a_reply_can_be_named_to_compare_with() -> None:
 def test_another_model_is_told() -> None:
     bench = Bench()
     bench.ask("Tell me.")
-    bench.engine.kept = Floor()
+    bench.engine.kept = ReferenceFloor()
     bench.responder = bench.responder_of("b")
     assert reason_of(bench.ask("Tell me.", REPLY, "Go on.")) is MissReason.OTHER_MODEL
 
@@ -224,7 +224,7 @@ def test_the_log_line_has_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="rekindle.request"):
         bench.ask("Tell me.")
         bench.ask("Tell me.", REPLY, "Go on, please do.")
-        bench.engine.kept = Floor()
+        bench.engine.kept = ReferenceFloor()
         gone = bench.ask("Tell me.", REPLY, "Go on, please do.")
     first, second, third = caplog.messages
     assert " miss=first_request lost=0 " in first

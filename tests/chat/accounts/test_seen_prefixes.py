@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes, Tokens
-from tests.support.workloads import Floor
+from tests.support.workloads import ReferenceFloor
 
 
 def tokens_of(ids: list[int]) -> Tokens:
@@ -19,7 +19,7 @@ def tokens_of(ids: list[int]) -> Tokens:
 def test_what_is_known_is_the_longest_prefix_ever_added(
     added: list[list[int]], asked: list[int]
 ) -> None:
-    seen, floor = SeenPrefixes(), Floor()
+    seen, floor = SeenPrefixes(), ReferenceFloor()
     for ids in added:
         seen.add("", tokens_of(ids))
         floor.learn(ids[: len(ids) // GRAIN * GRAIN])

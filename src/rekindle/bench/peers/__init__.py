@@ -1,1 +1,1 @@
-"""The servers that are compared."""
+"""The servers to compare, and their processes."""

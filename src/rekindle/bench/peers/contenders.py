@@ -1,6 +1,6 @@
-"""The servers that there are to measure, and the command that starts each with equal flags.
+"""The servers to compare, and the command that starts each with equal flags.
 
-A peer gets everything that is good in it: its prompt caches are on, the KV cache is shared.
+Peers run with their best settings: prompt caches on, one KV cache for all slots.
 """
 
 import importlib.metadata
@@ -11,20 +11,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rekindle import __version__
 from rekindle.errors import StartupError
 
 OURS = "rekindle"
-PEERS = ("llama-server", "xllamacpp", "llama_cpp.server")  # that are looked for
+PEERS = ("llama-server", "xllamacpp", "llama_cpp.server")  # measured if installed
 MIB = 2**20
 PACKAGED = ("fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
-RAM_CACHE_BYTES = 2 << 30  # of llama_cpp.server where nothing is asked: its own default
+RAM_CACHE_BYTES = 2 << 30  # default of llama_cpp.server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What all servers are told alike. The names are llama.cpp's."""
+    """Settings that are equal for all servers. The names are llama.cpp's."""
 
     model: Path
     ctx_size: int
@@ -32,7 +33,7 @@ class Flags:
     threads: int
     batch_size: int = 2048
     ubatch_size: int = 512
-    cache_ram_mib: int | None = None  # None: what the server takes by itself
+    cache_ram_mib: int | None = None  # None: the server's default
     chat_template: Path | None = None  # None: the model's own
 
     def arguments(self) -> list[str]:
@@ -48,7 +49,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A server that can be started, with these flags and a folder of its own."""
+    """A server that we can start, with flags and a folder of its own."""
 
     name: str
     version: str
@@ -56,14 +57,14 @@ class Program:
     health: str = "/health"
     calls_tools: bool = True
     takes_templates: bool = True
-    can_erase_slots: bool = False  # gives up the rows of finished requests when it is told to
-    has_bursts: bool = True  # serves several streams at once, and counts their tokens
-    burst_arguments: tuple[str, ...] = ()  # more of them where nothing is to be reused
+    can_erase_slots: bool = False  # drops the rows of finished requests on request
+    has_bursts: bool = True  # serves several streams at once and counts their tokens
+    burst_arguments: tuple[str, ...] = ()  # added where nothing may be reused
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """A server that somebody else has started: it cannot be emptied, nor restarted."""
+    """A running server that we did not start. We cannot empty or restart it."""
 
     name: str
     url: str
@@ -78,16 +79,25 @@ Contender = Program | RemoteServer
 def find_contenders(
     *, llama_server: Path | None, remotes: Sequence[RemoteServer], without: Sequence[str]
 ) -> list[Contender]:
-    """This server first."""
+    """Return this server, then the peers that are installed or given."""
     found = (_this_server(), _llama_server(llama_server), _xllamacpp(), _packaged(), *remotes)
     known: list[Contender] = [each for each in found if each is not None]
     names = [each.name for each in known]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise StartupError(f"--peer {doubled[0]}: there is another server of this name.")
+        raise StartupError(f"--peer {doubled[0]}: another server has this name.")
     for name in without:
         if name not in (*names, *PEERS):
             raise StartupError(f"--without {name}: there is no such server.")
     return [each for each in known if each.name not in without]
+
+
+T = TypeVar("T")
+
+
+def in_turn(servers: Sequence[T], number: int) -> list[T]:
+    """Rotate the order: the first server meets a cooler processor."""
+    first = number % len(servers) if servers else 0
+    return [*servers[first:], *servers[:first]]
 
 
 def remote_of(text: str) -> RemoteServer:
@@ -114,34 +124,32 @@ def _llama_server(given: Path | None) -> Program | None:
     found = given or shutil.which("llama-server")
     if found is None:
         return None
-    beginning = [str(found), "--no-webui", "--jinja", "--metrics"]
-    return Program(
-        name="llama-server",
-        version=_llama_server_version(str(found)),
-        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
-        can_erase_slots=True,
-        burst_arguments=("--cache-ram", "0"),
-    )
+    command = [str(found), "--no-webui", "--jinja", "--metrics"]
+    return _llama_cpp_program("llama-server", _llama_server_version(str(found)), command)
 
 
 def _xllamacpp() -> Program | None:
     if importlib.util.find_spec("xllamacpp") is None:
         return None
-    beginning = [sys.executable, "-m", "rekindle.bench.peers.xllamacpp_server"]
+    command = [sys.executable, "-m", "rekindle.bench.peers.xllamacpp_server"]
+    return _llama_cpp_program("xllamacpp", importlib.metadata.version("xllamacpp"), command)
+
+
+def _llama_cpp_program(name: str, version: str, beginning: Sequence[str]) -> Program:
     return Program(
-        name="xllamacpp",
-        version=importlib.metadata.version("xllamacpp"),
-        command=lambda flags, folder: [*beginning, *_llama_cpp(flags, folder)],
+        name=name,
+        version=version,
+        command=lambda flags, folder: [*beginning, *_llama_cpp_arguments(flags, folder)],
         can_erase_slots=True,
         burst_arguments=("--cache-ram", "0"),
     )
 
 
-def _llama_cpp(flags: Flags, folder: Path) -> list[str]:
+def _llama_cpp_arguments(flags: Flags, folder: Path) -> list[str]:
     arguments = [*flags.arguments(), "--kv-unified", "--model", str(flags.model)]
-    # The directory is not written to; without it llama-server refuses to erase a slot.
+    # llama-server never writes there, but without it refuses to erase a slot.
     arguments += ["--slot-save-path", str(folder)]
-    # So that /apply-template shows a reply as later prompts do; the floor is counted with that.
+    # Makes /apply-template show a reply as later prompts do. The floor is counted with that.
     arguments += ["--no-prefill-assistant"]
     if flags.cache_ram_mib is not None:
         arguments += ["--cache-ram", str(flags.cache_ram_mib)]
@@ -151,7 +159,7 @@ def _llama_cpp(flags: Flags, folder: Path) -> list[str]:
 
 
 def _packaged() -> Program | None:
-    """The server in llama-cpp-python; one request at a time, tools only for few templates."""
+    """The server in llama-cpp-python: one request at a time, tools for few templates only."""
     if any(importlib.util.find_spec(name) is None for name in PACKAGED):
         return None
 

@@ -1,4 +1,4 @@
-"""A server as a process of its own: started, killed, started again, and what it took."""
+"""A server as a process: start, kill, restart, and the memory and disk writes it used."""
 
 import asyncio
 import os
@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,56 +22,70 @@ from rekindle.errors import RekindleError
 START_LIMIT_SECONDS = 120
 STOP_LIMIT_SECONDS = 15
 TAIL_CHARACTERS = 300
-LINUX_BLOCK_BYTES = 512  # of `ru_oublock`: what was caused to be written to a disk
-OWN_SETTINGS = ("LLAMA_", "REKINDLE_", "OTEL_")  # variables that would change what is measured
+LINUX_BLOCK_BYTES = 512  # unit of `ru_oublock`, the blocks that a process wrote to disks
+OWN_SETTINGS = ("LLAMA_", "REKINDLE_", "OTEL_")  # variables that would change the measurement
 
 
 class DidNotStart(RekindleError):
-    """With the end of what the server wrote."""
+    """A server did not start. The message has the end of its log."""
 
 
 @dataclass(slots=True)
 class ProcessUsage:
-    """None: the system does not tell."""
+    """Resources of one or several processes. None: the system does not report them."""
 
     peak_memory_bytes: int | None = None
     written_bytes: int | None = None
 
     def add(self, other: "ProcessUsage") -> None:
-        """Of another process that did a part of the work."""
         peaks = [n for each in (self, other) if (n := each.peak_memory_bytes) is not None]
         written = [n for each in (self, other) if (n := each.written_bytes) is not None]
         self.peak_memory_bytes = max(peaks, default=None)
         self.written_bytes = sum(written) if written else None
 
 
-class ServerProcess:
-    """On one port and in one folder, however often it is started."""
+async def started(
+    program: Program,
+    flags: Flags,
+    scratch: Path,
+    stack: AsyncExitStack,
+    more_arguments: Sequence[str] = (),
+) -> "ServerProcess":
+    """Start `program` in a new folder. Closing `stack` ends it and removes the folder."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+    command = [*program.command(flags, folder), *more_arguments]
+    process = ServerProcess(command, folder, program.health)
+    stack.push_async_callback(process.end)
+    await process.start()
+    return process
 
-    def __init__(
-        self, program: Program, flags: Flags, folder: Path, more: Sequence[str] = ()
-    ) -> None:
-        self.program = program
+
+class ServerProcess:
+    """A server that keeps its port and its folder over restarts."""
+
+    def __init__(self, command: Sequence[str], folder: Path, health: str) -> None:
         self.usage = ProcessUsage()
-        self._port = free_port()
-        self._command = [*program.command(flags, folder), *more]
+        self.port = _free_port()
+        self._command = command
+        self._health = health
         self._log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
-    def port(self) -> int:
-        return self._port
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
 
     async def start(self) -> float:
-        """Seconds until it is ready."""
+        """Start the server and return the seconds until it was ready."""
         began = time.monotonic()
         try:
             self._process = process = self._spawn()
@@ -80,7 +96,7 @@ class ServerProcess:
                 if process.poll() is not None:
                     break
                 try:
-                    if (await http.get(self.program.health)).is_success:
+                    if (await http.get(self._health)).is_success:
                         return time.monotonic() - began
                 except httpx.HTTPError:
                     pass
@@ -88,17 +104,18 @@ class ServerProcess:
         raise DidNotStart(f"did not start: {' '.join(self.log[-TAIL_CHARACTERS:].split())}")
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop the server and add what it used to `usage`. Safe to call when none runs."""
         if self._process is None:
             return
         process, self._process = self._process, None
-        peak = _peak_memory(process.pid)
+        peak = _peak_memory_bytes(process.pid)
         if process.returncode is None:
-            # Not by the methods of Popen: they reap what has ended.
+            # Not by the methods of Popen: they reap the process before `wait4` can.
             os.kill(process.pid, number)
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)
                 await _has_ended(process.pid, STOP_LIMIT_SECONDS)
-            # What it wrote at its end counts too; /proc no longer tells everyone at that point.
+            # Includes the writes of its shutdown; /proc may be unreadable by then.
             _, status, resources = os.wait4(process.pid, 0)  # noqa: ASYNC222 - it has ended
             process.returncode = os.waitstatus_to_exitcode(status)
             is_linux = sys.platform == "linux"
@@ -107,7 +124,7 @@ class ServerProcess:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN_SETTINGS)}
-        arguments = [*self._command, "--host", "127.0.0.1", "--port", str(self._port)]
+        arguments = [*self._command, "--host", "127.0.0.1", "--port", str(self.port)]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 arguments,
@@ -115,11 +132,12 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us: we have something to ask it first
+                # Ctrl-C must not reach the server: its counters are read first.
+                start_new_session=True,
             )
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -136,15 +154,10 @@ async def _has_ended(pid: int, limit_seconds: float) -> bool:
     return False
 
 
-def _peak_memory(pid: int) -> int | None:
-    kilobytes = _number(Path(f"/proc/{pid}/status"), r"VmHWM:\s+(\d+) kB")
-    return None if kilobytes is None else kilobytes * 1024
-
-
-def _number(file: Path, pattern: str) -> int | None:
+def _peak_memory_bytes(pid: int) -> int | None:
     try:
-        text = file.read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None
-    found = re.search(pattern, text, re.MULTILINE)
-    return int(found[1]) if found else None
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

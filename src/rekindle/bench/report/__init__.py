@@ -1,1 +1,1 @@
-"""What the benchmark prints and draws."""
+"""Rows, tables and pictures of a run."""

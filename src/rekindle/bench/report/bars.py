@@ -1,29 +1,30 @@
-"""Bars as SVG, by hand: groups below each other, series side by side, the first in the accent.
+"""Bar charts as SVG. The first series has the accent colour.
 
-An image in a README is a page of its own: colours follow its reader's scheme by a media query,
-fonts are the system's, and there is neither a script nor anything to load.
+An image in a README is a document of its own: colours follow the reader's scheme by a media
+query, fonts are the system's, and the file loads nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import count, takewhile
+from itertools import takewhile
 from math import ceil, floor, log10
 from textwrap import wrap
-from typing import Protocol
 
-# Pixels, all picked by looking at 12 workloads on 4 servers, and at them on a phone.
-WIDTH, MARGIN = 840, 8  # a README on GitHub has room for so many
+from rekindle.replay.svg import line_shape, round_numbers, text_shape
+
+# Pixels, all picked by looking at 12 workloads on 4 servers, also on a phone.
+WIDTH, MARGIN = 840, 8  # the width of a README on GitHub
 NAMES_WIDTH, PANEL_GAP = 168, 24
 BAR, PITCH, GROUP_GAP = 13, 17, 13
 LABEL_GAP = 6
-SHORTEST_BAR = 3  # the lowest value of a scale has no length to show, and is often the best
+SHORTEST_BAR = 3  # the lowest value of a scale has length 0, and is often the best
 TICK_DISTANCE = 50
 SIZES = {"title": 22, "panel": 15, "key": 15, "name": 15, "value": 14, "tick": 12, "note": 13}
-EM_WIDTH = 0.63  # of a letter, on average; measured in DejaVu Sans, a wide one: up to 0.62
-BOLD = 1.12  # times that; measured: up to 1.1
+EM_WIDTH = 0.63  # average letter; measured in DejaVu Sans, a wide font: up to 0.62
+BOLD = 1.12  # factor of bold text; measured: up to 1.1
 LINE_HEIGHT = 1.3
-HEADING_HEIGHT = 42  # of a panel: its title and ticks
+HEADING_HEIGHT = 42  # title and ticks of a panel
 LONGEST_KEY = 40  # letters
 ROUND_DIGITS = (1, 2, 5)
 COLOURS = ("#4f6d8c", "#93a9bf", "#7a6f9b", "#5d9490", "#b3a27c")
@@ -48,20 +49,12 @@ STYLE = "\n".join(
 )
 
 
-class Scale(Protocol):
-    def share(self, value: float) -> float:
-        """Of the longest bar, 0 to 1."""
-        ...
-
-    def ticks(self, width: float) -> list[float]:
-        """Round numbers that have room on so many pixels."""
-        ...
-
-
 class LogScale:
+    """Maps values to shares of the longest bar, and gives ticks that have room on an axis."""
+
     def __init__(self, lowest: float, highest: float) -> None:
         self._lowest = lowest
-        self._highest = max(highest, lowest * 2)  # one value alone has a length too
+        self._highest = max(highest, lowest * 2)  # gives a single value a length
         self._decades = log10(self._highest / self._lowest)
 
     def share(self, value: float) -> float:
@@ -70,12 +63,14 @@ class LogScale:
     def ticks(self, width: float) -> list[float]:
         decade = width / self._decades
         has_room = log10(2) * decade >= TICK_DISTANCE
-        numbers = _round_numbers(self._lowest, ROUND_DIGITS if has_room else (1,))
+        numbers = round_numbers(self._lowest, ROUND_DIGITS if has_room else (1,))
         every = 1 if has_room else ceil(TICK_DISTANCE / decade)
         return list(takewhile(lambda tick: tick <= self._highest, numbers))[::every]
 
 
 class LinearScale:
+    """The same as `LogScale`, starting at 0."""
+
     def __init__(self, highest: float) -> None:
         self._highest = highest or 1.0
 
@@ -84,13 +79,16 @@ class LinearScale:
 
     def ticks(self, width: float) -> list[float]:
         least = self._highest * min(TICK_DISTANCE / width, 1)
-        step = next(_round_numbers(least, ROUND_DIGITS))
+        step = next(round_numbers(least, ROUND_DIGITS))
         return [step * number for number in range(int(self._highest / step) + 1)]
+
+
+Scale = LogScale | LinearScale
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Its values by group and series; what has none is shown as such."""
+    """Values by group and series. A missing one is shown as such."""
 
     title: str
     values: Mapping[tuple[str, str], float]
@@ -100,7 +98,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Panels stand side by side and share the names of the groups."""
+    """Panels side by side, with the names of the groups at the left."""
 
     title: str
     explanation: str
@@ -108,7 +106,7 @@ class Chart:
     groups: Sequence[str]  # at least one
     series: Sequence[str]
     panels: Sequence[Panel]
-    remarks: Mapping[tuple[str, str], str]  # behind the value
+    remarks: Mapping[tuple[str, str], str]  # shown behind the value
 
 
 def svg_of(chart: Chart) -> str:
@@ -129,13 +127,13 @@ def svg_of(chart: Chart) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """At most; fonts differ from system to system."""
+    """Return an upper bound: fonts differ between systems."""
     return len(text) * size * EM_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Its bars stand below each other, with its name beside them."""
+    """A name and the bars beside it, one below the other."""
 
     name: str
     lines: Sequence[str]
@@ -156,7 +154,7 @@ class _Group:
 class _Bar:
     colour: str
     y: float
-    value: float | None  # None: there is no number
+    value: float | None  # None: unknown
     label: str
     tooltip: str
 
@@ -190,7 +188,7 @@ def _bars(chart: Chart, panel: Panel, groups: Sequence[_Group]) -> list[_Bar]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """A panel that has its place."""
+    """A panel with its position."""
 
     panel: Panel
     bars: Sequence[_Bar]
@@ -200,16 +198,16 @@ class _Drawing:
 
     def shapes(self, top: float, *, longest: float) -> Iterator[str]:
         scale, axis = self.panel.scale, top + HEADING_HEIGHT
-        yield _text("panel", self.left, top + SIZES["panel"], self.panel.title)
+        yield text_shape("panel", self.left, top + SIZES["panel"], self.panel.title)
         for tick in scale.ticks(longest):
             x = self.left + scale.share(tick) * longest
-            yield _line("grid tick-line", x, axis, x, self.bottom)
-            yield _text("tick", x, axis - 5, _tick_text(self.panel, tick))
+            yield line_shape("grid tick-line", x, axis, x, self.bottom)
+            yield text_shape("tick", x, axis - 5, _tick_text(self.panel, tick))
         for bar in self.bars:
             yield from _drawn(bar, scale, self.left, longest)
 
     def room(self) -> float:
-        """For the longest bar, so that what is written at the end of each fits too."""
+        """Return the length of the longest bar that leaves room for every label."""
         share = self.panel.scale.share
         fits = [
             (self.width - bar.label_width) / share(bar.value)
@@ -235,7 +233,7 @@ def _drawings(chart: Chart, groups: Sequence[_Group]) -> list[_Drawing]:
 
 
 def _longest_bar(drawing: _Drawing, drawings: Sequence[_Drawing]) -> float:
-    """Panels with one scale have bars that can be compared."""
+    """Return one length for all panels with this scale, so that bars can be compared."""
     return min(each.room() for each in drawings if each.panel.scale is drawing.panel.scale)
 
 
@@ -243,7 +241,7 @@ def _drawn(bar: _Bar, scale: Scale, left: float, longest: float) -> Iterator[str
     baseline = bar.y + BAR / 2 + SIZES["value"] * 0.35
     yield f"<g><title>{escape(bar.tooltip)}</title>"
     if bar.value is None:
-        yield _text("value missing", left + LABEL_GAP, baseline, bar.label)
+        yield text_shape("value missing", left + LABEL_GAP, baseline, bar.label)
     else:
         length = max(scale.share(bar.value) * longest, SHORTEST_BAR)
         yield (
@@ -251,20 +249,20 @@ def _drawn(bar: _Bar, scale: Scale, left: float, longest: float) -> Iterator[str
             f' width="{length:.2f}" height="{BAR}" rx="2"/>'
         )
         emphasis = " ours" if bar.colour == "s0" else ""
-        yield _text(f"value{emphasis}", left + length + LABEL_GAP, baseline, bar.label)
+        yield text_shape(f"value{emphasis}", left + length + LABEL_GAP, baseline, bar.label)
     yield "</g>"
 
 
 def _name(group: _Group) -> Iterator[str]:
-    yield _line("grid", MARGIN, group.top, WIDTH - MARGIN, group.top)
+    yield line_shape("grid", MARGIN, group.top, WIDTH - MARGIN, group.top)
     step = SIZES["name"] * LINE_HEIGHT
     first = group.top + group.height / 2 - len(group.lines) * step / 2 + SIZES["name"]
     for number, line in enumerate(group.lines):
-        yield _text("name", MARGIN, first + number * step, line)
+        yield text_shape("name", MARGIN, first + number * step, line)
 
 
 class _Page:
-    """Grows downwards."""
+    """The picture, drawn from top to bottom."""
 
     def __init__(self) -> None:
         self.y = float(MARGIN)
@@ -279,7 +277,7 @@ class _Page:
 
     def _lines(self, kind: str, lines: Sequence[str]) -> None:
         for line in lines:
-            self.shapes.append(_text(kind, MARGIN, self.y + SIZES[kind], line))
+            self.shapes.append(text_shape(kind, MARGIN, self.y + SIZES[kind], line))
             self.y += SIZES[kind] * LINE_HEIGHT
 
     def legend(self, series: Sequence[str]) -> None:
@@ -297,7 +295,7 @@ class _Page:
             )
             kind = "key ours" if number == 0 else "key"
             place = x + BAR + LABEL_GAP
-            self.shapes.append(_text(kind, place, self.y + SIZES["key"] * 0.9, name))
+            self.shapes.append(text_shape(kind, place, self.y + SIZES["key"] * 0.9, name))
             x += width + 12
         self.y += step
 
@@ -312,20 +310,12 @@ class _Page:
 
 
 def _colour(number: int) -> str:
-    """The first has its own; those of the others come again when there are many."""
+    """Return the class of a colour. The first is unique; the others repeat."""
     return "s0" if number == 0 else f"s{(number - 1) % len(COLOURS) + 1}"
 
 
-def _round_numbers(at_least: float, digits: Sequence[int]) -> Iterator[float]:
-    for power in count(floor(log10(at_least))):
-        for digit in digits:
-            number = float(f"{digit}e{power}")
-            if number >= at_least * 0.999:
-                yield number
-
-
 def _tick_text(panel: Panel, tick: float) -> str:
-    """Ticks are round: no zeros behind the point."""
+    """Return the tick without zeros behind the point."""
     if tick == 0:
         return "0"
     number, *rest = panel.text(tick).split(" ")
@@ -339,17 +329,9 @@ def _wrapped(text: str, kind: str, width: float) -> list[str]:
 
 
 def _balanced(lines: Sequence[str]) -> list[str]:
-    """As many lines, of about the same length: no word stands alone on the last one."""
+    """Wrap to the same number of lines of about equal length."""
     text = " ".join(lines)
     longest = max(len(line) for line in lines)
     shortest = -(-len(text) // len(lines))
     fits = (wrap(text, n) for n in range(shortest, longest))
     return next((each for each in fits if len(each) == len(lines)), list(lines))
-
-
-def _text(kind: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{kind}" x="{x:.2f}" y="{y:.2f}">{escape(text)}</text>'
-
-
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'

@@ -1,4 +1,4 @@
-"""The pictures of a run: which numbers stand side by side, and what is written above them."""
+"""The pictures of a run: their numbers, titles and explanations."""
 
 from collections.abc import Mapping, Sequence
 from math import floor, log10
@@ -14,14 +14,14 @@ from rekindle.bench.report.summary import (
     workloads_of,
 )
 
-FLOOR_IS = "1x is the floor: only what no request had sent or received before."
+FLOOR_IS = "1x is the floor: only tokens that no request had sent or received before."
 LOG_SCALE = "Log scale, shorter is better."
 P50: dict[str, Measure] = {"p50": lambda row: row.first_token_p50_seconds}
 P95: dict[str, Measure] = {"p95": lambda row: row.first_token_p95_seconds}
 
 
 def story(run: Run) -> str:
-    """The one picture: what is computed again, and what that costs the one who waits."""
+    """Draw the main picture: tokens computed again, and the time to the first token."""
     panels = [_amplification_panel(run), *_first_token_panels(run, P50)]
     return _drawn(run, story_title(run), f"{FLOOR_IS} {LOG_SCALE}", panels)
 
@@ -44,7 +44,7 @@ def total_time(run: Run) -> str:
 
 
 def story_title(run: Run) -> str:
-    """True of any numbers: it names the worst workload of each side."""
+    """Return a title that holds for any numbers: it names the worst workload of each side."""
     ours, *peers = servers_of(run)
     worst: dict[str, float] = {}
     for (_, server), value in medians(run, lambda row: row.amplification).items():
@@ -92,7 +92,7 @@ def _amplification_panel(run: Run) -> Panel:
 
 
 def _first_token_panels(run: Run, measures: Mapping[str, Measure]) -> list[Panel]:
-    """One scale for all of them."""
+    """Return panels with one scale."""
     by_title = {title: medians(run, measure) for title, measure in measures.items()}
     seconds = [value for values in by_title.values() for value in values.values() if value > 0]
     lowest = 10.0 ** floor(log10(min(seconds, default=1.0)))

@@ -1,9 +1,8 @@
-"""What was measured, for people: tables for the terminal and for documents, and files to keep.
+"""The report of a run: tables for the terminal, and files with tables, rows and pictures.
 
-`python -m rekindle.bench.report.report FOLDER` writes all of them again from its `report.json`.
+`python -m rekindle.bench.report.report FOLDER` writes the files again from its `report.json`.
 """
 
-import csv
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -31,10 +30,11 @@ from rekindle.bench.report.summary import (
     servers_of,
     workloads_of,
 )
+from rekindle.bench.report.tables import markdown_table, write_csv
+from rekindle.replay.numbers import NOTHING, count_text, decimal_text
 
-NOTHING = "-"
 BEST = "*"
-LONGEST_NAME = 26  # letters in a line; picked: 4 servers have room beside it in 100 columns
+LONGEST_NAME = 26  # letters in a line; picked: leaves room for 4 servers in 100 columns
 MIB = 1024 * 1024
 JSON_NAME = "report.json"
 BURST_TITLES = {
@@ -43,7 +43,7 @@ BURST_TITLES = {
     "decode_tokens_per_second": "decode, tokens/s",
     "cached_first_token_ms": "first token of a cached prompt, ms",
 }
-# Includes the time for which a stream waits while others are prefilled: not the clients' rate.
+# Includes the time that a stream waits for the prefill of others: not the clients' rate.
 ONLY_IN_CSV = {"decode_tokens_per_second_by_server"}
 PLOTS: dict[str, Callable[[Run], str]] = {
     "amplification.svg": plots.amplification,
@@ -62,12 +62,45 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table before it is drawn. The first column holds names."""
+    """A table. The first column holds names."""
 
     title: str
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+
+Shown = tuple[Measure, Callable[[float], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A table with two numbers in each cell."""
+
+    title: str
+    caption: str
+    first: Shown
+    second: Shown
+
+
+FIRST_TOKEN = Pair(
+    "Time to first token, ms: p50 / p95",
+    "Over the requests of a workload.",
+    (lambda row: row.first_token_p50_seconds, lambda value: count_text(value * 1000)),
+    (lambda row: row.first_token_p95_seconds, lambda value: count_text(value * 1000)),
+)
+SPEED = Pair(
+    "Total time, s / tokens per second",
+    "Tokens of prompts and replies.",
+    (lambda row: row.total_seconds, lambda value: decimal_text(value, 2)),
+    (lambda row: row.tokens_per_second, count_text),
+)
+COST = Pair(
+    "Written to disk, MiB / peak memory, MiB",
+    "Of the server's process.",
+    (lambda row: row.written_bytes, lambda value: decimal_text(value / MIB, 1)),
+    (lambda row: row.peak_memory_bytes, lambda value: count_text(value / MIB)),
+)
 
 
 def print_report(run: Run, console: Console) -> None:
@@ -87,18 +120,21 @@ def print_report(run: Run, console: Console) -> None:
 
 
 def write_report(run: Run, folder: Path) -> list[Path]:
-    """No plots without workloads: a run of bursts alone has nothing to draw."""
+    """Write all files and return their paths. A run of bursts alone has no pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "requests.csv", RequestRow, run.requests)
-    _write_csv(folder / "workloads.csv", WorkloadRow, run.workloads)
-    _write_csv(folder / "throughput.csv", BurstRow, run.bursts)
+    tables: dict[str, tuple[type[Any], Sequence[Any]]] = {
+        "requests.csv": (RequestRow, run.requests),
+        "workloads.csv": (WorkloadRow, run.workloads),
+        "throughput.csv": (BurstRow, run.bursts),
+    }
+    for name, (kind, rows) in tables.items():
+        write_csv(folder / name, [field.name for field in fields(kind)], map(astuple, rows))
     texts = {"report.md": markdown_of(run), JSON_NAME: _RUN.dump_json(run, indent=1).decode()}
     if run.workloads:
         texts |= {name: draw(run) for name, draw in PLOTS.items()}
     for name, text in texts.items():
         (folder / name).write_text(text.rstrip("\n") + "\n", "utf-8", newline="\n")
-    names = ["requests.csv", "workloads.csv", "throughput.csv", *texts]
-    return [folder / name for name in names]
+    return [folder / name for name in (*tables, *texts)]
 
 
 def load_run(folder: Path) -> Run:
@@ -106,10 +142,11 @@ def load_run(folder: Path) -> Run:
 
 
 def grids_of(run: Run) -> list[Grid]:
-    """One for each question; none about what was not measured at all."""
+    """Return the tables of everything that was measured."""
     grids = []
     if run.workloads:
-        grids += [amplification_grid(run), first_token_grid(run), speed_grid(run), cost_grid(run)]
+        grids.append(amplification_grid(run))
+        grids += [pair_grid(run, pair) for pair in (FIRST_TOKEN, SPEED, COST)]
     if run.bursts:
         grids.append(throughput_grid(run))
     return grids
@@ -122,10 +159,10 @@ def amplification_grid(run: Run) -> Grid:
     n_floor = medians(run, lambda row: row.floor_tokens)
     rows = []
     for workload in workloads_of(run):
-        # The peers' own counts differ a little: their replies, which are sent back, do.
+        # Counts differ a little between servers, because their replies are sent back.
         counted = next((s for s in servers if (workload, s) in n_floor), servers[0])
         fair = {
-            # Less than 1 is a floor that was counted too high, by a few tokens.
+            # Below 1, the floor was counted a few tokens too high.
             server: max(round(values[workload, server], 3), 1.0)
             for server in servers
             if (workload, server) in values and (workload, server) not in failed
@@ -133,50 +170,20 @@ def amplification_grid(run: Run) -> Grid:
         least = min(fair.values()) if len(fair) > 1 else None
         cells = [
             Cell(
-                _decimal(values.get((workload, server)), 3),
+                decimal_text(values.get((workload, server)), 3),
                 is_best=least is not None and fair.get(server) == least,
             )
             for server in servers
         ]
-        counts = [_count(n.get((workload, counted))) for n in (n_prompt, n_floor)]
+        counts = [count_text(n.get((workload, counted))) for n in (n_prompt, n_floor)]
         rows.append([Cell(workload), *map(Cell, counts), *cells])
     return Grid(
         "Amplification: prefilled tokens / floor",
-        "The floor is the tokens that were new to the server: 1 is the least possible. The best is"
-        " marked; a server with failed requests never is. Prompt and floor tokens are"
-        f" {servers[0]}'s where it has them.",
+        "The floor is the number of tokens that were new to the server; 1 is the minimum. The best"
+        " is marked, unless it has failed requests. Prompt and floor tokens are those of"
+        f" {servers[0]} if it has them.",
         ["workload", "prompt", "floor", *servers],
         rows,
-    )
-
-
-def first_token_grid(run: Run) -> Grid:
-    return _pair_grid(
-        run,
-        "Time to first token, ms: p50 / p95",
-        "Over the requests of a workload.",
-        (lambda row: row.first_token_p50_seconds, lambda value: _decimal(value * 1000, 0)),
-        (lambda row: row.first_token_p95_seconds, lambda value: _decimal(value * 1000, 0)),
-    )
-
-
-def speed_grid(run: Run) -> Grid:
-    return _pair_grid(
-        run,
-        "Total time, s / tokens per second",
-        "Tokens of prompts and replies.",
-        (lambda row: row.total_seconds, lambda value: _decimal(value, 2)),
-        (lambda row: row.tokens_per_second, lambda value: _decimal(value, 0)),
-    )
-
-
-def cost_grid(run: Run) -> Grid:
-    return _pair_grid(
-        run,
-        "Written to disk, MiB / peak memory, MiB",
-        "Of the server's process.",
-        (lambda row: row.written_bytes, lambda value: _decimal(value / MIB, 1)),
-        (lambda row: row.peak_memory_bytes, lambda value: _decimal(value / MIB, 0)),
     )
 
 
@@ -206,7 +213,7 @@ def markdown_of(run: Run) -> str:
     facts = [f"- {name}: {_inline(value)}" for name, value in _facts(run)]
     parts = ["## Benchmark", "\n".join(facts), f"```sh\n{run.command}\n```"]
     for grid in grids_of(run):
-        parts += [f"### {_inline(grid.title)}", _markdown_table(grid), _inline(grid.caption)]
+        parts += [f"### {_inline(grid.title)}", _markdown_grid(grid), _inline(grid.caption)]
     if notes := notes_of(run):
         parts += ["### Notes", "\n".join(f"- {_inline(note)}" for note in notes)]
     return "\n\n".join(parts) + "\n"
@@ -237,26 +244,17 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "Numbers", f"medians of {n_rounds} rounds"
 
 
-Shown = tuple[Measure, Callable[[float], str]]
-
-
-def _pair_grid(run: Run, title: str, caption: str, first: Shown, second: Shown) -> Grid:
-    """Two numbers in each cell."""
-    known = [(medians(run, measure), show) for measure, show in (first, second)]
+def pair_grid(run: Run, pair: Pair) -> Grid:
+    known = [(medians(run, measure), show) for measure, show in (pair.first, pair.second)]
     rows = []
     for workload in workloads_of(run):
         row = [Cell(workload)]
         for server in servers_of(run):
-            parts = [_shown(values, (workload, server), show) for values, show in known]
+            key = (workload, server)
+            parts = [show(values[key]) if key in values else NOTHING for values, show in known]
             row.append(Cell(NOTHING if set(parts) == {NOTHING} else " / ".join(parts)))
         rows.append(row)
-    return Grid(title, caption, ["workload", *servers_of(run)], rows)
-
-
-def _shown(
-    values: Mapping[tuple[str, str], float], key: tuple[str, str], show: Callable[[float], str]
-) -> str:
-    return show(values[key]) if key in values else NOTHING
+    return Grid(pair.title, pair.caption, ["workload", *servers_of(run)], rows)
 
 
 def _rich_table(grid: Grid) -> Table:
@@ -275,18 +273,14 @@ def _rich_table(grid: Grid) -> Table:
 
 
 def _rich_cell(cell: Cell, *, in_marked_column: bool) -> Text:
-    """The mark has a place of its own, so that digits stand below each other."""
+    """Give the mark a column of its own, so that digits align."""
     mark = (BEST if cell.is_best else " ") if in_marked_column else ""
     return Text(cell.text + mark, style="bold green" if cell.is_best else "")
 
 
-def _markdown_table(grid: Grid) -> str:
-    lines = [
-        [_inline(heading) for heading in grid.headings],
-        ["---", *("---:" for _ in grid.headings[1:])],
-        *([_markdown_cell(cell) for cell in row] for row in grid.rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _markdown_grid(grid: Grid) -> str:
+    rows = [[_markdown_cell(cell) for cell in row] for row in grid.rows]
+    return markdown_table([[_inline(heading) for heading in grid.headings], *rows])
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -294,28 +288,13 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _inline(text: str) -> str:
-    """Names and errors come from outside: nothing of them is markup, or ends the line."""
+    """Escape markup and line breaks: names and errors come from outside."""
     escaped = "".join(f"\\{each}" if each in "\\`*|<>[]" else each for each in text)
     return " ".join(escaped.split())
 
 
-def _write_csv(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(kind))
-        writer.writerows(astuple(row) for row in rows)
-
-
 def _rate(by_round: Mapping[int, float]) -> str:
     return f"{median(by_round.values()):,.1f}" if by_round else NOTHING
-
-
-def _count(value: float | None) -> str:
-    return _decimal(value, 0)
-
-
-def _decimal(value: float | None, n_digits: int) -> str:
-    return NOTHING if value is None else f"{value:,.{n_digits}f}"
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What was measured, as values: one row for each request, workload and burst."""
+"""The measurements as values: one row for each request, workload and burst."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """None: the server does not say."""
+    """One request. None: the server does not report it."""
 
     workload: str
     server: str
     round: int
-    request: str  # what it was in the workload: `window 2, turn 3`
+    request: str  # its place in the workload: `window 2, turn 3`
     start_seconds: float  # since the workload began
     seconds: float
     first_token_seconds: float | None
@@ -24,7 +24,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRow:
-    """One workload on one server, once. None: unknown; see `note`."""
+    """One workload on one server in one round. None: unknown; see `note`."""
 
     workload: str
     server: str
@@ -32,7 +32,7 @@ class WorkloadRow:
     requests: int
     errors: int
     prompt_tokens: int | None
-    prefilled_tokens: int | None  # also what was computed outside of any request
+    prefilled_tokens: int | None  # work outside of requests included
     floor_tokens: int | None
     amplification: float | None
     first_token_p50_seconds: float | None
@@ -41,12 +41,12 @@ class WorkloadRow:
     tokens_per_second: float | None  # of prompts and replies
     written_bytes: int | None  # to disk
     peak_memory_bytes: int | None
-    note: str | None  # why there is nothing, or what it is not: one short sentence
+    note: str | None  # why values are missing or not comparable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstRow:
-    """Speed of one burst of streams that share nothing."""
+    """One speed of one burst of streams that share no prefix."""
 
     measure: str  # decode_tokens_per_second, prefill_tokens_per_second, first_token_ms, ...
     streams: int
@@ -56,20 +56,20 @@ class BurstRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class MeasuredServer:
     name: str
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything of one run of the benchmark."""
+    """All results of one run of the benchmark."""
 
     machine: str
     model: str
-    commit: str  # of this program; empty where it is not known
+    commit: str  # of this program; empty: unknown
     command: str
-    contenders: tuple[Contender, ...]  # this server first
+    contenders: tuple[MeasuredServer, ...]  # this server first
     requests: tuple[RequestRow, ...]
     workloads: tuple[WorkloadRow, ...]
     bursts: tuple[BurstRow, ...]

@@ -1,19 +1,20 @@
-"""What happened on a stage -> the rows of a report."""
+"""Make the rows of a report from the traffic of a stage."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from rekindle.bench.peers.processes import ProcessUsage
 from rekindle.bench.report.results import RequestRow, WorkloadRow
 from rekindle.bench.stage import StageTraffic
 from rekindle.replay.client import Outcome
+from rekindle.replay.numbers import percentile, sum_if_all_known
 from rekindle.replay.prompts import Counted
-from rekindle.replay.report import percentile
+from rekindle.replay.report import numbers_of
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Which workload on which server, in which round."""
+    """Identifies one workload on one server in one round."""
 
     workload: str
     server: str
@@ -25,19 +26,9 @@ def request_rows(
 ) -> list[RequestRow]:
     return [
         RequestRow(
-            workload=played.workload,
-            server=played.server,
-            round=played.round,
+            **asdict(played),
             request=traffic.requests[outcome.index].name,
-            start_seconds=outcome.start,
-            seconds=outcome.seconds,
-            first_token_seconds=outcome.first_token_seconds,
-            prompt_tokens=outcome.counts.n_prompt,
-            cached_tokens=outcome.counts.n_cached,
-            prefilled_tokens=outcome.counts.n_prefilled,
-            floor_tokens=counted[outcome.index].n_floor if outcome.index in counted else None,
-            reply_tokens=outcome.counts.n_reply,
-            error=outcome.error,
+            **numbers_of(outcome, counted),
         )
         for outcome in sorted(traffic.outcomes, key=lambda each: each.start)
     ]
@@ -52,18 +43,15 @@ def workload_row(
     usage: ProcessUsage,
     notes: Sequence[str],
 ) -> WorkloadRow:
-    outcomes = traffic.outcomes
-    answered = [each for each in outcomes if each.error is None]
+    outcomes, answered = traffic.outcomes, traffic.answered
     firsts = [t for each in answered if (t := each.first_token_seconds) is not None]
-    n_prompt = _all(each.counts.n_prompt for each in answered)
-    n_reply = _all(each.counts.n_reply for each in answered)
+    n_prompt = sum_if_all_known(each.counts.n_prompt for each in answered)
+    n_reply = sum_if_all_known(each.counts.n_reply for each in answered)
     n_floor = sum(each.n_floor for each in counted.values()) if counted else None
     seconds = busy_seconds(outcomes)
     n_tokens = None if n_prompt is None or n_reply is None else n_prompt + n_reply
     return WorkloadRow(
-        workload=played.workload,
-        server=played.server,
-        round=played.round,
+        **asdict(played),
         requests=len(outcomes),
         errors=len(outcomes) - len(answered),
         prompt_tokens=n_prompt,
@@ -81,23 +69,17 @@ def workload_row(
 
 
 def nothing_row(played: Played, reason: str) -> WorkloadRow:
+    """Return the row of a server that could not play the workload."""
     return workload_row(
         played, StageTraffic(), {}, n_prefilled=None, usage=ProcessUsage(), notes=[reason]
     )
 
 
 def busy_seconds(outcomes: Sequence[Outcome]) -> float:
-    """While any request ran: nobody's reading, and no start of a server, is in it."""
+    """Return the time in which at least one request ran. Pauses and restarts do not count."""
     total = end = 0.0
     for outcome in sorted(outcomes, key=lambda each: each.start):
         stop = outcome.start + outcome.seconds
         total += max(stop - max(outcome.start, end), 0.0)
         end = max(end, stop)
     return total
-
-
-def _all(values: Iterable[int | None]) -> int | None:
-    """None: of some it is not known."""
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return sum(known) if known and len(known) == len(listed) else None

@@ -1,4 +1,4 @@
-"""A run in few numbers: medians over its rounds, what failed, and what has to be said beside it."""
+"""A run in few numbers: medians over its rounds, failures, and notes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from textwrap import shorten
 
 from rekindle.bench.report.results import BurstRow, Run, WorkloadRow
 
-LONGEST_ERROR = 160  # characters; picked: some servers answer with a traceback
+LONGEST_ERROR = 160  # characters; picked: some servers reply with a traceback
 
 Key = tuple[str, str]  # workload, server
 Measure = Callable[[WorkloadRow], float | None]
@@ -26,7 +26,7 @@ def n_rounds_of(run: Run) -> int:
 
 
 def medians(run: Run, measure: Measure) -> dict[Key, float]:
-    """Over the rounds in which it is known; what never is has no entry."""
+    """Return the medians over the rounds that have a value. Unknown ones have no entry."""
     known: dict[Key, list[float]] = {}
     for row in run.workloads:
         if (value := measure(row)) is not None:
@@ -36,7 +36,7 @@ def medians(run: Run, measure: Measure) -> dict[Key, float]:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Of all rounds."""
+    """Requests of all rounds."""
 
     n_failed: int
     n_requests: int
@@ -59,7 +59,7 @@ class BurstKey:
 
 
 def bursts_of(run: Run) -> dict[BurstKey, dict[str, dict[int, float]]]:
-    """Burst -> server -> round -> value; measures as they came, streams from few to many."""
+    """Return values by burst, server and round. Measures keep their order, streams grow."""
     found: dict[BurstKey, dict[str, dict[int, float]]] = {}
     for row in sorted(run.bursts, key=_order(run)):
         of_server = found.setdefault(BurstKey(row.measure, row.streams), {})
@@ -68,7 +68,7 @@ def bursts_of(run: Run) -> dict[BurstKey, dict[str, dict[int, float]]]:
 
 
 def ratio_of(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | None:
-    """Round by round, because a slow moment of the machine hits both halves of a round."""
+    """Return the median ratio. Rounds are compared one by one: both share slow moments."""
     ratios = [ours[n] / theirs[n] for n in sorted(ours.keys() & theirs.keys()) if theirs[n]]
     return median(ratios) if ratios else None
 
@@ -83,7 +83,7 @@ def _order(run: Run) -> Callable[[BurstRow], tuple[int, int]]:
 
 
 def _written_notes(run: Run) -> Iterator[str]:
-    """What a server has to say about several workloads is said once."""
+    """Yield each note once, with all its workloads."""
     workloads: dict[Key, list[str]] = {}
     for row in run.workloads:
         if row.note:

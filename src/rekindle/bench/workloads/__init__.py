@@ -1,1 +1,1 @@
-"""What the benchmark sends."""
+"""The workloads of the benchmark, and the texts that they send."""

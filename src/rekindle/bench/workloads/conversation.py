@@ -1,18 +1,20 @@
-"""One client's side of a conversation: its history grows by what the server really said."""
+"""One client's side of a conversation. Its history grows by the server's own replies."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from rekindle.bench.stage import Stage, fields_of
+from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.texts import as_text, tools
 from rekindle.priming.files import Body
 from rekindle.replay.client import Outcome
 
 REPLY_TOKENS = 20
 ACT_TOKENS = 40
-CALL_TOKENS = 96  # picked: a call takes up to 50; a small model may talk instead
-NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # after an error the client goes on
+CALL_TOKENS = 96  # picked: a call takes up to 50; a small model may write text instead
+NO_ANSWER = {"role": "assistant", "content": "(no answer)"}  # put in the history after an error
+
+SENT_BACK = ("role", "content", "reasoning_content", "tool_calls")
 
 Keep = Callable[[Body], Body]
 
@@ -25,8 +27,8 @@ class Chat:
         system: str,
         *,
         has_tools: bool = False,
-        calls_tools: bool = False,  # by the API; else they are told of in the system prompt
-        keep: Keep = lambda message: message,  # a reply -> what goes into the history
+        calls_tools: bool = False,  # by the API; else the system prompt describes them
+        keep: Keep = lambda message: message,  # makes the history entry of a reply
     ) -> None:
         self.name = name
         self.messages: list[Body] = []
@@ -42,7 +44,7 @@ class Chat:
         await self.ask(max_tokens=max_tokens)
 
     async def act(self, result: str) -> None:
-        """One round with a tool; its result comes with the next request."""
+        """Play one round with a tool. Its result goes into the next request."""
         if self._tools:
             await self._call_tool(result)
             return
@@ -60,27 +62,28 @@ class Chat:
             self.messages.append({"role": "user", "content": result})
 
     async def answer(self) -> None:
-        """In words: what an agent says when it has no more to call."""
+        """Ask for the final reply in words, without a call."""
         choice: Body = {"tool_choice": "none"} if self._tools else {}
         await self.ask(**choice)
 
     async def ask(self, *, max_tokens: int = REPLY_TOKENS, **fields: Any) -> Outcome:
-        """The history as it is; the reply joins it."""
+        """Send the history and append the reply to it."""
         body: Body = {"messages": list(self.messages), "max_tokens": max_tokens, "temperature": 0}
         if self._tools:
             body["tools"] = self._tools
         else:
-            body["ignore_eos"] = True  # as many tokens from every server
+            body["ignore_eos"] = True  # the same number of tokens from every server
         n_turns = sum(each["role"] == "assistant" for each in self.messages) + 1
         name = f"{self.name}, turn {n_turns}"
         outcome = await self._stage.send(name, body | fields, self.name)
-        said = NO_ANSWER if outcome.message is None else fields_of(outcome.message)
-        self.messages.append(self._keep(said))
+        reply = NO_ANSWER if outcome.message is None else outcome.message
+        kept = {name: reply[name] for name in SENT_BACK if name in reply}
+        self.messages.append(self._keep(kept))
         return outcome
 
 
 def reserialised(message: Body) -> Body:
-    """As clients do that keep calls as objects: other spaces, sorted keys, ids of their own."""
+    """Change a reply as clients do that keep calls as objects: spaces, key order, ids."""
     kept = {**message}
     if isinstance(kept.get("content"), str):
         kept["content"] = kept["content"].strip()

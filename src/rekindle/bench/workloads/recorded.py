@@ -1,10 +1,9 @@
 """Recorded clients: requests that real clients sent, one after the other, with short replies.
 
-What was recorded holds the replies of that time, not of this server: each request is a prompt by
-itself, and what it shares with those before it is what clients share.
+A recorded history holds the replies of that time, not those of this server. Therefore requests
+share only the texts of the client, not replies.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,23 +19,19 @@ TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 def recorded_workload(trace: Path | None) -> Workload:
-    return Workload(
-        name="recorded",
-        about="requests that real clients sent, one after the other",
-        play=recorded_clients(trace),
-        calls_tools=True,
-    )
-
-
-def recorded_clients(trace: Path | None) -> Callable[[Stage], Awaitable[None]]:
-    """None: the sample that comes with this program."""
+    """Return the workload that sends a recorded trace. None: the sample of this package."""
 
     async def play(stage: Stage) -> None:
         requests = read_traffic([trace or RECORDED]).requests
-        for request in requests[: stage.size.times(len(requests))]:
+        for request in requests[: stage.times(len(requests))]:
             await stage.send_request(_shortened(request, calls_tools=stage.calls_tools))
 
-    return play
+    return Workload(
+        name="recorded",
+        about="requests that real clients sent, one after the other",
+        play=play,
+        calls_tools=True,
+    )
 
 
 def _shortened(request: ReplayRequest, *, calls_tools: bool) -> ReplayRequest:

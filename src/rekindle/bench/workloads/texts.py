@@ -1,6 +1,6 @@
-"""Text of the shape that agents send: instructions, tool definitions, files, logs, questions.
+"""Texts as agents send them: instructions, tool definitions, files, logs, questions.
 
-All of it is drawn from a seed, so that every server gets the same. Lengths in tokens are near.
+They are drawn from a seed, so every server gets the same. Token counts are approximate.
 """
 
 import json
@@ -10,44 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 VERBS = [
-    "read",
-    "write",
-    "check",
-    "update",
-    "load",
-    "store",
-    "parse",
-    "merge",
-    "validate",
-    "refresh",
-    "resolve",
-    "collect",
+    *("read", "write", "check", "update", "load", "store"),
+    *("parse", "merge", "validate", "refresh", "resolve", "collect"),
 ]
 NOUNS = [
-    "invoice",
-    "ledger",
-    "session",
-    "worker",
-    "parser",
-    "cache",
-    "router",
-    "account",
-    "report",
-    "schedule",
-    "token",
-    "index",
+    *("invoice", "ledger", "session", "worker", "parser", "cache"),
+    *("router", "account", "report", "schedule", "token", "index"),
 ]
 QUALITIES = [
-    "stale",
-    "empty",
-    "nested",
-    "partial",
-    "remote",
-    "pending",
-    "broken",
-    "recent",
-    "doubled",
-    "missing",
+    *("stale", "empty", "nested", "partial", "remote"),
+    *("pending", "broken", "recent", "doubled", "missing"),
 ]
 RULES = (
     "Before you {verb} the {noun}, look for a {quality} {other} and say what you found.",
@@ -69,7 +41,7 @@ FILES = [f"src/{folder}/{noun}.py" for folder in ("billing", "core") for noun in
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """`nonce` opens every system prompt: no server has seen this run's prompts before."""
+    """`nonce` opens every system prompt, so no server has seen the prompts of this run."""
 
     nonce: str
     scale: float = 1.0
@@ -86,7 +58,7 @@ class Texts:
         return self._filled_up(n_tokens, [], lambda: _filled(choose.choice(QUESTIONS), choose))
 
     def tool_result(self, name: str, n_tokens: int = 110) -> str:
-        """A piece of a file, hits of a search, or the end of a log."""
+        """Return a piece of a file, hits of a search, or the end of a log."""
         choose = self._choose("result", name)
         make = choose.choice([_code_line, _hit_line, _log_line])
         lines: list[str] = []
@@ -103,7 +75,7 @@ class Texts:
 
 
 def tools() -> list[dict[str, Any]]:
-    """Arguments are closed, so that a call that a grammar holds to them ends soon on any server."""
+    """Return the tools. Their arguments are enums, so a call by grammar ends soon on any server."""
     return [
         _tool(
             "read_file",
@@ -129,7 +101,7 @@ def tools() -> list[dict[str, Any]]:
 
 
 def as_text(definitions: list[dict[str, Any]]) -> str:
-    """For a server that knows no tools: what its client would put into the system prompt."""
+    """Describe the tools in a system prompt, for a server without tool calls."""
     return "\n".join(["# Tools", *(json.dumps(each["function"]) for each in definitions)])
 
 

@@ -1,14 +1,14 @@
-"""What is played: each workload is a short story of one or several clients.
+"""The workloads: each plays the traffic of one or several clients.
 
-The sizes are for a model of 135M parameters on two cores: each takes a server that computes
-nothing twice half a minute there. Agents write their calls as text, as several real ones do: a
-small model that is asked for a call by the API does not make one on every server. Only the client
-that re-serialises calls needs real ones.
+Sizes are for a model of 135M parameters on two cores: a server that recomputes nothing needs half
+a minute for each. Most agents write their tool calls as text, because a small model does not make
+calls by the API on every server. Only the client that re-serialises calls needs real ones.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rekindle.bench.stage import Stage
@@ -21,37 +21,29 @@ READING_SECONDS = 2.0
 TOOL_SECONDS = 2.0
 LONG_REPLY_TOKENS = 150
 SMALL_CONTEXT_TOKENS = 1024
-CLIENT_TURNS = 8  # in a history at most; picked: they leave room for a reply
+CLIENT_TURNS = 8  # kept in a history; picked: they leave room for a reply
 SMALL_CACHE_MIB = 48
 
 
 async def agent_loop(stage: Stage, n_rounds: int = 12) -> None:
     chat = Chat(stage, "agent", stage.texts.system("agent"), has_tools=True)
-    await _work(stage, chat, stage.size.times(n_rounds))
-
-
-async def three_windows(stage: Stage) -> None:
-    await _windows(stage, 3, n_turns=4)
-
-
-async def eight_windows(stage: Stage) -> None:
-    await _windows(stage, 8, n_turns=3)
+    await _work(stage, chat, stage.times(n_rounds))
 
 
 async def strangers(stage: Stage) -> None:
-    """Each has a system prompt of its own, and comes back when all others have been there."""
-    n = stage.size.n_slots * 2 + 2
+    """Each conversation has its own system prompt and returns after all the others."""
+    n = stage.n_slots * 2 + 2
     chats = [
         Chat(stage, f"stranger {each}", stage.texts.system(f"stranger {each}", 400))
         for each in range(1, n + 1)
     ]
-    for turn in range(1, stage.size.times(3) + 1):
+    for turn in range(1, stage.times(3) + 1):
         for chat in chats:
             await chat.say(stage.texts.question(f"{chat.name} {turn}"))
 
 
 async def fan_out(stage: Stage) -> None:
-    """An agent starts 8 of the same kind at once; they work, and it goes on with what they say."""
+    """An agent starts 8 sub-agents at once, and continues with their reports."""
     system = stage.texts.system("agent")
     parent = Chat(stage, "agent", system, has_tools=True)
     parent.messages.append({"role": "user", "content": stage.texts.question("agent")})
@@ -59,7 +51,7 @@ async def fan_out(stage: Stage) -> None:
 
     async def work(number: int) -> str:
         chat = Chat(stage, f"sub-agent {number}", system, has_tools=True)
-        await _work(stage, chat, stage.size.times(3))
+        await _work(stage, chat, stage.times(3))
         return str(chat.messages[-1]["content"])
 
     reports = await asyncio.gather(*(work(number) for number in range(1, 9)))
@@ -68,11 +60,11 @@ async def fan_out(stage: Stage) -> None:
 
 
 async def return_after_eviction(stage: Stage) -> None:
-    """Somebody comes back after more has passed by than the memory for prefixes can hold."""
+    """A client returns after others have filled the memory for prefixes."""
     first = Chat(stage, "first", stage.texts.system("first", 1000))
     await first.say(stage.texts.question("first 1"))
     await first.say(stage.texts.question("first 2"))
-    for number in range(1, stage.size.times(5) + 1):
+    for number in range(1, stage.times(5) + 1):
         name = f"passer-by {number}"
         await Chat(stage, name, stage.texts.system(name, 800)).say(stage.texts.question(name))
     await first.say(stage.texts.question("first 3"))
@@ -80,10 +72,10 @@ async def return_after_eviction(stage: Stage) -> None:
 
 
 async def restart(stage: Stage) -> None:
-    """The server is killed while a tool runs, and started again in the same folder."""
+    """The server is killed while a tool runs, and restarted in the same folder."""
     chat = Chat(stage, "agent", stage.texts.system("agent"), has_tools=True)
     other = Chat(stage, "other", stage.texts.system("other"))
-    n = stage.size.times(5)
+    n = stage.times(5)
     await other.say(stage.texts.question("other 1"))
     await _work(stage, chat, n)
     await stage.pause(TOOL_SECONDS)
@@ -94,14 +86,14 @@ async def restart(stage: Stage) -> None:
 
 async def regenerate_and_edit(stage: Stage) -> None:
     chat = Chat(stage, "chat", stage.texts.system("chat"))
-    n_turns = stage.size.times(6)
+    n_turns = stage.times(6)
     for turn in range(1, n_turns + 1):
         await chat.say(stage.texts.question(f"chat {turn}", 80))
     for _ in range(2):  # the last reply again
         chat.messages.pop()
         await chat.ask()
     whole = list(chat.messages)
-    del chat.messages[n_turns:]  # back to the middle, where a question is asked otherwise
+    del chat.messages[n_turns:]  # back to the middle, where a question is edited
     for turn in range(1, 4):
         await chat.say(stage.texts.question(f"edited {turn}", 80))
     chat.messages = whole
@@ -111,36 +103,36 @@ async def regenerate_and_edit(stage: Stage) -> None:
 async def reserialising_client(stage: Stage) -> None:
     system = stage.texts.system("agent")
     chat = Chat(stage, "agent", system, calls_tools=True, keep=reserialised)
-    await _work(stage, chat, stage.size.times(8))
+    await _work(stage, chat, stage.times(8))
 
 
 async def reasoning_template(stage: Stage) -> None:
-    """History drops what the prompt of a reply had: each turn reads otherwise than it was said.
+    """The template renders a reply in the history differently from how it was sampled.
 
-    The user reads for two seconds; a server may use them.
+    The user reads for two seconds. A server may use that time to prefill the new rendering.
     """
     chat = Chat(stage, "chat", stage.texts.system("chat", 500))
-    for turn in range(1, stage.size.times(5) + 1):
+    for turn in range(1, stage.times(5) + 1):
         if turn > 1:
             await stage.pause(READING_SECONDS)
         await chat.say(stage.texts.question(f"chat {turn}"), max_tokens=LONG_REPLY_TOKENS)
 
 
 async def overflow_chat(stage: Stage) -> None:
-    """A chat that outgrows a context of 1024 tokens.
+    """A chat outgrows a context of 1024 tokens.
 
-    Servers differ in what they do then, so the client drops the older half of its turns itself,
-    at the same ones for every server.
+    Servers truncate differently, so the client itself drops the older half of its turns, at the
+    same points for every server.
     """
     chat = Chat(stage, "chat", stage.texts.system("chat", 200))
-    for turn in range(1, stage.size.times(24) + 1):
+    for turn in range(1, stage.times(24) + 1):
         if len(chat.messages) > 2 * CLIENT_TURNS:
             del chat.messages[1 : 1 + CLIENT_TURNS // 2 * 2]
         await chat.say(stage.texts.question(f"chat {turn}", 50))
 
 
 async def _work(stage: Stage, chat: Chat, n_rounds: int, *, begin: int = 0) -> None:
-    """A question, rounds with tools, and what the agent says in the end."""
+    """Play a question, rounds with tools, and the agent's final answer."""
     question = stage.texts.question(f"{chat.name} {begin}")
     chat.messages.append({"role": "user", "content": question})
     for number in range(begin + 1, begin + n_rounds + 1):
@@ -148,13 +140,13 @@ async def _work(stage: Stage, chat: Chat, n_rounds: int, *, begin: int = 0) -> N
     await chat.answer()
 
 
-async def _windows(stage: Stage, n_windows: int, n_turns: int) -> None:
-    """Windows of one client, which all have its system prompt, used in turn."""
+async def windows(stage: Stage, n_windows: int, n_turns: int) -> None:
+    """Windows of one client share its system prompt and are used in turn."""
     system = stage.texts.system("windows")
     chats = [
         Chat(stage, f"window {each}", system, has_tools=True) for each in range(1, n_windows + 1)
     ]
-    for turn in range(1, stage.size.times(n_turns) + 1):
+    for turn in range(1, stage.times(n_turns) + 1):
         for chat in chats:
             await chat.say(stage.texts.question(f"{chat.name} {turn}", 90))
 
@@ -167,31 +159,27 @@ class Workload:
     parallel: int = 4
     ctx_size: int = 16384
     cache_ram_mib: int | None = None
-    calls_tools: bool = False  # by the API; other agents write calls as text
+    calls_tools: bool = False  # by the API; else as text
     template: Path | None = None  # None: the model's own
 
     def template_for(self, *, shows_tools: bool) -> Path | None:
-        """Where the model's own template shows tools, there is no need for another."""
+        """Return the template to set. None: the model's own will do."""
         if self.template is None and self.calls_tools and not shows_tools:
             return TOOLS_TEMPLATE
         return self.template
 
 
 WORKLOADS = (
-    Workload(
-        name="agent-loop",
-        about="one agent, 12 rounds with tools",
-        play=agent_loop,
-    ),
+    Workload(name="agent-loop", about="one agent, 12 rounds with tools", play=agent_loop),
     Workload(
         name="windows-3",
         about="3 windows with one system prompt, used in turn",
-        play=three_windows,
+        play=partial(windows, n_windows=3, n_turns=4),
     ),
     Workload(
         name="windows-8",
         about="8 windows on 4 slots, used in turn",
-        play=eight_windows,
+        play=partial(windows, n_windows=8, n_turns=3),
     ),
     Workload(
         name="strangers",
@@ -206,17 +194,13 @@ WORKLOADS = (
     ),
     Workload(
         name="return-after-eviction",
-        about=f"back after others, with {SMALL_CACHE_MIB} MiB for stored prefixes and one slot",
+        about=f"a return after others, with {SMALL_CACHE_MIB} MiB for stored prefixes and one slot",
         play=return_after_eviction,
         parallel=1,
         ctx_size=4096,
         cache_ram_mib=SMALL_CACHE_MIB,
     ),
-    Workload(
-        name="restart",
-        about="kill -9 in the middle of an agent's work, then it goes on",
-        play=restart,
-    ),
+    Workload(name="restart", about="kill -9 in the middle of an agent's work", play=restart),
     Workload(
         name="regenerate-edit",
         about="the last reply twice more, a message in the middle edited, and back",
@@ -224,7 +208,7 @@ WORKLOADS = (
     ),
     Workload(
         name="reserialised-calls",
-        about="an agent whose client writes tool calls anew, 8 rounds",
+        about="an agent whose client re-serialises tool calls, 8 rounds",
         play=reserialising_client,
         calls_tools=True,
     ),

@@ -1,15 +1,14 @@
-"""On a GPU: a long prompt cold, from memory and from disk; what the gate chooses; idle rows' tax.
+"""Measure on a GPU: a long prompt cold, from memory and from disk, and the cost of idle rows.
 
-    python -m bench.gpu MODEL [N_TOKENS]
+    python -m bench.models.gpu MODEL [N_TOKENS]
 
-MODEL is a GGUF file, for instance of `python -m bench.big_model`. The engine in this process,
-without HTTP. Files are read from disk, not from the page cache, where the system lets us.
+MODEL is a GGUF file, for example from `python -m bench.models.big`. The engine runs in this
+process, without HTTP. Files are read from disk, not from the page cache, if the system allows it.
 """
 
 import asyncio
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -18,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_run import (
-    Answer,
+    TimedAnswer,
     ask,
+    ask_and_save,
     cache_status,
+    drop_page_cache,
     random_prompt,
     scratch_directory,
     start_engine,
@@ -54,10 +55,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
     loaded = _start(file, folder, n_tokens, n_slots=1)
     row_bytes = await _warm_up(loaded)
     for name, prompt in [("cold", cold), ("another, cold", other)]:
-        _add(table, name, await _settled(loaded, prompt), row_bytes)
+        _add(table, name, await ask_and_save(loaded, prompt), row_bytes)
     for _ in range(N_ROUNDS):
         for prompt in (cold, other):
-            _add(table, "back, from memory", await _settled(loaded, prompt), row_bytes)
+            _add(table, "back, from memory", await ask_and_save(loaded, prompt), row_bytes)
     await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
     loaded.close()
 
@@ -65,21 +66,21 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
         await _warm_up(loaded)
         for prompt in (cold, other) if may_recompute else (cold,):
-            _drop_page_cache(folder)
-            _add(table, f"restarted, {name}", await _settled(loaded, prompt), row_bytes)
+            drop_page_cache(_files(folder))
+            _add(table, f"restarted, {name}", await ask_and_save(loaded, prompt), row_bytes)
         loaded.close()
     CONSOLE.print(table)
     await _idle_tax(file, folder, n_tokens)
 
 
 async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
-    """The same stream with nobody beside it, and with conversations that rest in the context."""
+    """Measure a stream alone, and beside idle conversations in the context."""
     loaded = _start(file, folder, n_tokens, n_slots=N_IDLE + 1)
     await _warm_up(loaded)
     alone = await ask(loaded, random_prompt(10, n_tokens), STREAM_TOKENS)
     for number in range(N_IDLE):
         await ask(loaded, random_prompt(20 + number, n_tokens), 200)
-    await asyncio.sleep(1.0)  # the user reads
+    await asyncio.sleep(1.0)  # a user reads
     beside = await ask(loaded, random_prompt(30, n_tokens), STREAM_TOKENS)
     counters = cache_status(loaded).counters
     table = Table(f"{STREAM_TOKENS} tokens behind {n_tokens}", "first 20", "last 20", "all", "tax")
@@ -94,7 +95,7 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
             f"{sum(seconds) / whole - 1:.1%}",
         )
     CONSOLE.print(table)
-    CONSOLE.print(f"{counters.parked} slots left the context to make room for speed")
+    CONSOLE.print(f"{counters.parked} slots were parked to speed up decoding")
     loaded.close()
 
 
@@ -112,44 +113,25 @@ def _start(
 
 
 async def _warm_up(loaded: LoadedModel) -> float:
-    """Loads kernels, lets the speed of prefills be known. The bytes of a row."""
+    """Load kernels and let the engine measure its prefill. Return the bytes of a row."""
     before = cache_status(loaded).counters.memory.written_bytes
-    await _settled(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
+    await ask_and_save(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
     return (cache_status(loaded).counters.memory.written_bytes - before) / WARM_UP_TOKENS
 
 
-async def _settled(loaded: LoadedModel, prompt: tuple[int, ...]) -> Answer:
-    answer = await ask(loaded, prompt)
-    await asyncio.sleep(1.0)  # what it left behind is stored meanwhile
-    return answer
-
-
-def _drop_page_cache(folder: Path) -> None:
-    for path in _files(folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
-def _files(folder: Path) -> Iterable[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def _add(table: Table, name: str, answer: Answer, row_bytes: float) -> None:
+def _add(table: Table, name: str, answer: TimedAnswer, row_bytes: float) -> None:
     evaluated = answer.evaluated
     n_restored = sum(
         span.stop - span.start for span in evaluated.spans if span.source is not CacheSource.LIVE
     )
     speed = n_restored * row_bytes / evaluated.restore_seconds if n_restored else None
-    found = ", ".join(f"{span.source} {span.stop - span.start}" for span in evaluated.spans)
     table.add_row(
         name,
-        found or "-",
-        str(evaluated.n_prompt - evaluated.n_cached),
-        f"{1e3 * evaluated.restore_seconds:.0f}",
+        *answer.cells(),
         f"{speed / 1e9:.1f}" if speed else "-",
         f"{1e3 * answer.first_token_seconds:.0f}",
     )

@@ -1,30 +1,34 @@
-"""The workloads of `rekindle bench` on every class of model state, beside llama-server.
+"""Run the workloads of `rekindle bench` on every class of model state, beside llama-server.
 
-    python -m bench.model_classes [--class NAME] [--only WORKLOAD] [--scale F] [--llama-server PATH]
+    python -m bench.models.classes [--class NAME] [--only WORKLOAD] [--scale F]
+                                   [--llama-server PATH]
 
-Models of a few megabytes with random weights, written for the run: they know nothing, but what of
-a prompt can be reused depends on the kind of state alone. Times say nothing here. It fails where a
-target is missed.
+The models have a few megabytes of random weights. That is enough: how much of a prompt can be
+reused depends on the class of state alone. Times mean nothing here. The exit code is 1 if a target
+is missed.
 """
 
 import argparse
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.report import CONSOLE, RESULTS
-from bench.tiny_model import write_tiny_model_of_real_words
+from bench.engine_run import scratch_directory
+from bench.models.tiny import write_tiny_model_of_real_words
+from bench.report import CONSOLE
 from rekindle.bench.peers.contenders import OURS, Contender, find_contenders
 from rekindle.bench.play import Conditions
+from rekindle.bench.progress import Progress
 from rekindle.bench.report.results import WorkloadRow
-from rekindle.bench.run import Plan, Progress, run_all
+from rekindle.bench.report.tables import markdown_table
+from rekindle.bench.run import Plan, run_all
 from rekindle.bench.workloads.recorded import recorded_workload
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS, Workload
 from rekindle.errors import StartupError
+from rekindle.replay.numbers import count_text, decimal_text
 from tests.support.tiny_models import TinyArchitecture
 
 CLASSES = {
@@ -34,13 +38,13 @@ CLASSES = {
     "hybrid-sliding-window": TinyArchitecture.LFM2_SWA,
     "recurrent": TinyArchitecture.MAMBA2,
 }
-# Amplification at most. Where there are states, a prompt that leaves an earlier one between two
-# checkpoints goes back to the first of them.
+# Highest amplification. With checkpoints, a prompt that diverges between two of them resumes from
+# the first.
 LIMITS = {name: 1.02 if name == "dense" else 1.10 for name in CLASSES}
 KNOWN = (*WORKLOADS, recorded_workload(None))
 SCALE = 0.3
 OTHER_PEERS = ("xllamacpp", "llama_cpp.server")
-NONCE = "5eed"  # every server and folder is new: nobody has seen the prompts before
+NONCE = "5eed"  # every server and folder is new: no cache has seen the prompts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,9 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 def measure(
     name: str, workloads: Sequence[Workload], contenders: Sequence[Contender], scale: float
 ) -> list[WorkloadRow]:
-    RESULTS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:  # on a disk
-        scratch = Path(folder)
+    with scratch_directory() as scratch:
         conditions = Conditions(
             model=write_tiny_model_of_real_words(scratch / "tiny.gguf", CLASSES[name]),
             shows_tools=False,
@@ -77,20 +79,26 @@ def measure(
             is_quick=False,
             scratch=scratch,
         )
-        plan = Plan(contenders=contenders, workloads=workloads, bursts=None, conditions=conditions)
+        plan = Plan(
+            contenders=contenders,
+            workloads=workloads,
+            bursts=None,
+            conditions=conditions,
+            n_rounds=1,
+        )
         progress = Progress(on_step=lambda _: None, on_done=lambda: None, on_trouble=CONSOLE.print)
         asyncio.run(run_all(plan, progress))
     return progress.workloads
 
 
 def table(rows: Sequence[WorkloadRow]) -> str:
-    """In Markdown; this server first, whoever began."""
+    """Return a Markdown table with this server first."""
     servers = sorted({row.server for row in rows}, key=lambda server: (server != OURS, server))
     headings = [cell for server in servers for cell in (server, "prefilled", "floor", "failed")]
-    lines = [["workload", *headings], ["---", *("---:" for _ in headings)]]
+    lines = [["workload", *headings]]
     for workload, by_server in _by_workload(rows):
         lines.append([workload, *(cell for name in servers for cell in _cells(by_server[name]))])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def missed(rows: Sequence[WorkloadRow], limit: float) -> Iterator[str]:
@@ -104,7 +112,7 @@ def missed(rows: Sequence[WorkloadRow], limit: float) -> Iterator[str]:
             yield f"{workload}: {amplification}, at most {limit} is the target"
         for peer in by_server.values():
             if peer.errors or peer.amplification is None:
-                continue  # it did less
+                continue  # it did not do all of the work
             if amplification > _rounded(peer.amplification):
                 yield f"{workload}: {amplification}, {peer.server} has {peer.amplification:.3f}"
 
@@ -115,19 +123,19 @@ def _by_workload(rows: Sequence[WorkloadRow]) -> Iterator[tuple[str, dict[str, W
 
 
 def _cells(row: WorkloadRow) -> Iterator[str]:
-    yield "-" if row.amplification is None else f"{row.amplification:.3f}"
-    for n_tokens in (row.prefilled_tokens, row.floor_tokens):
-        yield "-" if n_tokens is None else f"{n_tokens:,}"
+    yield decimal_text(row.amplification, 3)
+    yield count_text(row.prefilled_tokens)
+    yield count_text(row.floor_tokens)
     yield f"{row.errors} of {row.requests}" if row.errors else "0"
 
 
 def _rounded(amplification: float) -> float:
-    """Less than 1 is a floor that was counted too high, by a few tokens."""
+    """Round. Below 1, the floor was counted a few tokens too high."""
     return max(round(amplification, 3), 1.0)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.model_classes")
+    parser = argparse.ArgumentParser(prog="python -m bench.models.classes")
     parser.add_argument("--class", action="append", choices=[*CLASSES], dest="classes")
     parser.add_argument("--only", action="append", choices=[each.name for each in KNOWN])
     parser.add_argument("--scale", type=float, default=SCALE)

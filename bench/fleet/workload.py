@@ -1,7 +1,7 @@
-"""Who asks what, and when: sessions of agents, drawn from a seed.
+"""Sessions of agents and their requests, drawn from a seed.
 
-A conversation is a head (system prompt and tools), which all of its kind share, and turns behind
-it. What is a hit and what is not follows from that alone; nothing here knows about caches.
+A conversation is a head (system prompt and tools), shared by all of its kind, and turns behind it.
+Hits follow from that alone; nothing here knows about caches.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class FleetWorkload:
     """Ranges are log-uniform: small ones are common, large ones not rare.
 
-    "Recorded" are 20 coding agents whose requests were recorded; 4 bytes make a token.
+    "Recorded" refers to the recorded requests of 20 coding agents; 4 bytes make a token.
     """
 
     hours: float = 4.0  # of arrivals; picked: half a working day
@@ -38,7 +38,7 @@ class Workload:
     tool_spread: float = 0.8  # of the logarithm; picked
     user_seconds: float = 120.0  # median; picked: a person reads and writes
     user_spread: float = 1.0  # of the logarithm; picked
-    return_share: float = 0.15  # of the sessions, that are left and taken up again; picked
+    return_share: float = 0.15  # of the sessions, that are paused and resumed; picked
     return_hours: Range = (1.0, 20.0)  # picked: later that day, or the next
 
     fan_out_share: float = 0.2  # of the sessions, that start sub-agents; picked
@@ -48,8 +48,8 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Conversations by number, their turns in one row; plain lists, as they are read one by one.
+class FleetTrace:
+    """Conversations by number, with the turns of all in one list.
 
     Heads have numbers below `n_heads`. A sub-agent has no arrival: its parent's turn starts it.
     """
@@ -59,7 +59,7 @@ class Trace:
     head_tokens: list[int]
     place_of: list[float]  # of its session on a ring of length 1; sub-agents share their parent's
     arrivals: list[tuple[float, int]]
-    first_turn: list[int]  # and, behind the last, the number of turns
+    first_turn: list[int]  # the last entry is the number of turns
     inputs: list[int]  # tokens of each turn that are new in its prompt
     replies: list[int]
     gaps: list[float]  # seconds from the end of the reply to the next turn
@@ -71,8 +71,8 @@ class Trace:
         return len(self.inputs)
 
 
-def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
-    """So many sessions that every replica has the same load, however many there are."""
+def draw(workload: FleetWorkload, n_replicas: int, seed: int) -> FleetTrace:
+    """Draw sessions in proportion to the replicas, so that each has the same load."""
     rng = np.random.default_rng(seed)
     rate = workload.sessions_per_replica_hour * n_replicas
     n_sessions = max(int(rng.poisson(rate * workload.hours)), 1)
@@ -107,7 +107,7 @@ def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
     sub_agents: dict[int, list[int]] = {}
     for number, turn in enumerate(spawns_at.tolist(), start=n_sessions):
         sub_agents.setdefault(turn, []).append(number)
-    return Trace(
+    return FleetTrace(
         n_heads=2 * workload.n_kinds,
         head_of=heads.tolist(),
         head_tokens=head_sizes[heads].tolist(),
@@ -122,14 +122,14 @@ def draw(workload: Workload, n_replicas: int, seed: int) -> Trace:
     )
 
 
-def _kinds(rng: np.random.Generator, workload: Workload, n: int) -> NDArray[np.int64]:
+def _kinds(rng: np.random.Generator, workload: FleetWorkload, n: int) -> NDArray[np.int64]:
     weights = np.arange(1, workload.n_kinds + 1) ** -workload.kind_exponent
     return rng.choice(workload.n_kinds, size=n, p=weights / weights.sum())
 
 
 def _gaps(
     rng: np.random.Generator,
-    workload: Workload,
+    workload: FleetWorkload,
     first_turn: NDArray[np.int64],
     session_turns: NDArray[np.int64],
 ) -> NDArray[np.float64]:

@@ -1,17 +1,18 @@
-"""What a grammar costs per token: llguidance, as the server uses it, against llama.cpp's own.
+"""Measure a grammar per token: llguidance, as the server uses it, and llama.cpp's own.
 
-python -m bench.grammar_cost
+python -m bench.parts.grammar
 """
 
 import ctypes
 import json
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
 from rich.console import Console
 
+from bench.engine_run import timed
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.library import lib
@@ -41,16 +42,10 @@ def main() -> None:
         ("llguidance", _llguidance_step(model.vocabulary)),
         ("llama.cpp", _llama_step(model.vocabulary)),
     ):
-        times = [_seconds(step, token) for token in tokens]
+        times = [timed(partial(step, token))[1] for token in tokens]
         console.print(
-            f"{name}: {median(times) * 1e6:,.0f} us a token, {max(times) * 1e6:,.0f} most"
+            f"{name}: {median(times) * 1e6:,.0f} us per token, at most {max(times) * 1e6:,.0f}"
         )
-
-
-def _seconds(step: Callable[[int], None], token: int) -> float:
-    began = time.perf_counter()
-    step(token)
-    return time.perf_counter() - began
 
 
 def _llguidance_step(vocabulary: Vocabulary) -> Callable[[int], None]:

@@ -1,12 +1,11 @@
-"""Whether anything grows with the number of requests served.
+"""Check that nothing grows with the number of requests served.
 
-    python -m bench.soak [REQUESTS]
+    python -m bench.memory.soak [REQUESTS]
 
-A server with random weights and small budgets, so that eviction runs all the time, gets requests
-of every kind from four clients at once. Every 500 requests the process is looked at from the
-inside: memory, files, tasks, threads, time series, and every container that an object of ours
-owns. Tables that are bounded by a large constant are bounded by a small one here, so that they
-are full when the warm-up ends: what matters is that there is a bound.
+A server with random weights gets requests of every kind from four clients at once. Its budgets are
+small, so it evicts all the time. Every 500 requests we look inside the process: memory, files,
+tasks, threads, time series, and every container that one of our objects owns. Tables with a large
+bound get a small one here, so that they are full when the warm-up ends.
 """
 
 import asyncio
@@ -70,12 +69,12 @@ def main(n_requests: int = N_REQUESTS) -> int:
     slope, noise = _slope(steady)
     console.print(
         f"{slope:+.0f} bytes per request after the warm-up (standard error {noise:.0f});"
-        f" {LIMIT_BYTES} may be."
+        f" the limit is {LIMIT_BYTES}."
     )
     return int(slope > LIMIT_BYTES)
 
 
-class _Server(NamedTuple):
+class _WatchedServer(NamedTuple):
     url: str
     asked: Connection
 
@@ -86,14 +85,14 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _watched(folder: Path) -> Iterator[_Server]:
+def _watched(folder: Path) -> Iterator[_WatchedServer]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, folder))
     process.start()
-    theirs.close()  # or nobody would hear of its end
+    theirs.close()  # else the end of the process closes no pipe
     try:
-        yield _Server(ours.recv(), ours)
+        yield _WatchedServer(ours.recv(), ours)
         ours.send("stop")
         process.join(60)
     finally:
@@ -119,7 +118,7 @@ def _serve(asked: Connection, folder: Path) -> None:
 
 
 def _slope(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Bytes per request by least squares, and its standard error."""
+    """Return bytes per request by least squares, and the standard error."""
     x = np.array([sample.n_requests for sample in samples], float)
     y = np.array([sample.look.anonymous_bytes for sample in samples], float)
     x -= x.mean()
@@ -152,7 +151,7 @@ def _table(samples: Sequence[Sample]) -> Table:
 
 
 def _growing(samples: Sequence[Sample]) -> Table:
-    """What holds more at the end of each quarter than at the end of the one before."""
+    """List containers that hold more at the end of each quarter than of the one before."""
     marks = [samples[i * (len(samples) - 1) // 4].look.tables for i in range(5)]
     table = Table("still growing", "per request", *(f"{i * 25} %" for i in range(5)))
     n_requests = samples[-1].n_requests - samples[0].n_requests

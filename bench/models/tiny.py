@@ -1,7 +1,7 @@
-"""A model of a few megabytes with random weights, of any class of state, to measure reuse on.
+"""Write a model of a few megabytes with random weights, of any class of state.
 
-It has the vocabulary and the template of the embedded model: prompts are as long as for a real
-one. Needs the `gguf` package.
+Vocabulary and template are those of the embedded model, so prompts have realistic lengths.
+Needs the `gguf` package.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ def write_tiny_model_of_real_words(path: Path, architecture: TinyArchitecture) -
 
 
 def _copy(writer: GGUFWriter, field: ReaderField) -> None:
-    """The reader also lists the counts of the header; the writer knows the architecture."""
+    """Copy a field, except the counts of the header and the architecture."""
     if field.name.startswith("GGUF.") or field.name == "general.architecture":
         return
     kind, *rest = field.types

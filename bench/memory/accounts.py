@@ -1,15 +1,14 @@
-"""Whether the memory tier's books are right: accounted bytes beside what the process grew by.
+"""Compare the accounted bytes of the memory tier with the growth of the process.
 
-    python -m bench.memory_accounts [NAME...]
+    python -m bench.memory.accounts [NAME...]
 
-`rekindle serve` with random weights and no disk. Prompts that have nothing in common fill the
-memory tier to its budget, then push each other out until everything was replaced three times;
-at last the cache is emptied. Growth is anonymous memory by the kernel's count, beyond that of a
-server that has used its whole context and holds nothing.
+`rekindle serve` runs with random weights and no disk. Prompts without a common prefix fill the
+memory tier to its budget. Then they evict each other until all entries were replaced three times,
+and at the end the cache is emptied. Growth is anonymous memory by the kernel's count, beyond that
+of a server that has used its whole context and stores nothing.
 """
 
 import random
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import numpy as np
-from gguf import GGUFWriter, TokenType
 from rich.console import Console
 from rich.table import Table
 
+from bench.models.big import DenseShape, write_dense_model
+from rekindle.bench.meter import metric_in
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tables import anonymous_bytes
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
-from tests.support.tiny_vocabulary import CONTROL_TOKENS, END_OF_TEXT, TURN_END, vocabulary
 
 CONTEXT_TOKENS, LONG_TOKENS = 4096, 1024
 N_REPLACED = 3
@@ -33,11 +31,14 @@ N_WARM_UP = 10  # picked
 LIMIT = 0.05
 MIB = 2**20
 
-N_EMBD, N_LAYER, N_HEAD, HEAD_DIM, N_FF = 64, 2, 128, 32, 96  # 32 KiB of rows per token
+# Many heads: large rows (32 KiB per token) and little work.
+WIDE = DenseShape(
+    n_vocab=512, n_embd=64, n_ff=96, n_layers=2, n_head=128, n_head_kv=128, head_dim=32
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MemoryCase:
     name: str
     architecture: TinyArchitecture | None  # None: rows of 32 KiB per token
     budget_bytes: int
@@ -46,20 +47,20 @@ class Case:
 
 
 CASES = (
-    Case("wide-256", None, 256 * MIB, 1024),  # payloads of 8 MiB
-    Case("wide-1024", None, 1024 * MIB, 1024),
-    Case("mixed-256", None, 256 * MIB, 16, 1000),
-    Case("narrow-128", TinyArchitecture.LLAMA, 128 * MIB, 1024),  # of 256 KiB
-    Case(
+    MemoryCase("wide-256", None, 256 * MIB, 1024),  # payloads of 8 MiB
+    MemoryCase("wide-1024", None, 1024 * MIB, 1024),
+    MemoryCase("mixed-256", None, 256 * MIB, 16, 1000),
+    MemoryCase("narrow-128", TinyArchitecture.LLAMA, 128 * MIB, 1024),  # of 256 KiB
+    MemoryCase(
         "short-64", TinyArchitecture.LLAMA, 64 * MIB, 100
     ),  # of 100 KiB: malloc does not map these
-    # What a server takes beside its cache differs by 2 MiB from start to start.
-    Case("states-128", TinyArchitecture.MAMBA2, 128 * MIB, 256),
+    # The memory of a server without its cache differs by 2 MiB from start to start.
+    MemoryCase("states-128", TinyArchitecture.MAMBA2, 128 * MIB, 256),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     moment: str
     accounted_bytes: float
     grown_bytes: int
@@ -82,11 +83,13 @@ def main(names: list[str]) -> int:
                 worst = max(worst, abs(reading.error))
     console = Console()
     console.print(table)
-    console.print(f"At the budget the books are off by {worst:.1%} at most; {LIMIT:.0%} may be.")
+    console.print(
+        f"At the budget the accounts are off by {worst:.1%} at most; the limit is {LIMIT:.0%}."
+    )
     return int(worst > LIMIT)
 
 
-def _cells(reading: Reading) -> Iterator[str]:
+def _cells(reading: MemoryReading) -> Iterator[str]:
     yield reading.moment
     yield f"{reading.n_entries:.0f}"
     yield f"{reading.accounted_bytes / MIB:.1f}"
@@ -94,11 +97,11 @@ def _cells(reading: Reading) -> Iterator[str]:
     yield f"{reading.error:+.1%}" if reading.accounted_bytes else ""
 
 
-def _measure(case: Case) -> Iterator[Reading]:
+def _measure(case: MemoryCase) -> Iterator[MemoryReading]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.gguf"
         if case.architecture is None:
-            _write_wide_model(model)
+            write_dense_model(model, "wide", WIDE)
         else:
             write_tiny_model(model, case.architecture)
         arguments = (
@@ -113,16 +116,16 @@ def _measure(case: Case) -> Iterator[Reading]:
 
 
 class _Filling:
-    def __init__(self, server: ServerProcess, case: Case) -> None:
+    def __init__(self, server: ServerProcess, case: MemoryCase) -> None:
         self._server = server
         self._case = case
         self._http = httpx.Client(base_url=server.url, timeout=600)
         self._noise = random.Random(1)
         self._n_base_bytes = 0
 
-    def readings(self) -> Iterator[Reading]:
-        # One that is kept, for tables that are made at once but touched late. No more of them:
-        # what entries leave to malloc when they go would serve those that are counted.
+    def readings(self) -> Iterator[MemoryReading]:
+        # One stored prompt, because some tables are allocated early but touched late. Not more:
+        # memory that evicted entries leave to malloc would serve the counted ones.
         self._ask(LONG_TOKENS)
         self._empty()
         for _ in range(N_WARM_UP):
@@ -149,10 +152,10 @@ class _Filling:
         self._ask(case.prompt_tokens + self._noise.randrange(case.more_tokens + 1))
 
     def _ask(self, n_tokens: int, *, cache_prompt: bool = True) -> None:
-        """Nothing is shared, as the first tokens differ, and no reply is remembered."""
+        """Send a prompt that shares no prefix with others. No reply is remembered."""
         prompt = [self._noise.randrange(1, 250) for _ in range(n_tokens)]
         body = {"prompt": prompt, "max_tokens": 0, "cache_prompt": cache_prompt}
-        # One name for all: else each would get one, and names have room of their own.
+        # One name for all: names take memory too.
         body |= {"cache_key": "accounts"} if cache_prompt else {}
         self._http.post("/v1/completions", json=body).raise_for_status()
 
@@ -160,9 +163,9 @@ class _Filling:
         self._ask(1, cache_prompt=False)
         self._http.delete("/v1/cache").raise_for_status()
 
-    def _read(self, moment: str) -> Reading:
+    def _read(self, moment: str) -> MemoryReading:
         self._ask(1, cache_prompt=False)  # the engine saves after it has answered
-        return Reading(
+        return MemoryReading(
             moment,
             self._accounted(),
             self._anonymous_bytes() - self._n_base_bytes,
@@ -176,67 +179,17 @@ class _Filling:
         return self._metric("rekindle_cache_evictions_total", "memory")
 
     def megabytes_per_second(self) -> float:
-        """Of saving: from the context into memory."""
+        """Return the speed of saves from the context into memory."""
         n_bytes = self._metric("rekindle_cache_saved_bytes_total", "memory")
         return n_bytes / self._metric("rekindle_cache_save_seconds_total", "memory") / 1e6
 
     def _metric(self, name: str, tier: str) -> float:
-        metrics = self._http.get("/metrics").text
-        [value] = re.findall(rf'^{name}{{tier="{tier}"}} (\S+)$', metrics, re.MULTILINE)
-        return float(value)
+        value = metric_in(self._http.get("/metrics").text, f'{name}{{tier="{tier}"}}')
+        assert value is not None
+        return value
 
     def _anonymous_bytes(self) -> int:
         return anonymous_bytes(self._server.process.pid)
-
-
-def _write_wide_model(path: Path) -> None:
-    """Dense attention with so many heads that its rows are large and its work is small."""
-    writer = GGUFWriter(str(path), "llama")
-    words = vocabulary()
-    n_text, n_vocab = len(words.tokens) - len(CONTROL_TOKENS), len(words.tokens)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(words.tokens)
-    writer.add_token_types([TokenType.NORMAL] * n_text + [TokenType.CONTROL] * len(CONTROL_TOKENS))
-    writer.add_token_merges(words.merges)
-    writer.add_bos_token_id(words.id(END_OF_TEXT))
-    writer.add_eos_token_id(words.id(TURN_END))
-    writer.add_context_length(32768)
-    writer.add_block_count(N_LAYER)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(n_vocab)
-    noise = np.random.default_rng(1)
-
-    def matrix(name: str, n_in: int, n_out: int) -> None:
-        values = noise.normal(0, n_in**-0.5, (n_out, n_in)).astype(np.float16)
-        writer.add_tensor(f"{name}.weight", values)
-
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
-
-    matrix("token_embd", N_EMBD, n_vocab)
-    matrix("output", N_EMBD, n_vocab)
-    norm("output_norm")
-    for block in (f"blk.{layer}" for layer in range(N_LAYER)):
-        norm(f"{block}.attn_norm")
-        norm(f"{block}.ffn_norm")
-        for part in ("q", "k", "v"):
-            matrix(f"{block}.attn_{part}", N_EMBD, N_HEAD * HEAD_DIM)
-        matrix(f"{block}.attn_output", N_HEAD * HEAD_DIM, N_EMBD)
-        matrix(f"{block}.ffn_gate", N_EMBD, N_FF)
-        matrix(f"{block}.ffn_up", N_EMBD, N_FF)
-        matrix(f"{block}.ffn_down", N_FF, N_EMBD)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 if __name__ == "__main__":

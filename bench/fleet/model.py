@@ -1,6 +1,6 @@
-"""What a fleet is made of: shelves of blocks, a store that all share, and who is asked next.
+"""The parts of a fleet: caches of blocks, a shared store, and the routers.
 
-Plain numbers: tokens, seconds, bytes. Nothing here has a clock; whoever calls says what time it is.
+Plain numbers: tokens, seconds, bytes. Nothing here has a clock; callers pass the time.
 """
 
 from bisect import bisect
@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 BLOCK_TOKENS = 256
-RING_POINTS = 64  # of each replica; picked
+RING_POINTS = 64  # for each replica; picked
 BALANCE_FACTOR = 1.5  # haproxy's hash-balance-factor 150; picked
-SLOTS = 4  # `--parallel`: with fewer running, a replica starts at once
-LONGEST_WRITE_SECONDS = 10.0  # what would wait longer is not written; picked
+SLOTS = 4  # `--parallel`: with fewer running, a replica starts a request at once
+LONGEST_WRITE_SECONDS = 10.0  # writes that would wait longer are dropped; picked
 
 
 class Policy(StrEnum):
@@ -30,7 +30,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Of one replica, and of the store. The model is of the shape of Llama 3.1 8B, in F16."""
+    """One replica, and the store. The model has the shape of Llama 3.1 8B, in F16."""
 
     token_bytes: int = 131_072  # 2 x 32 layers x 8 heads x 128 x 2 bytes
     prefill_tokens_per_second: float = 1_000.0  # assumed: a small GPU
@@ -41,7 +41,7 @@ class Hardware:
     network_bits_per_second: float = 10e9  # picked
     store_bytes_per_replica: float = 64e9  # picked: the store grows with the fleet
     store_bits_per_second: float = 100e9  # picked: its network does not
-    store_seconds: float = 0.005  # to ask it anything; picked
+    store_seconds: float = 0.005  # latency of a request; picked
 
     @property
     def memory_tokens(self) -> int:
@@ -49,14 +49,14 @@ class Hardware:
 
     @property
     def disk_tokens(self) -> int:
-        """None where computing is faster than reading."""
+        """Return the capacity; 0 if computing is faster than reading."""
         reads_per_second = self.disk_bytes_per_second / self.token_bytes
         is_faster = reads_per_second > self.prefill_tokens_per_second
         return int(self.disk_bytes / self.token_bytes) if is_faster else 0
 
 
 class Shelf:
-    """Leading tokens of chains. The chain that was used longest ago goes first, end first."""
+    """A cache of leading tokens of chains. Evicts the least recently used chain, from its end."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity_tokens = capacity_tokens
@@ -71,7 +71,7 @@ class Shelf:
         return self._held.get(chain, 0)
 
     def keep(self, chain: int, n_tokens: int) -> None:
-        """And note that it was used."""
+        """Store so many tokens of the chain, and mark it as used."""
         n_more = n_tokens - self._held.get(chain, 0)
         if n_more > 0:
             self._held[chain] = n_tokens
@@ -95,29 +95,29 @@ class Shelf:
             del self._held[chain]
 
 
-class Line:
-    """Bytes one behind the other."""
+class NetworkLine:
+    """A network line that carries one transfer after the other."""
 
     def __init__(self, bits_per_second: float) -> None:
         self._bytes_per_second = bits_per_second / 8
         self._free_at = 0.0
 
     def end_of(self, n_bytes: float, now: float) -> float:
-        """When they would have passed."""
+        """Return when a transfer that starts now would end."""
         return max(self._free_at, now) + n_bytes / self._bytes_per_second
 
     def take(self, n_bytes: float, now: float) -> None:
         self._free_at = self.end_of(n_bytes, now)
 
 
-class SharedStore:
+class SimulatedStore:
     def __init__(self, hardware: Hardware, n_replicas: int) -> None:
         self._token_bytes = hardware.token_bytes
         self._seconds = hardware.store_seconds
         self._shelf = Shelf(int(hardware.store_bytes_per_replica * n_replicas / self._token_bytes))
-        self._in = Line(hardware.store_bits_per_second)
-        self._out = Line(hardware.store_bits_per_second)
-        self._coming: dict[int, tuple[float, int]] = {}  # when it is written, what was before
+        self._in = NetworkLine(hardware.store_bits_per_second)
+        self._out = NetworkLine(hardware.store_bits_per_second)
+        self._coming: dict[int, tuple[float, int]] = {}  # end of the write, tokens held before
         self.away_from = self.away_until = float("inf")
 
     @property
@@ -131,8 +131,10 @@ class SharedStore:
         written_at, n_before = self._coming.get(chain, (0.0, 0))
         return min(n_held, n_before) if now < written_at else n_held
 
-    def fetch(self, n_tokens: int, network: Line, now: float, *, deadline: float) -> float | None:
-        """When they are here; None: they would come too late, and nothing was asked for."""
+    def fetch(
+        self, n_tokens: int, network: NetworkLine, now: float, *, deadline: float
+    ) -> float | None:
+        """Fetch and return the end of the transfer. None: it would end too late."""
         n_bytes = n_tokens * self._token_bytes
         end = max(self._out.end_of(n_bytes, now), network.end_of(n_bytes, now)) + self._seconds
         if end > deadline:
@@ -142,11 +144,11 @@ class SharedStore:
         return end
 
     def write(
-        self, chain: int, n_tokens: int, network: Line, now: float, *, begun_at: float
+        self, chain: int, n_tokens: int, network: NetworkLine, now: float, *, begun_at: float
     ) -> int:
-        """How many tokens went out: what it lacks, from the start of its last block on.
+        """Write the tokens that the store lacks, in whole blocks. Return how many were sent.
 
-        Blocks leave as they are computed: the line is taken from `begun_at` on.
+        Blocks are sent as they are computed: the line is busy from `begun_at` on.
         """
         if self._is_away(now):
             return 0
@@ -170,7 +172,7 @@ class SharedStore:
 
 
 class Load:
-    """How many requests run on each replica, and which are idle, the longest idle first."""
+    """The running requests of each replica, and the idle replicas, the longest idle first."""
 
     def __init__(self, n_replicas: int) -> None:
         self.running = [0] * n_replicas
@@ -204,7 +206,7 @@ class Load:
         return min(alive, key=self.running.__getitem__)
 
     def fair_share(self) -> int:
-        """Requests that one replica may have, with one more in the fleet, to be in balance."""
+        """Return how many requests a balanced replica may have, counting the new one."""
         return ceil((self._n_running + 1) * BALANCE_FACTOR / self._n_alive)
 
 
@@ -234,7 +236,7 @@ class LeastLoaded:
 
 
 class SessionHash:
-    """A ring: whoever comes next behind the session's place. When it dies, the one behind it."""
+    """A consistent hash: the next living replica on a ring, behind the session's place."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -255,7 +257,7 @@ class SessionHash:
 
 
 class BoundedHash(SessionHash):
-    """The same, past those that have more than their share already."""
+    """The same, but replicas with more than their fair share are skipped."""
 
     def choose(self, conversation: int, head: int, place: float) -> int:
         alive, running, most = self._load.alive, self._load.running, self._load.fair_share()
@@ -263,7 +265,7 @@ class BoundedHash(SessionHash):
 
 
 class LongestPrefix:
-    """Knows where it sent what, and not what was evicted there since."""
+    """Remembers where prefixes were sent, but does not know of evictions."""
 
     def __init__(self, load: Load) -> None:
         self._load = load

@@ -1,26 +1,28 @@
-"""What the disk tier costs: puts, gets, touches, a start, a rebuild, and puts that must evict.
+"""Measure the disk tier: puts, gets, touches, a start, a rebuild, and puts that evict.
 
-    python -m bench.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
+    python -m bench.parts.disk_tier DIRECTORY [N_ENTRIES [PAYLOAD_BYTES]]
 
-DIRECTORY must not exist; it is deleted in the end. Reads come from the page cache.
+DIRECTORY must not exist and is deleted at the end. Reads come from the page cache.
 """
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
 
+from bench.engine_run import timed
+from bench.report import percentiles_ms
+from bench.simulated_store import CHAIN_BLOCKS, N_VOCAB, chain
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.cache.entry import Entry, Header, Key, Kind, Reason, entry_key, token_bytes
+from rekindle.cache.entry import BLOCK_TOKENS, Entry, Header, Key
 
 MODEL = b"m" * 16
-CHAIN_LENGTH = 64
 TOUCHED_AT_ONCE = 20
 CONSOLE = Console(highlight=False)
 T = TypeVar("T")
@@ -29,7 +31,7 @@ T = TypeVar("T")
 def main(directory: Path, n_entries: int = 10_000, payload_bytes: int = 600_000) -> None:
     directory.mkdir(parents=True)
     try:
-        _measure(directory, list(_headers(n_entries, payload_bytes)))
+        _measure(directory, list(_headers(n_entries, payload_bytes, seed=1)))
     finally:
         shutil.rmtree(directory)
 
@@ -45,7 +47,7 @@ def _measure(directory: Path, headers: list[Header]) -> None:
         groups = [keys[n : n + TOUCHED_AT_ONCE] for n in range(0, len(keys), TOUCHED_AT_ONCE)]
         _each(f"touch of {TOUCHED_AT_ONCE}", tier.touch, groups)
         used_bytes = tier.n_bytes
-    CONSOLE.print(f"counted beyond the files' own bytes: {used_bytes / n_bytes - 1:.2%}")
+    CONSOLE.print(f"usage beyond the size of the files: {used_bytes / n_bytes - 1:.2%}")
     with closing(_tier(directory, 2 * n_bytes)) as tier:
         _each("open", lambda _: tier.open(), [None])
         _each("headers", lambda _: list(tier.rows()), [None])
@@ -60,15 +62,10 @@ def _measure(directory: Path, headers: list[Header]) -> None:
 def _each(
     name: str, action: Callable[[T], object], items: Sequence[T], n_bytes: int | None = None
 ) -> None:
-    seconds = []
-    for item in items:
-        started = time.perf_counter()
-        action(item)
-        seconds.append(time.perf_counter() - started)
-    in_order = sorted(seconds)
-    p50, p99 = (in_order[int(len(in_order) * share)] * 1000 for share in (0.5, 0.99))
+    seconds = [timed(partial(action, item))[1] for item in items]
+    p50, p99 = percentiles_ms(seconds)
     speed = f", {n_bytes / sum(seconds) / 2**20:.0f} MiB/s" if n_bytes is not None else ""
-    CONSOLE.print(f"{name}: p50 {p50:.2f}, p99 {p99:.2f}, max {in_order[-1] * 1000:.2f} ms{speed}")
+    CONSOLE.print(f"{name}: p50 {p50:.2f}, p99 {p99:.2f}, max {max(seconds) * 1000:.2f} ms{speed}")
 
 
 def _tier(directory: Path, budget_bytes: int) -> DiskTier:
@@ -78,26 +75,14 @@ def _tier(directory: Path, budget_bytes: int) -> DiskTier:
     return DiskTier(directory, fingerprint=MODEL, budget_bytes=budget_bytes, is_leased=is_leased)
 
 
-def _headers(n_entries: int, payload_bytes: int, seed: int = 1) -> Iterator[Header]:
+def _headers(n_entries: int, payload_bytes: int, *, seed: int) -> Iterator[Header]:
+    """Yield chains of 64 blocks without a common prefix."""
     noise = np.random.default_rng(seed)
-    parent = MODEL
-    for n in range(n_entries):
-        parent = parent if n % CHAIN_LENGTH else MODEL
-        tokens = token_bytes(noise.integers(0, 50_000, 256).tolist())
-        header = Header(
-            key=entry_key(parent, Kind.BLOCK, tokens),
-            parent=parent,
-            fingerprint=MODEL,
-            kind=Kind.BLOCK,
-            start=n % CHAIN_LENGTH * 256,
-            tokens=tokens,
-            payload_bytes=payload_bytes,
-            compute_seconds=1.0,
-            reason=Reason.PREFILL,
-            created_at=time.time(),
-        )
-        parent = header.key
-        yield header
+    while n_entries > 0:
+        n_blocks = min(n_entries, CHAIN_BLOCKS)
+        tokens = noise.integers(0, N_VOCAB, n_blocks * BLOCK_TOKENS, np.uint32)
+        yield from chain(MODEL, tokens.astype(">u4").tobytes(), payload_bytes=payload_bytes)
+        n_entries -= n_blocks
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""What hostile texts cost llama.cpp's tokenizers: stack per character, and time as they double.
+"""Measure llama.cpp's tokenizers on hostile texts: stack per character, and time by length.
 
 Without Rekindle's limits, on stacks of 1 GiB. Linux only.
 
-python -m bench.tokenizer_cost
+python -m bench.parts.tokenizer
 """
 
 import ctypes
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from bench.engine_run import timed
 from rekindle.llama.library import lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.pre_tokenizer import FLAT
@@ -78,13 +78,11 @@ def _times(path: Path, tokenizer: str, text: Callable[[int], str]) -> list[str]:
 
 
 def _seconds(vocabulary: Vocabulary, text: str) -> float:
-    start = time.perf_counter()
-    _tokenise(vocabulary, text)
-    return time.perf_counter() - start
+    return timed(partial(_tokenise, vocabulary, text))[1]
 
 
 def _touched(vocabulary: Vocabulary, text: str) -> int:
-    """How much of this thread's stack, the largest mapping of its size, is in memory."""
+    """Return the resident bytes of this thread's stack, found by the size of its mapping."""
     _tokenise(vocabulary, text)
     touched, is_stack = 0, False
     for line in Path("/proc/self/smaps").read_text("ascii", "replace").splitlines():

@@ -1,4 +1,4 @@
-"""One fleet under one workload: every request in the order of time, and what became of it."""
+"""Simulate one fleet under one workload, request by request in order of time."""
 
 import heapq
 from array import array
@@ -8,39 +8,39 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fleet_model import (
+from bench.fleet.model import (
     BLOCK_TOKENS,
     ROUTERS,
     Hardware,
-    Line,
     Load,
+    NetworkLine,
     Policy,
-    SharedStore,
     Shelf,
+    SimulatedStore,
 )
-from bench.fleet_workload import Trace
+from bench.fleet.workload import FleetTrace
 
-LOST_SHARE = 0.1  # of the replicas, at least one, never all; picked
+LOST_SHARE = 0.1  # of the replicas; at least one, never all; picked
 AWAY_SECONDS = 600.0
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class FleetSetup:
     n_replicas: int
     policy: Policy
     has_store: bool
     hardware: Hardware = field(default_factory=Hardware)
-    replicas_die_at: float | None = None  # seconds; with all that is on their disks
+    replicas_die_at: float | None = None  # seconds; their disks are lost too
     store_leaves_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A row for each request, in the order of arrival; tokens, where nothing else is said."""
+class FleetOutcome:
+    """One row for each request, in the order of arrival. Units are tokens unless named."""
 
-    setup: Setup
+    setup: FleetSetup
     at_seconds: Numbers
     first_token_seconds: Numbers
     live: Numbers  # in the context or in memory
@@ -51,19 +51,19 @@ class Outcome:
     replies: Numbers
     written: Numbers  # to the store, when the reply has ended
     busy_seconds: Numbers  # of each replica
-    last_arrival_seconds: float  # of a session; what comes later are their other turns
+    last_arrival_seconds: float  # of a session; later requests are further turns
 
     @property
     def prompt(self) -> Numbers:
         return self.live + self.disk + self.shared + self.recomputed
 
 
-def simulate(trace: Trace, setup: Setup) -> Outcome:
+def simulate(trace: FleetTrace, setup: FleetSetup) -> FleetOutcome:
     return _Run(trace, setup).play()
 
 
 class _Match(NamedTuple):
-    """Where leading tokens are; each source goes on where the one before it ends."""
+    """Where leading tokens are. Each source starts where the one before it ends."""
 
     live: int
     disk: int
@@ -80,9 +80,9 @@ class _Replica:
     def __init__(self, hardware: Hardware) -> None:
         self.memory = Shelf(hardware.memory_tokens)
         self.disk = Shelf(hardware.disk_tokens)
-        self.uplink = Line(hardware.network_bits_per_second)
-        self.downlink = Line(hardware.network_bits_per_second)
-        self.free_at = 0.0  # when the prompts that wait are computed
+        self.uplink = NetworkLine(hardware.network_bits_per_second)
+        self.downlink = NetworkLine(hardware.network_bits_per_second)
+        self.free_at = 0.0  # when the waiting prompts are computed
         self.busy_seconds = 0.0
 
     def lose_everything(self) -> None:
@@ -97,18 +97,18 @@ class _Running(NamedTuple):
 
 
 class _Run:
-    def __init__(self, trace: Trace, setup: Setup) -> None:
+    def __init__(self, trace: FleetTrace, setup: FleetSetup) -> None:
         self._trace, self._setup, self._hardware = trace, setup, setup.hardware
         self._load = Load(setup.n_replicas)
         self._router = ROUTERS[setup.policy](self._load)
         self._replicas = [_Replica(setup.hardware) for _ in range(setup.n_replicas)]
-        self._store = SharedStore(setup.hardware, setup.n_replicas) if setup.has_store else None
+        self._store = SimulatedStore(setup.hardware, setup.n_replicas) if setup.has_store else None
         if self._store and setup.store_leaves_at is not None:
             self._store.away_from = setup.store_leaves_at
             self._store.away_until = setup.store_leaves_at + AWAY_SECONDS
         self._next_turn = trace.first_turn[:-1]
         self._whole_heads = [n // BLOCK_TOKENS * BLOCK_TOKENS for n in trace.head_tokens]
-        # What each conversation has behind the last whole block of its head, replies included.
+        # Tokens of each conversation behind the last whole block of its head, replies included.
         self._own = [n % BLOCK_TOKENS for n in trace.head_tokens]
         self._seen_heads: set[int] = set()
         self._running: dict[int, _Running] = {}  # by conversation
@@ -116,7 +116,7 @@ class _Run:
         self._events = list(trace.arrivals)  # a turn begins, or its reply ends
         self._columns = [array("d", bytes(8 * trace.n_turns)) for _ in _COLUMNS]
 
-    def play(self) -> Outcome:
+    def play(self) -> FleetOutcome:
         dies_at = self._setup.replicas_die_at
         while self._events:
             now, conversation = heapq.heappop(self._events)
@@ -131,7 +131,7 @@ class _Run:
         order = np.argsort(columns["at_seconds"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         busy = np.array([replica.busy_seconds for replica in self._replicas])
-        return Outcome(
+        return FleetOutcome(
             setup=self._setup,
             busy_seconds=busy,
             last_arrival_seconds=self._trace.arrivals[-1][0],
@@ -156,11 +156,11 @@ class _Run:
         decode_seconds = trace.replies[turn] / hardware.decode_tokens_per_second
         replica.busy_seconds += work_seconds + decode_seconds
 
-        # A request for the same tokens waits for this one: they count as held from now on.
+        # A request for the same tokens waits for this one, so they count as held from now on.
         self._own[conversation] += trace.inputs[turn] + trace.replies[turn]
         for shelf in (replica.memory, replica.disk):
             shelf.keep(trace.n_heads + conversation, self._own[conversation])
-            shelf.keep(head, n_head)  # never older than what stands on it
+            shelf.keep(head, n_head)  # never older than the chain behind it
         self._load.begin(number)
         self._running[conversation] = _Running(turn, number, replica.free_at)
         heapq.heappush(self._events, (replica.free_at + decode_seconds, conversation))
@@ -204,7 +204,7 @@ class _Run:
         heapq.heappush(self._events, (now + gap, conversation))
 
     def _match(self, replica: _Replica, conversation: int, now: float) -> tuple[_Match, float]:
-        """What is found, and when all of it is there."""
+        """Return the match, and when all of it is fetched."""
         match = self._found(replica, conversation, self._store, now)
         if not match.shared or not self._store:
             return match, now
@@ -215,12 +215,12 @@ class _Run:
         return match, end
 
     def _found(
-        self, replica: _Replica, conversation: int, store: SharedStore | None, now: float
+        self, replica: _Replica, conversation: int, store: SimulatedStore | None, now: float
     ) -> _Match:
         n_head = self._whole_heads[conversation]
         head = _sources(replica, store, self._trace.head_of[conversation], n_head, now)
         if head.n_tokens < n_head:
-            return head  # what stands behind a gap is of no use
+            return head  # rows behind a gap cannot be used
         chain = self._trace.n_heads + conversation
         own = _sources(replica, store, chain, self._own[conversation], now)
         return _Match(head.live + own.live, head.disk + own.disk, head.shared + own.shared)
@@ -247,7 +247,7 @@ _COLUMNS = (
 
 
 def _sources(
-    replica: _Replica, store: SharedStore | None, chain: int, n_wanted: int, now: float
+    replica: _Replica, store: SimulatedStore | None, chain: int, n_wanted: int, now: float
 ) -> _Match:
     n_live = replica.memory.held(chain)
     if n_live >= n_wanted:

@@ -1,0 +1,1 @@
+"""A simulation of many replicas behind a router, with and without a shared store."""

@@ -1,0 +1,1 @@
+"""Models with random weights, and measurements that need them."""

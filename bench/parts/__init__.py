@@ -1,0 +1,1 @@
+"""One part alone: the disk tier, a grammar, a tokenizer."""
