@@ -30,6 +30,10 @@ class BoundedCache(Generic[K, V]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._items)
 
+    def values(self) -> list[V]:
+        """Return all values, least recently used first."""
+        return [value for value, _ in self._items.values()]
+
     def peek(self, key: K) -> V | None:
         """Return the value without marking it as used."""
         item = self._items.get(key)

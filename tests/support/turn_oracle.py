@@ -311,6 +311,6 @@ def _cut(pieces: Sequence[PromptPiece], start: int, stop: int) -> list[PromptPie
     for piece in pieces:
         text = piece.text[max(start - offset, 0) : max(stop - offset, 0)]
         if text:
-            parts.append(replace(piece, text=text))
+            parts.append(piece._replace(text=text))
         offset += len(piece.text)
     return parts

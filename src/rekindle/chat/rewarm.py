@@ -10,7 +10,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.parser import Said
 from rekindle.errors import RekindleError
@@ -29,7 +31,7 @@ class Rewarmer:
     def __init__(self, engine: Engine, prompts: PromptBuilder) -> None:
         self._engine = engine
         self._prompts = prompts
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by prompt, the oldest first
+        self._tasks = BoundedCache[int, asyncio.Task[None]](max_items=MAX_WAITING)  # by prompt
 
     def after(
         self,
@@ -42,16 +44,17 @@ class Rewarmer:
         """Returns at once. A turn that ended in calls is followed by results, and stays."""
         if prompt.conversation is None or call_ids or not reply:
             return
-        self._forget(id(prompt))  # of several replies to one prompt, the last
-        if len(self._tasks) == MAX_WAITING:
-            self._forget(next(iter(self._tasks)))
+        key = id(prompt)
+        if (earlier := self._tasks.pop(key)) is not None:
+            earlier.cancel()  # of several replies to one prompt, the last counts
         task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said, terms))
-        self._tasks[id(prompt)] = task
-        task.add_done_callback(lambda _: self._tasks.pop(id(prompt), None))
+        for _, oldest in self._tasks.put(key, task):
+            oldest.cancel()
+        task.add_done_callback(partial(self._remove, key))
 
-    def _forget(self, key: int) -> None:
-        if (task := self._tasks.pop(key, None)) is not None:
-            task.cancel()
+    def _remove(self, key: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.peek(key) is task:
+            self._tasks.pop(key)
 
     async def _rewarm(
         self, prompt: Prompt, reply: tuple[int, ...], said: Said, terms: CacheTerms

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
 from rekindle.chat.conversation import (
     Conversation,
@@ -96,31 +97,28 @@ class RecentPrompts:
     """Bounded in bytes, in all and for each session."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._prompts: list[PastPrompt] = []  # the newest last
-        self._n_bytes = 0
+        self._prompts = BoundedCache[int, PastPrompt](max_items=MAX_PROMPTS, max_bytes=max_bytes)
+        self._numbers = count()
 
     @property
     def n_bytes(self) -> int:
-        return self._n_bytes
+        return self._prompts.n_bytes
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def add(self, past: PastPrompt) -> None:
-        self._prompts.append(past)
-        self._n_bytes += past.n_bytes
-        of_session = [each for each in self._prompts if _is_of_session(each, past)]
-        if len(of_session) > MAX_PER_SESSION:
-            self._remove(self._prompts.index(of_session[0]))
-        while self._n_bytes > self._max_bytes or len(self._prompts) > MAX_PROMPTS:
-            self._remove(0)
+        of_session = [
+            number
+            for number, each in zip(self._prompts, self._prompts.values(), strict=True)
+            if _is_of_session(each, past)
+        ]
+        if len(of_session) == MAX_PER_SESSION:
+            self._prompts.pop(of_session[0])
+        self._prompts.put(next(self._numbers), past, n_bytes=past.n_bytes)
 
     def named(self, namespace: str, reply_id: str) -> PastPrompt | None:
-        for each in reversed(self._prompts):
-            if each.reply_id == reply_id and each.namespace == namespace:
-                return each
-        return None
+        return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
     def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
         """The one with the most in common; of equals one of its session, then the newest.
@@ -136,10 +134,7 @@ class RecentPrompts:
         return best
 
     def _of_namespace(self, namespace: str) -> Iterator[PastPrompt]:
-        return (each for each in reversed(self._prompts) if each.namespace == namespace)
-
-    def _remove(self, index: int) -> None:
-        self._n_bytes -= self._prompts.pop(index).n_bytes
+        return (each for each in reversed(self._prompts.values()) if each.namespace == namespace)
 
 
 def n_shared(a: Tokens, b: Tokens) -> int:

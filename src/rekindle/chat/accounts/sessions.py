@@ -4,10 +4,10 @@ A session is only a name. It does not fence the cache: equal tokens give equal r
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
@@ -44,17 +44,14 @@ class Session:
 
 class Sessions:
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
-        self._max_sessions = max_sessions
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._sessions = BoundedCache[tuple[str, str], Session](max_items=max_sessions)
         self._totals = Ledger()
 
     def use(self, namespace: str, session_id: str) -> Session:
         key = (namespace, session_id)
-        session = self._sessions.setdefault(key, Session(namespace, session_id))
+        session = self._sessions.peek(key) or Session(namespace, session_id)
         session.used_at = time.time()
-        self._sessions.move_to_end(key)
-        while len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
+        self._sessions.put(key, session)
         return session
 
     def book(self, session: Session, entry: Ledger) -> None:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from rekindle.chat.template.guard import Guard, PromptPiece
@@ -33,7 +32,7 @@ class Layout:
                 break
             if offset < start or offset + len(piece.text) > stop:
                 begin = max(start - offset, 0)
-                piece = replace(piece, text=piece.text[begin : stop - offset])
+                piece = piece._replace(text=piece.text[begin : stop - offset])
                 offset += begin
             if piece.text:
                 parts.append((offset, piece))
@@ -45,7 +44,7 @@ class Layout:
         more = list(self._guard.pieces(text, self._guard.sentinel(text)))
         if parts and more and not self._guard.control_string(more[0]):
             offset, last = parts.pop()
-            more[0] = replace(last, text=last.text + more[0].text)
+            more[0] = last._replace(text=last.text + more[0].text)
             return [*parts, (offset, more[0]), *((stop, piece) for piece in more[1:])]
         return parts + [(stop, piece) for piece in more]
 

@@ -8,13 +8,13 @@ them back with the same meaning.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from threading import Lock
 from typing import Any
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import (
     Conversation,
     Message,
@@ -114,7 +114,7 @@ class PromptBuilder:
     ) -> None:
         self._namespace = namespace
         self._volatile = volatile or VolatileRules()
-        self._others: OrderedDict[str, PromptBuilder] = OrderedDict()
+        self._others = BoundedCache[str, PromptBuilder](max_items=MAX_NAMESPACES)
         self._others_lock = Lock()
         self._template = template
         self._tokenizer = tokenizer
@@ -131,7 +131,7 @@ class PromptBuilder:
         if namespace == self._namespace:
             return self
         with self._others_lock:
-            other = self._others.pop(namespace, None) or PromptBuilder(
+            other = self._others.peek(namespace) or PromptBuilder(
                 self._template,
                 self._tokenizer,
                 self._dialect,
@@ -140,16 +140,16 @@ class PromptBuilder:
                 volatile=self._volatile,
                 namespace=namespace,
             )
-            self._others[namespace] = other
-            while len(self._others) > 1 and self._knows_too_much():
-                self._others.popitem(last=False)
+            self._others.put(namespace, other)
+            # Builders grow while they are used, so their sizes are added up each time.
+            while len(self._others) > 1 and _n_bytes(self._others) > MAX_NAMESPACES_BYTES:
+                self._others.pop_oldest()
         return other
 
-    def _knows_too_much(self) -> bool:
-        n_bytes = sum(
-            each._tokenize.n_bytes + each._memory.n_bytes for each in self._others.values()
-        )
-        return len(self._others) > MAX_NAMESPACES or n_bytes > MAX_NAMESPACES_BYTES
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of the texts and turns that this namespace knows as tokens."""
+        return self._tokenize.n_bytes + self._memory.n_bytes
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Without `recalls` every turn is taken as it was sent."""
@@ -380,6 +380,10 @@ class PromptBuilder:
     def _begins_in_reasoning(self, text: str) -> bool:
         marks = self._dialect.reasoning
         return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
+
+
+def _n_bytes(builders: BoundedCache[str, PromptBuilder]) -> int:
+    return sum(builder.n_bytes for builder in builders.values())
 
 
 def schemas_of(conversation: Conversation) -> Schemas:

@@ -1,18 +1,18 @@
 """Tokens as they are put together, with a key of all of them so far; and texts known as tokens."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 from sys import getsizeof
 from threading import Lock
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.prompt.meaning import KEY_BYTES
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_KNOWN_BYTES = 32_000_000  # about two dozen histories of 100k tokens; picked
-PIECE_BYTES = 280  # what CPython needs for one beside its text and its tokens, about
+PIECE_BYTES = 370  # what CPython needs for one beside its text and its tokens, about
 
 
 class TokenRun:
@@ -44,23 +44,21 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[PromptPiece, array[int]] = OrderedDict()
-        self.n_bytes = 0
+        self._known = BoundedCache[PromptPiece, "array[int]"](max_bytes=MAX_KNOWN_BYTES)
         self._lock = Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        return self._known.n_bytes
 
     def __call__(self, piece: PromptPiece) -> "array[int]":
         with self._lock:
             if (tokens := self._known.get(piece)) is not None:
-                self._known.move_to_end(piece)
                 return tokens
         parse_special = piece.parse_special
         tokens = array("i", self._tokenizer.tokenize(piece.text, parse_special=parse_special))
         with self._lock:
-            if piece not in self._known:
-                self._known[piece] = tokens
-                self.n_bytes += _size(piece, tokens)
-            while self.n_bytes > MAX_KNOWN_BYTES:
-                self.n_bytes -= _size(*self._known.popitem(last=False))
+            self._known.put(piece, tokens, n_bytes=_size(piece, tokens))
         return tokens
 
 

@@ -8,11 +8,11 @@ import json
 import logging
 import struct
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.dialects.base import ReadCall
 from rekindle.chat.prompt.fenced_turns import FencedTurns
 from rekindle.chat.prompt.meaning import digest
@@ -49,14 +49,13 @@ class Turn:
 class TurnMemory:
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
-        self._n_bytes = 0
+        self._decoded = BoundedCache[bytes, tuple[bytes, Turn | None]](max_bytes=MAX_DECODED_BYTES)
         self._lock = Lock()
 
     @property
     def n_bytes(self) -> int:
         """Of what is decoded."""
-        return self._n_bytes
+        return self._decoded.n_bytes
 
     def within(self, namespace: str) -> "TurnMemory":
         """Nothing is found there that was remembered here, nor the other way round."""
@@ -86,15 +85,10 @@ class TurnMemory:
         with self._lock:
             known = self._decoded.get(stored.id)
             if known is not None and known[0] == stored.data:
-                self._decoded.move_to_end(stored.id)
                 return known[1]
         turn = _decoded(stored)
         with self._lock:
-            self._n_bytes += _size(stored.data) - _size(self._decoded.pop(stored.id, (b"",))[0])
-            self._decoded[stored.id] = stored.data, turn
-            while self._n_bytes > MAX_DECODED_BYTES:
-                _, (data, _) = self._decoded.popitem(last=False)
-                self._n_bytes -= _size(data)
+            self._decoded.put(stored.id, (stored.data, turn), n_bytes=_size(stored.data))
         return turn
 
 

@@ -7,9 +7,9 @@ tokenized as plain text, and everything else as the template wrote it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 from rekindle.errors import InvalidRequest
 from rekindle.generation.string_pattern import any_of
@@ -20,8 +20,9 @@ _SENTINELS = tuple(map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900))))
 _NEVER = "(?!)"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPiece:
+class PromptPiece(NamedTuple):
+    """Text of a prompt that is tokenised in one call. A tuple, since it is hashed often."""
+
     text: str
     parse_special: bool
 

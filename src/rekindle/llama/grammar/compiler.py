@@ -5,12 +5,12 @@ Compiling may take a second for a large schema, so it happens in a caller's thre
 """
 
 import threading
-from collections import OrderedDict
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.tokenizer import GrammarTokenizer
@@ -56,7 +56,9 @@ class GrammarCompiler:
         self._tokenize = GrammarTokenizer(vocabulary)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
-        self._compiled: OrderedDict[tuple[GrammarKind, str], llguidance.LLMatcher] = OrderedDict()
+        self._compiled = BoundedCache[tuple[GrammarKind, str], llguidance.LLMatcher](
+            max_items=MAX_COMPILED
+        )
 
     def check(self, grammar: Grammar) -> None:
         self._prototype(grammar)
@@ -68,7 +70,6 @@ class GrammarCompiler:
         key = (grammar.kind, grammar.source)
         with self._lock:
             if (known := self._compiled.get(key)) is not None:
-                self._compiled.move_to_end(key)
                 return known
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary, self._tokenize)
@@ -85,9 +86,7 @@ class GrammarCompiler:
                 "response_format",
             )
         with self._lock:
-            self._compiled[key] = matcher
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled.put(key, matcher)
         return matcher
 
 
