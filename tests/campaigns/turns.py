@@ -173,7 +173,7 @@ class Chat:
         whole: Conversation,
     ) -> None:
         prompt = self._bench.prompts.from_conversation(sent)
-        if prompt.n_remembered == 0 and prompt.tokens != self._bench.plain(sent):
+        if not prompt.remembered and prompt.tokens != self._bench.plain(sent):
             raise Broken(f"turn {number}: tokens that are neither computed nor plain")
         known = exchange.all_tokens
         outcome.n_prompt += len(prompt.tokens)
@@ -207,7 +207,7 @@ class Chat:
         for body, end in self._bodies(whole, step, prompt, reasoning):
             for text in self._with_thoughts(body, reasoning, begins=begins):
                 said = parse(
-                    self._bench.dialect, schemas_of(START), text, begins_in_reasoning=begins
+                    self._bench.dialect, schemas_of(START.tools), text, begins_in_reasoning=begins
                 )
                 if _says(said, step, reasoning):
                     return text, end

@@ -16,6 +16,7 @@ from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
+from tests.support.chat import prompt_builder
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TurnBench:
         self.prompts = self.builder(self.memory)
 
     def builder(self, memory: TurnMemory) -> PromptBuilder:
-        return PromptBuilder(self.template, self.tokenizer, self.dialect, memory, self.history)
+        return prompt_builder(self.template, self.tokenizer, self.dialect, memory, self.history)
 
     def plain(self, conversation: Conversation) -> tuple[int, ...]:
         """What is sent, rendered and tokenised by a server that remembers nothing."""
@@ -80,7 +81,7 @@ class TurnBench:
             tokens = odd_tokens(self.tokenizer, text)
         said = parse(
             self.dialect,
-            schemas_of(conversation) if conversation.tools else None,
+            schemas_of(conversation.tools) if conversation.tools else None,
             text,
             begins_in_reasoning=prompt.begins_in_reasoning,
         )

@@ -59,7 +59,7 @@ class Oracle:
 
     def check(self, conversation: Conversation, prompt: Prompt) -> None:
         plain = self.plain(conversation)
-        if prompt.n_remembered == 0:
+        if not prompt.remembered:
             assert prompt.tokens == plain, "nothing was spliced, and yet it is not the plain text"
             return
         reasons = []
@@ -114,7 +114,7 @@ class Oracle:
                 options.append([None, *fitting])
         for choice in product(*options):
             chosen = dict(item for item in choice if item is not None)
-            if len(chosen) == prompt.n_remembered:
+            if len(chosen) == len(prompt.remembered):
                 yield chosen
 
     def _expected(
@@ -216,7 +216,7 @@ class RawOracle:
         plain = tuple(self._plain(text))
         added = self._data(self._plain("a")).removesuffix(b"a")
         assert data == added + text.encode()
-        if prompt.n_remembered == 0:
+        if not prompt.remembered:
             assert prompt.tokens == plain
             return
         natural = self._ends(plain)

@@ -1,6 +1,7 @@
 """Conversations as neutral, frozen values. Every wire format maps to these, none to another."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -58,6 +59,10 @@ class Message:
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -80,3 +85,26 @@ class Conversation:
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         return self.tools + self.more_tools
+
+    def with_reply(
+        self, text: str, calls: Iterable[ToolCall], *, reasoning: str = ""
+    ) -> "Conversation":
+        """Append an assistant message, as a client will send it back.
+
+        A message that was left open goes on in the reply.
+        """
+        messages = self.messages
+        if self.continue_last:
+            text = messages[-1].text + text
+            messages = messages[:-1]
+        parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
+        if text:
+            parts.append(Text(text))
+        reply = Message(Role.ASSISTANT, (*parts, *calls))
+        return replace(self, messages=(*messages, reply), continue_last=False)
+
+
+def n_leading_systems(messages: Sequence[Message]) -> int:
+    """Return how many system messages stand before the first message of another role."""
+    roles = (message.role for message in messages)
+    return next((i for i, role in enumerate(roles) if role is not Role.SYSTEM), len(messages))

@@ -16,8 +16,9 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.chat.reply.stream import ReplyReader, ReplyStream
+from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import ToolUse, ToolUses, control_tokens
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import Overflow
@@ -40,13 +41,13 @@ class Responder:
         dialect: Dialect,
         default_sampling: Sampling,
         *,
-        default_cache_prompt: bool = True,
-        default_overflow: Overflow = Overflow.ERROR,
-        rewarmer: Rewarmer | None = None,
-        embedding_end_token: int | None = None,
-        model: str = "",
-        accounts: Accounts | None = None,  # None: its own, shared with no other model
-        observers: Sequence[Observer] = (),
+        default_cache_prompt: bool,
+        default_overflow: Overflow,
+        rewarmer: Rewarmer | None,
+        embedding_end_token: int | None,
+        model: str,
+        accounts: Accounts,  # of all models
+        observers: Sequence[Observer],
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
@@ -57,7 +58,7 @@ class Responder:
         self._dialect = dialect
         self._rewarmer = rewarmer
         self._model = model
-        self._accounts = accounts or Accounts()
+        self._accounts = accounts
         self._observers = (log_request, *observers)
         self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)

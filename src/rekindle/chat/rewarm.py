@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from rekindle.bounded_cache import BoundedCache
+from rekindle.chat.accounts.recent_prompts import n_shared
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.parser import Said
 from rekindle.errors import RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause
-from rekindle.generation.request import USUAL_TERMS, CacheTerms, GenerationRequest, Sampling
+from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 
 _log = logging.getLogger("rekindle.rewarm")
 
@@ -39,7 +42,7 @@ class Rewarmer:
         reply: Sequence[int],
         said: Said,
         call_ids: Sequence[str],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> None:
         """Returns at once. A turn that ended in calls is followed by results, and stays."""
         if prompt.conversation is None or call_ids or not reply:
@@ -64,8 +67,8 @@ class Rewarmer:
                 return
             prompts = self._prompts.within(prompt.namespace)
             ahead = await asyncio.to_thread(prompts.after_reply, prompt, said, ())
-            known = prompt.tokens + reply
-            if len(ahead) - _n_shared(ahead, known) >= MIN_TOKENS:
+            n_known = n_shared(np.array(ahead, np.int32), np.array(prompt.tokens + reply, np.int32))
+            if len(ahead) - n_known >= MIN_TOKENS:
                 await self._compute(ahead, terms)
         except RekindleError as error:
             _log.debug("nothing is computed ahead: %s", error.message)
@@ -104,10 +107,3 @@ class Rewarmer:
                     )
                 case Finished(StopCause.YIELDED):
                     _log.debug("rewarm: a request arrived, the rest is left to it")
-
-
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))

@@ -448,7 +448,7 @@ def test_a_client_that_edits_nothing_gets_every_token_back_that_it_may(
         replies = [i for i, m in enumerate(conversation.messages) if m.role is Role.ASSISTANT]
         if all(chat.oracle.keeps(conversation, index) for index in replies):
             assert prompt.tokens[: len(exchange.all_tokens)] == exchange.all_tokens
-            assert prompt.n_remembered == len(replies)
+            assert len(prompt.remembered) == len(replies)
 
 
 RAW_WORDS = st.sampled_from(

@@ -232,7 +232,7 @@ def test_every_turn_of_a_long_chat_begins_with_all_that_was_computed(bench: Turn
         conversation = extended(conversation, exchange.message, user(f"And {turn}?"))
         rest = after(bench, conversation, exchange)
         assert len(rest) < 20
-    assert bench.prompts.from_conversation(conversation).n_remembered == 10
+    assert len(bench.prompts.from_conversation(conversation).remembered) == 10
 
 
 def test_a_turn_that_was_removed_ends_the_splicing_and_nothing_else(bench: TurnBench) -> None:

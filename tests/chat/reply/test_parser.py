@@ -32,11 +32,8 @@ def stream(
     *,
     schemas: Schemas | None = SCHEMAS,
     begins_in_reasoning: bool = False,
-    with_reasoning: bool = True,
 ) -> list[Part]:
-    parser = ReplyParser(
-        dialect, schemas, begins_in_reasoning=begins_in_reasoning, with_reasoning=with_reasoning
-    )
+    parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return parts + parser.finish()
 
@@ -100,12 +97,6 @@ def test_an_opening_mark_that_repeats_the_prompt_is_no_thought() -> None:
 def test_marks_of_reasoning_within_text_are_text() -> None:
     for text in ("The tag <think> opens.", "Thus </think> it closes", "  spaced  "):
         assert said(text) == Said("", text, ())
-
-
-def test_thoughts_can_stay_in_the_text() -> None:
-    text = f"<think>\nhm {CALL}</think>\n\nyes\n{CALL}"
-    parts = joined(stream(HERMES, [text], with_reasoning=False))
-    assert parts == [SaidText(f"<think>\nhm {CALL}</think>\n\nyes"), ReadCall(NAME, JSON)]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +213,6 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 def test_how_a_reply_is_cut_makes_no_difference(case: Case, data: st.DataObject) -> None:
     text = data.draw(replies(case))
     begins_in_reasoning = data.draw(st.booleans())
-    with_reasoning = data.draw(st.booleans())
     schemas = data.draw(st.sampled_from([SCHEMAS, None]))
     dialect = case.dialect
     whole, cut, single = (
@@ -232,7 +222,6 @@ def test_how_a_reply_is_cut_makes_no_difference(case: Case, data: st.DataObject)
                 pieces,
                 schemas=schemas,
                 begins_in_reasoning=begins_in_reasoning,
-                with_reasoning=with_reasoning,
             )
         )
         for pieces in ([text], data.draw(cuts(text)), list(text))

@@ -6,14 +6,7 @@ from itertools import zip_longest
 
 from rekindle.chat.accounts.recent_prompts import PastPrompt, n_shared
 from rekindle.chat.accounts.seen_prefixes import GRAIN
-from rekindle.chat.conversation import (
-    Conversation,
-    Message,
-    Role,
-    Tool,
-    ToolCall,
-    ToolResult,
-)
+from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCall
 from rekindle.chat.prompt.meaning import canonical_json
 from rekindle.observe.request_record import Miss, MissReason
 
@@ -176,7 +169,8 @@ def _changed_part(
         one, other = _called(call, other_call), _called(other_call, call)
         if one != other:
             return "tool_call", one, other
-    for one, other in zip_longest(_results(old), _results(new), fillvalue=""):
+    results = ([result.text for result in message.results] for message in (old, new))
+    for one, other in zip_longest(*results, fillvalue=""):
         if spelled(one) != spelled(other):
             return "tool_result", one, other
     if new.reasoning and spelled(old.reasoning) != spelled(new.reasoning):
@@ -192,10 +186,6 @@ def _called(call: ToolCall | None, other: ToolCall | None) -> str:
     if other is None or other.arguments_json != arguments:
         arguments = canonical_json(arguments)
     return f"{call.name} {arguments}"
-
-
-def _results(message: Message) -> list[str]:
-    return [part.text for part in message.parts if isinstance(part, ToolResult)]
 
 
 def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:

@@ -8,16 +8,7 @@ import numpy as np
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
-from rekindle.chat.conversation import (
-    Conversation,
-    Message,
-    Part,
-    Reasoning,
-    Role,
-    Text,
-    ToolCall,
-    ToolResult,
-)
+from rekindle.chat.conversation import Conversation, Message
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.parser import Said
 from rekindle.generation.request import CacheTerms
@@ -71,26 +62,15 @@ def past_prompt(
 def with_reply(
     past: PastPrompt, computed: Tokens, said: Said, call_ids: Sequence[str]
 ) -> PastPrompt:
-    """As a client would send it back. A message that was left open goes on in the reply."""
-    conversation = past.conversation
-    if conversation is None or said == Said("", "", ()):
+    """As a client would send it back."""
+    if past.conversation is None or said == Said("", "", ()):
         return replace(past, tokens=computed)
-    messages, text = conversation.messages, said.text
-    if conversation.continue_last:
-        text = messages[-1].text + text
-        messages = messages[:-1]
-    parts: list[Part] = [Reasoning(said.reasoning)] if said.reasoning else []
-    if text:
-        parts.append(Text(text))
-    for call_id, call in zip(call_ids, said.calls, strict=True):
-        parts.append(ToolCall(call_id, call.name, call.arguments_json))
-    reply = Message(Role.ASSISTANT, tuple(parts))
-    return replace(
-        past,
-        tokens=computed,
-        conversation=replace(conversation, messages=(*messages, reply), continue_last=False),
-        digests=(*past.digests[: len(messages)], _digest(reply)),
+    conversation = past.conversation.with_reply(
+        said.text, said.tool_calls(call_ids), reasoning=said.reasoning
     )
+    *before, reply = conversation.messages
+    digests = (*past.digests[: len(before)], _digest(reply))
+    return replace(past, tokens=computed, conversation=conversation, digests=digests)
 
 
 class RecentPrompts:
@@ -167,5 +147,5 @@ def _is_of_session(a: PastPrompt, b: PastPrompt) -> bool:
 
 def _digest(message: Message) -> int:
     calls = tuple((call.name, call.arguments_json) for call in message.calls)
-    results = tuple(part.text for part in message.parts if isinstance(part, ToolResult))
+    results = tuple(result.text for result in message.results)
     return hash((message.role, message.text.strip(), calls, results))

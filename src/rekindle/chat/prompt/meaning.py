@@ -7,8 +7,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from rekindle.chat.conversation import Message, Role, ToolResult
-from rekindle.chat.dialects.base import ReasoningMarks
+from rekindle.chat.conversation import Message, Role, ToolCall
+from rekindle.chat.dialects.base import ReadCall, ReasoningMarks
 from rekindle.chat.reply.parser import Said
 
 KEY_BYTES = 16
@@ -24,11 +24,12 @@ def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -
         return False
     if reasoning.strip() and reasoning.strip() != said.reasoning.strip():
         return False
-    return _calls_of(message) == said_calls(said)
+    return call_meanings(message.calls) == call_meanings(said.calls)
 
 
-def said_calls(said: Said) -> list[tuple[str, str]]:
-    return [(call.name, canonical_json(call.arguments_json)) for call in said.calls]
+def call_meanings(calls: Iterable[ToolCall | ReadCall]) -> list[tuple[str, str]]:
+    """Return name and canonical arguments of each call."""
+    return [(call.name, canonical_json(call.arguments_json)) for call in calls]
 
 
 def canonical_json(source: str) -> str:
@@ -85,9 +86,8 @@ def next_key(history: bytes, message: Message, marks: ReasoningMarks | None) -> 
         parts.append(split_reasoning(message, marks)[1].strip())
     else:
         parts.append(message.text.strip())
-    parts += [part for call in _calls_of(message) for part in call]
-    results = (part for part in message.parts if isinstance(part, ToolResult))
-    parts += [result.text.strip() for result in results]
+    parts += [part for call in call_meanings(message.calls) for part in call]
+    parts += [result.text.strip() for result in message.results]
     return digest(history, *(part.encode("utf-8", "replace") for part in parts))
 
 
@@ -97,10 +97,6 @@ def digest(*parts: bytes) -> bytes:
         state.update(len(part).to_bytes(8, "little"))
         state.update(part)
     return state.digest()
-
-
-def _calls_of(message: Message) -> list[tuple[str, str]]:
-    return [(call.name, canonical_json(call.arguments_json)) for call in message.calls]
 
 
 def split_reasoning(message: Message, marks: ReasoningMarks | None) -> Sequence[str]:

@@ -8,7 +8,7 @@ go next time, and the shortened prompt stays the same prefix for many turns.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rekindle.chat.conversation import Conversation, Message, Role
+from rekindle.chat.conversation import Conversation, Message, Role, n_leading_systems
 
 FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
 KEPT_SHARE = 1 / 2
@@ -56,7 +56,7 @@ def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
 
 def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
     """The system messages in front, then from each user message to the next."""
-    n_head = next((i for i, m in enumerate(messages) if m.role is not Role.SYSTEM), len(messages))
+    n_head = n_leading_systems(messages)
     turns: list[list[Message]] = []
     for message in messages[n_head:]:
         is_first = message.role is Role.USER and (not turns or turns[-1][-1].role is not Role.USER)

@@ -8,7 +8,7 @@ them back with the same meaning.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from threading import Lock
@@ -21,8 +21,8 @@ from rekindle.chat.conversation import (
     Reasoning,
     Role,
     Text,
-    ToolCall,
-    ToolResult,
+    Tool,
+    n_leading_systems,
 )
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.prompt.boundaries import Boundaries
@@ -35,6 +35,7 @@ from rekindle.chat.prompt.meaning import (
     split_reasoning,
 )
 from rekindle.chat.prompt.overflow import FULL_SHARE, trim
+from rekindle.chat.prompt.reasoning_policy import ReasoningPolicy
 from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.prompt.text_splicer import TextSplicer
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
@@ -53,6 +54,8 @@ MAX_TURNS_TRIED = 16  # of those that may be one message; picked
 MAX_LOOKS = 4  # for the end of a message; picked
 MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
 MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
+
+_NEXT = "the next message"
 
 Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
 
@@ -74,10 +77,6 @@ class Prompt:
     # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
-    @property
-    def n_remembered(self) -> int:
-        return len(self.remembered)
-
     def position_of(self, n_messages: int) -> int:
         """Where that many messages end, or the last boundary before: 0: none is known.
 
@@ -86,9 +85,7 @@ class Prompt:
         if self.conversation is None:
             return 0
         messages = self.conversation.messages
-        if n_messages == 0:
-            heads = (m.role is Role.SYSTEM for m in messages)
-            n_messages = next((i for i, is_head in enumerate(heads) if not is_head), len(messages))
+        n_messages = n_messages or n_leading_systems(messages)
         if n_messages >= len(messages):
             return len(self.tokens)
         # Each look renders the history. A template that fits nowhere near fits nowhere at all.
@@ -107,13 +104,13 @@ class PromptBuilder:
         tokenizer: Tokenizer,
         dialect: Dialect,
         memory: TurnMemory,
-        reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+        reasoning_history: ReasoningHistory,
         *,
-        volatile: VolatileRules | None = None,
+        volatile: VolatileRules,
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
-        self._volatile = volatile or VolatileRules()
+        self._volatile = volatile
         self._others = BoundedCache[str, PromptBuilder](max_items=MAX_NAMESPACES)
         self._others_lock = Lock()
         self._template = template
@@ -124,7 +121,7 @@ class PromptBuilder:
         self._tokenize = PieceTokenizer(tokenizer)
         self._bounds = Boundaries(template, tokenizer, self._tokenize)
         self._texts = TextSplicer(memory, tokenizer, self._tokenize)
-        self._switches = _keeping_switches(template.source)
+        self._reasoning = ReasoningPolicy(reasoning_history, template.source)
 
     def within(self, namespace: str) -> "PromptBuilder":
         """One that remembers nothing of what others said, nor how long it took to read."""
@@ -156,7 +153,8 @@ class PromptBuilder:
         conversation, neutralised = self._volatile.calm(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
-        shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
+        switched = self._reasoning.switched_on(conversation)
+        shown, layout, spliced = self._spliced(switched, candidates)
         self._memory.note_use(list(spliced.turns.values()))
         history_end, lengths = self._bounds.prefix_lengths(shown, layout.text)
         tokens = tuple(spliced.run.tokens)
@@ -166,7 +164,8 @@ class PromptBuilder:
         def remember(
             reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
         ) -> None:
-            *before, answer = _with_reply(conversation, said, call_ids).messages
+            answered = conversation.with_reply(said.text, said.tool_calls(call_ids))
+            *before, answer = answered.messages
             turn = Turn(
                 prompt_key=spliced.run.key(),
                 n_replies_before=sum(m.role is Role.ASSISTANT for m in before),
@@ -212,7 +211,7 @@ class PromptBuilder:
     def _size(self, message: Message) -> int:
         """Tokens, about; the same whenever it is asked for."""
         texts = [message.text, *(call.arguments_json for call in message.calls)]
-        texts += [part.text for part in message.parts if isinstance(part, ToolResult)]
+        texts += [result.text for result in message.results]
         pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
         return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
 
@@ -226,13 +225,13 @@ class PromptBuilder:
     def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
         """What prompts after this reply will begin with, up to the next user message."""
         assert prompt.conversation is not None
-        answered = _with_reply(prompt.conversation, said, call_ids)
+        answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
             keys = history_keys(asked.messages, self._dialect.reasoning)
             candidates = self._candidates(asked, keys)
-            _, layout, spliced = self._spliced(self._with_switches(asked), candidates)
+            _, layout, spliced = self._spliced(self._reasoning.switched_on(asked), candidates)
         except InvalidRequest:
             return ()  # some templates refuse the conversation that would follow
         place = layout.text.rfind(_NEXT)
@@ -280,13 +279,6 @@ class PromptBuilder:
             remember=remember,
         )
 
-    def _with_switches(self, conversation: Conversation) -> Conversation:
-        """Templates that can keep earlier reasoning do, unless the client says otherwise."""
-        if self._reasoning_history is ReasoningHistory.TEMPLATE or not self._switches:
-            return conversation
-        kwargs = self._switches | conversation.template_kwargs
-        return replace(conversation, template_kwargs=kwargs)
-
     def _candidates(
         self, conversation: Conversation, keys: Sequence[bytes]
     ) -> dict[int, Candidate]:
@@ -297,7 +289,7 @@ class PromptBuilder:
             if message.role is Role.ASSISTANT
         }
         found = self._memory.find([key for each in wanted.values() for key in each])
-        loop_start = _tool_loop_start(conversation.messages)
+        first_kept = self._reasoning.first_kept(conversation)
         candidates = {}
         for n_before, (index, its_keys) in enumerate(wanted.items()):
             message = conversation.messages[index]
@@ -315,30 +307,15 @@ class PromptBuilder:
                 or (turn in found[keys[index]] and self._goes_on(message, turn.said))
             ]
             if fitting:
-                keeps = self._keeps_reasoning(conversation, in_tool_loop=index >= loop_start)
-                candidates[index] = Candidate(fitting[:MAX_TURNS_TRIED], keeps)
+                candidates[index] = Candidate(
+                    fitting[:MAX_TURNS_TRIED], keeps_reasoning=index >= first_kept
+                )
         return candidates
 
     def _goes_on(self, message: Message, said: Said) -> bool:
         """Whether a message that means the same as one left open and its reply ends with it."""
         reasoning, text = split_reasoning(message, self._dialect.reasoning)
         return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
-
-    def _keeps_reasoning(self, conversation: Conversation, *, in_tool_loop: bool) -> bool:
-        match self._reasoning_history:
-            case ReasoningHistory.KEEP:
-                return True
-            case ReasoningHistory.TEMPLATE:
-                return False
-            case ReasoningHistory.AUTO:
-                return in_tool_loop or self._is_switched_on(conversation)
-
-    def _is_switched_on(self, conversation: Conversation) -> bool:
-        """The template keeps reasoning, and the client did not tell it otherwise."""
-        chosen = self._switches | conversation.template_kwargs
-        return bool(self._switches) and all(
-            chosen[name] == value for name, value in self._switches.items()
-        )
 
     def _spliced(
         self, conversation: Conversation, candidates: Mapping[int, Candidate]
@@ -350,7 +327,7 @@ class PromptBuilder:
             for index, candidate in candidates.items()
             if not split_reasoning(conversation.messages[index], marks)[0]
         }
-        schemas = schemas_of(conversation)
+        schemas = schemas_of(conversation.callable_tools)
         layout: Layout | None = None
         changed: set[int] = set()
         while True:
@@ -386,18 +363,12 @@ def _n_bytes(builders: BoundedCache[str, PromptBuilder]) -> int:
     return sum(builder.n_bytes for builder in builders.values())
 
 
-def schemas_of(conversation: Conversation) -> Schemas:
+def schemas_of(tools: Iterable[Tool]) -> Schemas:
     schemas: dict[str, dict[str, Any]] = {}
-    for tool in conversation.callable_tools:
+    for tool in tools:
         function = json.loads(tool.definition_json)["function"]
         schemas[tool.name] = function.get("parameters") or {"type": "object"}
     return schemas
-
-
-def _tool_loop_start(messages: Sequence[Message]) -> int:
-    """The index behind the last user message: what follows works on one task."""
-    users = [index for index, message in enumerate(messages) if message.role is Role.USER]
-    return users[-1] + 1 if users else 0
 
 
 def _other_reasoning(turn: Turn | None, tried: str) -> str:
@@ -412,36 +383,3 @@ def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> 
         if reasoning:
             messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
     return replace(conversation, messages=tuple(messages))
-
-
-def _with_reply(conversation: Conversation, said: Said, call_ids: Sequence[str]) -> Conversation:
-    """As a client will send it back. A message that was left open goes on in the reply."""
-    messages = conversation.messages
-    text = said.text
-    if conversation.continue_last:
-        text = messages[-1].text + text
-        messages = messages[:-1]
-    calls = (
-        ToolCall(call_id, call.name, call.arguments_json)
-        for call_id, call in zip(call_ids, said.calls, strict=True)
-    )
-    reply = Message(Role.ASSISTANT, (Text(text), *calls) if text else tuple(calls))
-    return replace(conversation, messages=(*messages, reply), continue_last=False)
-
-
-_NEXT = "the next message"
-
-# By these templates can be told to keep the reasoning of earlier turns.
-_SWITCHES: dict[str, Any] = {
-    "clear_thinking": False,
-    "preserve_thinking": True,
-    "preserve_reasoning": True,
-    "keep_past_thinking": True,
-    "keep_thinking": True,
-    "truncate_history_thinking": False,
-    "drop_thinking": False,
-}
-
-
-def _keeping_switches(source: str) -> dict[str, Any]:
-    return {name: value for name, value in _SWITCHES.items() if name in source}

@@ -12,7 +12,7 @@ from os.path import commonprefix
 
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.prompt.layout import Layout
-from rekindle.chat.prompt.meaning import said_calls
+from rekindle.chat.prompt.meaning import call_meanings
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn
 from rekindle.chat.reply.parser import Said, parse
@@ -159,7 +159,9 @@ class Splicer:
 
 
 def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
-    if shown.text.strip() != said.text.strip() or said_calls(shown) != said_calls(said):
+    if shown.text.strip() != said.text.strip():
+        return False
+    if call_meanings(shown.calls) != call_meanings(said.calls):
         return False
     # Results refer to the ids that are shown: sampled ones must be the same.
     if any(a.id != b.id for a, b in zip(shown.calls, said.calls, strict=True) if b.id):

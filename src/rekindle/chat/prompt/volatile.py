@@ -52,7 +52,7 @@ class _Rule:
 class VolatileRules:
     """`settings` are names of known rules, or regular expressions."""
 
-    def __init__(self, settings: Sequence[str] = ()) -> None:
+    def __init__(self, settings: Sequence[str]) -> None:
         self._rules = [_rule(index, setting) for index, setting in enumerate(settings)]
 
     def calm(self, conversation: Conversation) -> tuple[Conversation, tuple[Neutralised, ...]]:

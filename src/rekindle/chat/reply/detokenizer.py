@@ -40,7 +40,7 @@ class StopScanner:
         if found:
             index, stop = min(found, key=itemgetter(0))
             return Scan(text[:index], stop, len(text) - index)
-        n_held = max(_overlap(text, stop) for stop in self._stops)
+        n_held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - n_held :]
         return Scan(text[: len(text) - n_held])
 
@@ -49,7 +49,7 @@ class StopScanner:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """How long an end of `text` is a beginning of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+def overlap(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` begin `mark`, without completing it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -5,11 +5,14 @@ lost but marks and the white space around them: a call that turns out to be none
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from rekindle.chat.conversation import ToolCall
 from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls, Schemas
+from rekindle.chat.reply.detokenizer import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Said:
     reasoning: str
     text: str
     calls: tuple[ReadCall, ...]
+
+    def tool_calls(self, call_ids: Sequence[str]) -> Iterator[ToolCall]:
+        """Yield the calls with the ids that the client knows them by."""
+        for call_id, call in zip(call_ids, self.calls, strict=True):
+            yield ToolCall(call_id, call.name, call.arguments_json)
 
 
 def parse(
@@ -70,16 +78,10 @@ class ReplyParser:
     """`schemas` None: calls are not looked for, and what looks like one is text."""
 
     def __init__(
-        self,
-        dialect: Dialect,
-        schemas: Schemas | None,
-        *,
-        begins_in_reasoning: bool,
-        with_reasoning: bool = True,  # False: thoughts are text, with their marks
+        self, dialect: Dialect, schemas: Schemas | None, *, begins_in_reasoning: bool
     ) -> None:
         self._dialect = dialect
         self._schemas = schemas
-        self._with_reasoning = with_reasoning
         self._marks = _Marks(dialect, with_calls=schemas is not None)
         begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
         self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
@@ -89,7 +91,7 @@ class ReplyParser:
         self._trigger = ""
         self._n_read = 0  # of what is held, when it was last read in vain
         self._space = ""  # behind what was shown: shown itself only if something follows
-        self._drop_space = begins_in_reasoning and with_reasoning  # in front of what follows
+        self._drop_space = begins_in_reasoning  # in front of what follows
         self._at_start = True  # no text was shown yet
         self._behind_call = False
         self._hides_edges = False
@@ -105,7 +107,7 @@ class ReplyParser:
     def finish(self) -> list[Part]:
         """What was held back. The parser is of no use afterwards."""
         parts = self._advance(final=True)
-        if self._mode is _Mode.REASONING and self._with_reasoning:
+        if self._mode is _Mode.REASONING:
             parts.append(SaidReasoning(self._space))
         elif not self._behind_call:
             parts.append(SaidText(self._space))
@@ -168,7 +170,7 @@ class ReplyParser:
             self._pass_reasoning_mark(len(marks.closing))
             self._mode = _Mode.TEXT
             return True
-        n_held = 0 if final else _overlap(self._held, marks.closing)
+        n_held = 0 if final else overlap(self._held, marks.closing)
         self._think(self._take(len(self._held) - n_held))
         return False
 
@@ -210,18 +212,11 @@ class ReplyParser:
         return taken
 
     def _pass_reasoning_mark(self, n_chars: int) -> None:
-        mark = self._take(n_chars)
-        if self._with_reasoning:
-            self._space = ""
-            self._drop_space = True
-        else:
-            self._think(mark)
+        self._take(n_chars)
+        self._space = ""
+        self._drop_space = True
 
     def _think(self, text: str) -> None:
-        if not self._with_reasoning:
-            self._parts.append(SaidText(self._space + text))
-            self._space = ""
-            return
         shown = self._without_space(text)
         if shown:
             self._parts.append(SaidReasoning(shown))
@@ -283,7 +278,7 @@ class _Marks:
 
     def n_decided(self, text: str, *, at_start: bool) -> int:
         """How much of the text no mark that is still incomplete can begin in."""
-        n_open = max((_overlap(text, mark) for mark in self._anywhere), default=0)
+        n_open = max((overlap(text, mark) for mark in self._anywhere), default=0)
         if at_start:
             rest = text.lstrip()
             if any(len(rest) < len(mark) and mark.startswith(rest) for mark in self._at_start):
@@ -303,9 +298,3 @@ def _merged(parts: list[Part]) -> list[Part]:
         elif isinstance(part, ReadCall) or part.text:
             merged.append(part)
     return merged
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How long an end of `text` is a beginning of `mark`, and not the whole of it."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

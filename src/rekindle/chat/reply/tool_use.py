@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rekindle.chat.conversation import Tool
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.dialects.lark import literals, usable_schemas
 from rekindle.chat.prompt.prompt import Prompt, schemas_of
@@ -80,13 +81,12 @@ class ToolUses:
             for tool in conversation.callable_tools
             if not choice.names or tool.name in choice.names
         )
-        schemas = schemas_of(replace(conversation, tools=tools, more_tools=()))
+        schemas = schemas_of(tools)
         if choice.mode is ToolMode.AUTO:
             if sampling.ignore_eos:  # a complete call must be able to end
                 return ToolUse(schemas, sampling)
             start = replace(start, triggers=self._dialect.triggers)
-        definitions = tuple(tool.definition_json for tool in tools)
-        grammar = Grammar(GrammarKind.LARK, self._source(definitions, choice.parallel), start)
+        grammar = Grammar(GrammarKind.LARK, self._source(tools, choice.parallel), start)
         try:
             self._check(grammar)
         except InvalidRequest as error:
@@ -107,13 +107,10 @@ class ToolUses:
             begins_quiet=prompt.begins_in_reasoning,
         )
 
-    def _make_source(self, definitions: tuple[str, ...], parallel: bool) -> str:  # noqa: FBT001
-        functions = [json.loads(definition)["function"] for definition in definitions]
-        schemas = {
-            function["name"]: function.get("parameters") or {"type": "object"}
-            for function in functions
-        }
-        usable = usable_schemas(schemas, lambda schema: self._is_usable(json.dumps(schema)))
+    def _make_source(self, tools: tuple[Tool, ...], parallel: bool) -> str:  # noqa: FBT001
+        usable = usable_schemas(
+            schemas_of(tools), lambda schema: self._is_usable(json.dumps(schema))
+        )
         return self._dialect.grammar(usable, parallel=parallel, literal=self._literal)
 
     def _compiles(self, schema_json: str) -> bool:

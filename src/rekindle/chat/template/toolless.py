@@ -42,7 +42,7 @@ def quote_results(conversation: Conversation) -> Conversation:
     messages: list[Message] = []
     after_result = False
     for message in conversation.messages:
-        quoted = [_response(part) for part in message.parts if isinstance(part, ToolResult)]
+        quoted = [*map(_response, message.results)]
         if not quoted:
             messages.append(message)
         elif after_result:

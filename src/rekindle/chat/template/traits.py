@@ -18,6 +18,7 @@ from rekindle.chat.conversation import (
     Tool,
     ToolCall,
     ToolResult,
+    n_leading_systems,
 )
 from rekindle.chat.template.toolless import describe_tools, quote_results, write_out_calls
 from rekindle.errors import InvalidRequest
@@ -138,10 +139,7 @@ def _one_result_each(messages: Iterable[Message]) -> Iterable[Message]:
 
 def _with_systems_placed(messages: Iterable[Message], traits: Traits) -> list[Message]:
     remaining = list(messages)
-    n_leading = next(
-        (i for i, message in enumerate(remaining) if message.role is not Role.SYSTEM),
-        len(remaining),
-    )
+    n_leading = n_leading_systems(remaining)
     leading = _merged(remaining[:n_leading], Role.SYSTEM)
     late = remaining[n_leading:]
     if not traits.late_system:
@@ -154,7 +152,7 @@ def _with_systems_placed(messages: Iterable[Message], traits: Traits) -> list[Me
 
 def _text_before_calls(message: Message) -> Iterable[Message]:
     """Two messages instead of one whose text the template would leave out."""
-    calls = tuple(part for part in message.parts if isinstance(part, ToolCall))
+    calls = message.calls
     if not calls or not message.text:
         return (message,)
     said = tuple(part for part in message.parts if not isinstance(part, ToolCall))
