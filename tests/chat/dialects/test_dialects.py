@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rekindle.chat.conversation import Conversation, Message, Role, ToolCall
 from rekindle.chat.dialects import NAMES, choose
 from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls
-from rekindle.chat.dialects.json_text import dump
-from rekindle.chat.dialects.parameters import value_of
+from rekindle.chat.dialects.syntax.json_text import dump
+from rekindle.chat.dialects.syntax.parameters import value_of
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.toolless import write_out_calls
 from rekindle.errors import StartupError

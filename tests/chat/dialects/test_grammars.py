@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rekindle.chat.dialects.base import Dialect, Literal, Schemas
-from rekindle.chat.dialects.hermes import HERMES
-from rekindle.chat.dialects.lark import literals, usable_schemas
+from rekindle.chat.dialects.json_calls import HERMES
+from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
 from rekindle.chat.reply.parser import Said, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind

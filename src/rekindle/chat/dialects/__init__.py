@@ -11,8 +11,7 @@ from rekindle.chat.dialects.glm import GLM
 from rekindle.chat.dialects.harmony import HARMONY
 from rekindle.chat.dialects.harmony import HIDDEN as HARMONY_HIDDEN
 from rekindle.chat.dialects.harmony import REASONING as HARMONY_REASONING
-from rekindle.chat.dialects.hermes import GENERIC, HERMES
-from rekindle.chat.dialects.json_lists import COMMAND_R, NEMOTRON, granite
+from rekindle.chat.dialects.json_calls import COMMAND_R, GENERIC, HERMES, NEMOTRON, granite
 from rekindle.chat.dialects.kimi import KIMI
 from rekindle.chat.dialects.llama3 import LLAMA3
 from rekindle.chat.dialects.minimax import MINIMAX

@@ -7,14 +7,13 @@ import re
 from typing import Any
 
 from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import dump, load
-from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
-from rekindle.chat.dialects.members import Item, declared, separated
-from rekindle.chat.dialects.parameters import resolved, types
 from rekindle.chat.dialects.pythonic import TOOL_CODE
-from rekindle.chat.dialects.tagged import text_pattern
-from rekindle.generation.request import Trigger
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.json_text import dump, load
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
+from rekindle.chat.dialects.syntax.members import Item, declared, separated
+from rekindle.chat.dialects.syntax.parameters import resolved, types
+from rekindle.chat.dialects.syntax.tagged import text_pattern
 
 _KEY = re.compile(r"[^\s:{}\[\],<>|]{1,256}")
 MAX_DEPTH = 8  # of the schemas that are followed: some refer to themselves
@@ -24,15 +23,12 @@ _SCALAR = re.compile(r"[-+.a-zA-Z0-9]+")
 
 def _object(cursor: Cursor, mark: str) -> dict[str, Any]:
     cursor.expect("{")
-    cursor.skip_space()
     found: dict[str, Any] = {}
-    while not cursor.accept("}"):
+    for _ in cursor.items("}"):
         key = cursor.until(mark) if cursor.accept(mark) else cursor.scan(_KEY)
-        cursor.skip_space()
-        cursor.expect(":")
+        cursor.skip_space().expect(":")
         cursor.skip_space()
         found[key] = _value(cursor, mark)
-        _separator(cursor, "}")
     return found
 
 
@@ -43,26 +39,10 @@ def _value(cursor: Cursor, mark: str) -> Any:
         case "{":
             return _object(cursor, mark)
         case "[":
-            return _list(cursor, mark)
+            cursor.expect("[")
+            return [_value(cursor, mark) for _ in cursor.items("]")]
         case _:
             return load(cursor.scan(_SCALAR))
-
-
-def _list(cursor: Cursor, mark: str) -> list[Any]:
-    cursor.expect("[")
-    cursor.skip_space()
-    found = []
-    while not cursor.accept("]"):
-        found.append(_value(cursor, mark))
-        _separator(cursor, "]")
-    return found
-
-
-def _separator(cursor: Cursor, end: str) -> None:
-    cursor.skip_space()
-    if not cursor.sees(end):
-        cursor.expect(",")
-        cursor.skip_space()
 
 
 class _ArgumentWriter:
@@ -130,29 +110,24 @@ class _ArgumentWriter:
 def _dialect(opening: str, closing: str, mark: str) -> Dialect:
     def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
         cursor.expect(opening)
-        cursor.skip_space()
-        cursor.expect("call:")
+        cursor.skip_space().expect("call:")
         name = cursor.name()
         found = _object(cursor, mark)
-        cursor.skip_space()
-        cursor.expect(closing)
+        cursor.skip_space().expect(closing)
         return [ReadCall(name, dump(found))]
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)
-        calls = []
-        for i, (name, schema) in enumerate(closed(schemas).items()):
-            written = _ArgumentWriter(rules, mark, schema).object(f"arguments_{i}", schema)
-            calls.append(f"{literal(opening)} {quote(f'call:{name}')} {written} {literal(closing)}")
-        return rules.source(repeated(rules.one_of("call", calls), parallel=parallel))
+        call = rules.calls(
+            schemas,
+            lambda name, arguments: (
+                f"{literal(opening)} {quote(f'call:{name}')} {arguments} {literal(closing)}"
+            ),
+            lambda rule, schema: _ArgumentWriter(rules, mark, schema).object(rule, schema),
+        )
+        return rules.source(repeated(call, parallel=parallel))
 
-    return Dialect(
-        name="gemma",
-        triggers=(Trigger(opening),),
-        endings=(closing,),
-        read=reader(walk),
-        grammar=grammar,
-    )
+    return dialect_between("gemma", opening, closing, walk, grammar)
 
 
 GEMMA4 = _dialect("<|tool_call>", "<tool_call|>", '<|"|>')

@@ -1,10 +1,15 @@
-"""Calls that are JSON objects, and the dialects that put a list of them between two marks."""
+"""Calls that are JSON objects, and the dialects that put them between two marks.
+
+Hermes, Qwen 2.5 and 3, and the many that copied them write one object; others write a list.
+`generic` is the form that `toolless` asks models for.
+"""
+
+from dataclasses import replace
 
 from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import arguments, elements, load, members
-from rekindle.chat.dialects.lark import PLAIN, Form, Rules, json_call, repeated
-from rekindle.generation.request import Trigger
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
+from rekindle.chat.dialects.syntax.lark import PLAIN, Form, Rules, json_call, repeated
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -27,14 +32,30 @@ def calls_from(source: str) -> list[ReadCall]:
     return [call_from(element) for element in elements(source)]
 
 
-def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
+def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
     def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
         cursor.expect(opening)
-        cursor.skip_space()
-        calls = cursor.json_value("[")
+        call = cursor.skip_space().json_value("{")
+        cursor.skip_space().expect(closing)
+        return [call_from(call)]
+
+    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+        rules = Rules(literal)
+        call = json_call(rules, schemas)
+        tagged = f"{literal(opening)} SPACE? {call} SPACE? {literal(closing)}"
+        return rules.source(repeated(rules.add("tagged", tagged), parallel=parallel))
+
+    return dialect_between(name, opening, closing, walk, grammar)
+
+
+def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
+    """`closing` None: the turn ends behind the list."""
+
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+        cursor.expect(opening)
+        calls = cursor.skip_space().json_value("[")
         if closing is not None:
-            cursor.skip_space()
-            cursor.expect(closing)
+            cursor.skip_space().expect(closing)
         return calls_from(calls)
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
@@ -44,10 +65,22 @@ def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = P
         end = f"SPACE? {literal(closing)}" if closing is not None else ""
         return rules.source(f'{literal(opening)} SPACE? "[" SPACE? {calls} SPACE? "]" {end}')
 
-    return Dialect(
-        name=name,
-        triggers=(Trigger(opening),),
-        endings=(closing or "]",),
-        read=reader(walk),
-        grammar=grammar,
-    )
+    return dialect_between(name, opening, closing or "]", walk, grammar)
+
+
+_CALL_ID = r'"\"tool_call_id\"" SPACE? ":" SPACE? /"[0-9]{1,3}"/ "," SPACE?'
+_NUMBERED = Form(head=rf'"{{" SPACE? {_CALL_ID} "\"tool_name\""', arguments_key="parameters")
+
+HERMES = object_dialect("hermes", opening="<tool_call>", closing="</tool_call>")
+GENERIC = replace(HERMES, name="generic")
+COMMAND_R = list_dialect(
+    "command_r", opening="<|START_ACTION|>", closing="<|END_ACTION|>", form=_NUMBERED
+)
+NEMOTRON = list_dialect("nemotron", opening="<TOOLCALL>", closing="</TOOLCALL>")
+GRANITE = list_dialect("granite", opening="<|tool_call|>", closing=None)
+PHI = list_dialect("granite", opening="<|tool_call|>", closing="<|/tool_call|>")
+
+
+def granite(template_source: str) -> Dialect:
+    """Return the dialect of Granite 3, or of Phi 4, which closes the list."""
+    return PHI if "<|/tool_call|>" in template_source else GRANITE

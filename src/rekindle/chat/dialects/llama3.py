@@ -1,10 +1,10 @@
 """Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
 
 from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_calls import call_from
-from rekindle.chat.dialects.json_text import members
-from rekindle.chat.dialects.lark import Form, Rules, json_call, quote, repeated
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import members
+from rekindle.chat.dialects.syntax.lark import Form, Rules, json_call, quote, repeated
 from rekindle.generation.request import Trigger
 
 PYTHON_TAG = "<|python_tag|>"
@@ -18,8 +18,7 @@ _BEGINNINGS = _NAMED + _TYPED
 def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
     if not cursor.accept(PYTHON_TAG):
         cursor.accept(";")
-    cursor.skip_space()
-    source = cursor.json_value("{")
+    source = cursor.skip_space().json_value("{")
     if not members(source).keys() & {"parameters", "arguments", "function"}:
         raise NotACall("no arguments")
     return [call_from(source)]

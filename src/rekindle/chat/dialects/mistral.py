@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 
 from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
 from rekindle.chat.dialects.json_calls import calls_from, list_dialect
-from rekindle.chat.dialects.json_text import arguments, elements, load, members
-from rekindle.chat.dialects.lark import Form, Rules, closed, quote, repeated
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
+from rekindle.chat.dialects.syntax.lark import Form, Rules, quote, repeated
 
 OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -17,14 +17,13 @@ _ID = r'("," SPACE? "\"id\"" SPACE? ":" SPACE? /"[a-zA-Z0-9]{9}"/)?'
 
 def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
     cursor.expect(OPENING)
-    cursor.skip_space()
-    if cursor.peek() == "[":
+    if cursor.skip_space().peek() == "[":
         return _listed(cursor.json_value("["))
     name = cursor.name()
     call_id = cursor.name() if cursor.accept(CALL_ID) else ""
     cursor.accept(ARGS)
-    cursor.skip_space()
-    return [ReadCall(name, arguments(cursor.json_value("{")), _checked(call_id))]
+    written = arguments(cursor.skip_space().json_value("{"))
+    return [ReadCall(name, written, _checked(call_id))]
 
 
 def _listed(source: str) -> list[ReadCall]:
@@ -40,12 +39,10 @@ def _checked(call_id: object) -> str:
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
     rules = Rules(literal)
     call_id = f"({literal(CALL_ID)} /[a-zA-Z0-9]{{9}}/)?"
-    call = rules.one_of(
-        "call",
-        (
-            f"{literal(OPENING)} {quote(name)} {call_id} {literal(ARGS)} "
-            + rules.json(f"arguments_{i}", schema)
-            for i, (name, schema) in enumerate(closed(schemas).items())
+    call = rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f"{literal(OPENING)} {quote(name)} {call_id} {literal(ARGS)} {arguments}"
         ),
     )
     return rules.source(repeated(call, parallel=parallel))

@@ -1,10 +1,12 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS: a tag per function and per parameter."""
 
+from functools import partial
+
 from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.chat.dialects.parameters import arguments_json
-from rekindle.chat.dialects.tagged import parameters
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.parameters import arguments_json
+from rekindle.chat.dialects.syntax.tagged import parameters
 from rekindle.generation.request import Trigger
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -45,26 +47,21 @@ def _without_line_breaks(value: str) -> str:
 def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
     def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
         opened = cursor.accept(opening)
-        cursor.skip_space()
-        call = _call(cursor, schemas)
+        call = _call(cursor.skip_space(), schemas)
         if opened:
-            cursor.skip_space()
-            cursor.expect(closing)
+            cursor.skip_space().expect(closing)
         return [call]
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)
-        functions = []
-        for i, (name, schema) in enumerate(closed(schemas).items()):
-            written = parameters(
-                rules,
-                f"arguments_{i}",
-                schema,
-                opening=(literal(PARAMETER), literal(f">{line_break}")),
-                closing=f"{line_break}{PARAMETER_END}\n",
-            )
-            functions.append(f'{literal(FUNCTION)} {quote(name)} ">\\n" {written}')
-        function = rules.one_of("function", functions)
+        before_value = (literal(PARAMETER), literal(f">{line_break}"))
+        behind_value = f"{line_break}{PARAMETER_END}\n"
+        function = rules.calls(
+            schemas,
+            lambda name, arguments: f'{literal(FUNCTION)} {quote(name)} ">\\n" {arguments}',
+            partial(parameters, rules, opening=before_value, closing=behind_value),
+            name="function",
+        )
         end = f'{literal(FUNCTION_END)} "\\n" {literal(closing)}'
         call = rules.add("call", f'({literal(opening)} "\\n")? {function} {end}')
         return rules.source(repeated(call, parallel=parallel))
@@ -75,9 +72,8 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
         endings=(closing, FUNCTION_END),
         read=reader(walk),
         grammar=grammar,
-        hidden_at_edges=(
-            closing,
-        ),  # Qwen3-Coder is known to leave out the opening tag, but not this
+        # Qwen3-Coder sometimes leaves out the opening tag, but writes this one.
+        hidden_at_edges=(closing,),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rekindle.chat.dialects.lark import Rules, Schema, declares_all
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, declares_all
 
 
 class Member(NamedTuple):

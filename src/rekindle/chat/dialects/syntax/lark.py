@@ -106,6 +106,28 @@ class Rules:
     def json(self, name: str, schema: Schema) -> str:
         return self.add(name, "%json " + json.dumps(bounded(schema)))
 
+    def calls(
+        self,
+        schemas: Schemas,
+        write: Callable[[str, str], str],
+        arguments: Callable[[str, Schema], str] | None = None,
+        *,
+        name: str = "call",
+    ) -> str:
+        """Add a rule with one alternative per tool.
+
+        `write` gets the tool's name and an expression of its arguments. That expression is
+        JSON, or made by `arguments` from the name for a rule and the schema.
+        """
+        arguments = arguments or self.json
+        return self.one_of(
+            name,
+            (
+                write(tool, arguments(f"arguments_{i}", arguments_schema(schema)))
+                for i, (tool, schema) in enumerate(schemas.items())
+            ),
+        )
+
     def raw_until(self, name: str, closing: str, pattern: str = r"(?s:.*)") -> str:
         """Any text up to a mark, and the mark."""
         expression = self.literal(closing)
@@ -137,14 +159,10 @@ PLAIN = Form()
 
 
 def json_call(rules: Rules, schemas: Schemas, form: Form = PLAIN) -> str:
-    calls = (
-        f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
-        f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE?'
-        f" {rules.json(f'arguments_{i}', schema)} {form.tail}"
-        for i, (name, schema) in enumerate(closed(schemas).items())
+    return rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
+            f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE? {arguments} {form.tail}'
+        ),
     )
-    return rules.one_of("call", calls)
-
-
-def closed(schemas: Schemas) -> Schemas:
-    return {name: arguments_schema(schema) for name, schema in schemas.items()}

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from rekindle.chat.dialects.lark import Rules, Schema, quote, with_definitions
-from rekindle.chat.dialects.members import declared
-from rekindle.chat.dialects.parameters import resolved, types
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, with_definitions
+from rekindle.chat.dialects.syntax.members import declared
+from rekindle.chat.dialects.syntax.parameters import resolved, types
 
 MAX_BOUND = 1000  # picked
 

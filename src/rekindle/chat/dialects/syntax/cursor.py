@@ -1,10 +1,20 @@
 """Reading a call from left to right while its end may still be missing."""
 
 import re
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, Self
 
-from rekindle.chat.dialects.base import CallReader, NotACall, ReadCall, ReadCalls, Schemas
-from rekindle.chat.dialects.json_text import value_end
+from rekindle.chat.dialects.base import (
+    CallReader,
+    Dialect,
+    GrammarWriter,
+    NotACall,
+    ReadCall,
+    ReadCalls,
+    Schemas,
+)
+from rekindle.chat.dialects.syntax.json_text import value_end
+from rekindle.generation.request import Trigger
 
 NAME_LIMIT = 256  # picked: no tool has a longer name, and prose should not wait for its end
 
@@ -39,9 +49,22 @@ class Cursor:
             raise NotACall(f"neither of {marks}")
         return mark
 
-    def skip_space(self) -> None:
+    def skip_space(self) -> Self:
         while self.position < len(self._text) and self._text[self.position].isspace():
             self.position += 1
+        return self
+
+    def items(self, closing: str) -> Iterator[None]:
+        """Yield in front of each item of a list with commas; the caller reads the item.
+
+        The opening bracket has been read; the closing one is read here.
+        """
+        self.skip_space()
+        while not self.accept(closing):
+            yield
+            if not self.skip_space().sees(closing):
+                self.expect(",")
+                self.skip_space()
 
     def until(self, mark: str) -> str:
         """What stands in front of the mark, which is passed over."""
@@ -108,3 +131,16 @@ def reader(walk: Walk) -> CallReader:
         return ReadCalls(tuple(calls), cursor.position)
 
     return read
+
+
+def dialect_between(
+    name: str, opening: str, closing: str, walk: Walk, grammar: GrammarWriter
+) -> Dialect:
+    """Return a dialect whose calls begin with one mark and end with another."""
+    return Dialect(
+        name=name,
+        triggers=(Trigger(opening),),
+        endings=(closing,),
+        read=reader(walk),
+        grammar=grammar,
+    )

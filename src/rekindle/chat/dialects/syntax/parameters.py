@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from rekindle.chat.dialects.json_text import dump
+from rekindle.chat.dialects.syntax.json_text import dump, no_constant
 
 Schema = dict[str, Any]
 
@@ -14,9 +14,9 @@ def value_of(text: str, schema: Schema) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
-        return _PYTHON.get(text.strip(), text) if kinds and "string" not in kinds else text
+        return PYTHON_CONSTANTS.get(text.strip(), text) if kinds and "string" not in kinds else text
     if "string" in kinds and not _fits(value, kinds):
         return text
     return value if kinds or not isinstance(value, str) else text
@@ -65,7 +65,7 @@ def types(schema: Schema) -> set[str]:
     return set()
 
 
-_PYTHON = {"True": True, "False": False, "None": None}  # what models write instead of JSON
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}  # what models write instead of JSON
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -84,7 +84,3 @@ def _type_of(value: Any) -> str:
 def _fits(value: Any, kinds: set[str]) -> bool:
     kind = _type_of(value)
     return kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

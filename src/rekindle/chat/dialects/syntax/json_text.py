@@ -93,11 +93,11 @@ def dump(value: dict[str, Any]) -> str:
         raise NotACall(str(error)) from None
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_LENIENT = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+_LENIENT = json.JSONDecoder(strict=False, parse_constant=no_constant)
 
 
 def _decode(source: str, position: int) -> tuple[Any, int]:
