@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.request import EmbeddingRequest
-from rekindle.generation.status import EmbedderStatus
 from rekindle.generation.tokenizer import Tokenizer
 
 _log = logging.getLogger("rekindle.request")
@@ -40,7 +39,7 @@ class EmbeddingMaker:
         status = self._engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
-        tokens = await asyncio.to_thread(self._all_tokens, inputs, status)
+        tokens = await asyncio.to_thread(self._tokens, inputs, status.n_ctx)
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()
         outcome = "cancelled"
@@ -61,12 +60,10 @@ class EmbeddingMaker:
             )
         return Embeddings(embedded.vectors, n_tokens)
 
-    def _all_tokens(
-        self, inputs: Sequence[EmbeddingInput], status: EmbedderStatus
-    ) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._tokens(each, status.n_ctx) for each in inputs)
+    def _tokens(self, inputs: Sequence[EmbeddingInput], n_ctx: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._tokens_of(each, n_ctx) for each in inputs)
 
-    def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
+    def _tokens_of(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
         content = one.content
         tokens = self._from_text(content, one.path) if isinstance(content, str) else content
         if not content or not tokens:
@@ -86,12 +83,8 @@ class EmbeddingMaker:
             tokens = self._tokenizer.tokenize(text, parse_special=False)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, path) from error
-        begin = self._tokenizer.bos_token
-        return [
-            *([] if begin is None else [begin]),
-            *tokens,
-            *([] if self._end_token is None else [self._end_token]),
-        ]
+        framed = (self._tokenizer.bos_token, *tokens, self._end_token)
+        return [token for token in framed if token is not None]
 
     def _check(self, tokens: Sequence[int], path: str) -> None:
         for index, token in enumerate(tokens):

@@ -18,7 +18,7 @@ from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.compaction import Compactor
 from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
 from rekindle.llama.grammar.lazy import LazyGrammar
-from rekindle.llama.library import lib, logits_address, recent_errors
+from rekindle.llama.library import first_error, lib, logits_address, recent_errors
 from rekindle.llama.model import GgufModel
 from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampler import LlamaSampler, greedy_tokens
@@ -106,7 +106,7 @@ class LlamaBackend:
         if all(sampler.is_plain_greedy for sampler in samplers):
             best = greedy_tokens(logits)
             for sampler, row in zip(samplers, rows, strict=True):
-                sampler.take_in(best[row])
+                sampler.accept(best[row])
             return [TokenSampled(best[row]) for row in rows]
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
@@ -295,9 +295,8 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     recent_errors.clear()
     context = lib.llama_init_from_model(model.handle, native)
     if not context:
-        detail = next((line for line in recent_errors if line), "it gave no reason")
         raise StartupError(
-            f"llama.cpp could not make a context of {params.n_cells} cells: {detail}"
+            f"llama.cpp could not make a context of {params.n_cells} cells: {first_error()}"
         )
     return context
 

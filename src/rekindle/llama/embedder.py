@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.llama.context import FLASH_ATTENTION, Batch
-from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.library import first_error, lib, recent_errors
 from rekindle.llama.model import GgufModel, Pooling
 
 MAX_TOKENS = 8192  # of one input: what OpenAI's models take
@@ -113,8 +113,7 @@ class LlamaEmbedder:
         recent_errors.clear()
         context = lib.llama_init_from_model(self._model.handle, native)
         if not context:
-            detail = next((line for line in recent_errors if line), "it gave no reason")
-            raise EngineError(f"llama.cpp could not make a context for embeddings: {detail}")
+            raise EngineError(f"llama.cpp could not make a context for embeddings: {first_error()}")
         if not lib.llama_get_memory(context):  # it sees a whole text at once, or nothing
             lib.llama_free(context)
             raise InvalidRequest("This model makes no embeddings here.")

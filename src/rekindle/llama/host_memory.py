@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.llama.devices import PinnedBuffer, PinnedMemory, pinned_memory
+from rekindle.llama.devices import PinnedBuffer, PinnedMemory
 
 _log = logging.getLogger("rekindle.llama")
 
@@ -26,7 +26,7 @@ MIN_BYTES = 2**20  # of a buffer that is worth it; picked
 class HostMemory:
     """`allocate` is for one thread; any thread may drop what it gave."""
 
-    def __init__(self, source: PinnedMemory | None = None, spare_bytes: int = SPARE_BYTES) -> None:
+    def __init__(self, source: PinnedMemory | None, spare_bytes: int = SPARE_BYTES) -> None:
         self._source = source
         self._spare_bytes = spare_bytes
         self._made_bytes = 0  # the size of the buffers that are made; 0: not known yet
@@ -35,10 +35,6 @@ class HostMemory:
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-
-    @classmethod
-    def for_gpus(cls) -> "HostMemory":
-        return cls(pinned_memory())
 
     def expect(self, n_bytes: int) -> None:
         """Most of what is asked for will have this size."""

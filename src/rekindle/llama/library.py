@@ -33,6 +33,7 @@ from llama_cpp import llama_cpp as lib
 
 __all__ = [
     "STATE_VERSION",
+    "first_error",
     "ggml",
     "holding_gil",
     "lib",
@@ -65,6 +66,11 @@ def _on_log(level: int, text: bytes | None, _user_data: int | None) -> None:
     if chunk.endswith("\n"):
         _log.debug("%s", "".join(_line).rstrip())
         _line.clear()
+
+
+def first_error() -> str:
+    """Return the first line of `recent_errors` that says something."""
+    return next((line for line in recent_errors if line), "it gave no reason")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.errors import StartupError
 from rekindle.generation.request import Sampling
-from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.library import first_error, lib, recent_errors
 from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
@@ -53,7 +53,9 @@ class GgufModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         # The callback must outlive the load, not longer.
-        callback = lib.llama_progress_callback(_progress(on_progress))
+        callback = lib.llama_progress_callback(
+            lambda fraction, _user_data: on_progress is None or on_progress(fraction)
+        )
         params.progress_callback = callback
         recent_errors.clear()
         self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -75,20 +77,12 @@ class GgufModel:
             self.handle = None
 
 
-def _progress(on_progress: Callable[[float], bool] | None) -> Callable[[float, Any], bool]:
-    def report(fraction: float, _user_data: object) -> bool:
-        return on_progress is None or on_progress(fraction)
-
-    return report
-
-
 def _load_failure(path: Path) -> str:
     for line in recent_errors:
         if _UNKNOWN_ARCHITECTURE in line:
             name = line.split(_UNKNOWN_ARCHITECTURE, 1)[1].strip().strip("'")
             return f"The model {path} has the architecture '{name}', which llama.cpp cannot run."
-    detail = next((line for line in recent_errors if line), "it gave no reason")
-    return f"llama.cpp could not load the model {path}: {detail}"
+    return f"llama.cpp could not load the model {path}: {first_error()}"
 
 
 def _read_facts(handle: Any) -> ModelFacts:

@@ -73,7 +73,7 @@ class LlamaSampler:
             token = int(logits.argmax())
         else:
             token = sample_holding_gil(self._chain, context, batch_index)
-        self.take_in(token)
+        self.accept(token)
         if raw is None or self._n_top_logprobs is None:
             return token, None
         return token, _logprobs(raw, token, self._n_top_logprobs)
@@ -82,11 +82,11 @@ class LlamaSampler:
     def _may_not_end(self) -> bool:
         return self._lazy_grammar is not None and self._lazy_grammar.must_begin
 
-    def take_in(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """What was sampled; whoever takes the largest logit without `sample` tells it here."""
         if self._matcher is not None:
             self._matcher.accept(token)
-        elif self._lazy_grammar is not None and self._lazy_grammar.take_in(token):
+        elif self._lazy_grammar is not None and self._lazy_grammar.accept(token):
             self._matcher, self._lazy_grammar = self._lazy_grammar.matcher, None
             self.is_plain_greedy = False
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.model_state import ModelClass, Payload
+from rekindle.llama.devices import pinned_memory
 from rekindle.llama.host_memory import HostMemory
 from rekindle.llama.library import lib, recent_errors
 
@@ -32,7 +33,7 @@ class SlotMemory:
         self._context = context
         self._memory = lib.llama_get_memory(context)
         self.scratch = scratch
-        self.host_memory = HostMemory.for_gpus()
+        self.host_memory = HostMemory(pinned_memory())
         self._scratch_is_spent = False
 
     def n_positions(self, slot: int) -> int:

@@ -26,11 +26,9 @@ class Accounts:
         self, asked: PastPrompt, options: ReplyOptions, text_of: TextOf, *, can_store: bool
     ) -> "Account":
         session = self.sessions.use(asked.namespace, asked.session)
+        declared = _declared(options)
         rank = rank_for(
-            session,
-            asked.conversation,
-            max_tokens=options.max_tokens,
-            declared=_declared(options),
+            session, asked.conversation, max_tokens=options.max_tokens, declared=declared
         )
         if asked.conversation is not None and asked.conversation.callable_tools:
             session.has_used_tools = True
@@ -68,8 +66,7 @@ class Account:
         self._accounts = accounts
         self._session = session
         self._asked = asked
-        self._compare_with = options.compare_with
-        self._uses_cache = options.cache_prompt
+        self._options = options
         self._text_of = text_of
         self._can_store = can_store
         self._space = _space(asked)
@@ -92,7 +89,7 @@ class Account:
             n_known=n_known,
             n_refused=event.n_refused,
             n_missing_checkpoint_tokens=event.n_missing_checkpoint_tokens,
-            uses_cache=self._uses_cache,
+            uses_cache=self._options.cache_prompt,
             can_store=self._can_store,
         )
         self.diagnosis = self._diagnosis(found)
@@ -102,7 +99,7 @@ class Account:
         self, n_computed: int, reply: Sequence[int], said: Said, call_ids: Sequence[str]
     ) -> None:
         """`n_computed` of the prompt's tokens and the reply's: the last is often only sampled."""
-        if not self._uses_cache or n_computed < GRAIN:
+        if not self._options.cache_prompt or n_computed < GRAIN:
             return
         sampled = np.fromiter(reply, np.int32, len(reply))
         computed = np.concatenate((self._asked.tokens, sampled))[:n_computed]
@@ -110,13 +107,13 @@ class Account:
         self._accounts.recent.add(with_reply(self._asked, computed, said, call_ids))
 
     def _diagnosis(self, found: CacheOutcome) -> Diagnosis:
-        recent = self._accounts.recent
+        recent, compare_with = self._accounts.recent, self._options.compare_with
         named = None
-        if self._compare_with is not None:
-            named = recent.named(self._asked.namespace, self._compare_with)
+        if compare_with is not None:
+            named = recent.named(self._asked.namespace, compare_with)
         earlier = named or recent.most_like(self._asked, n_cached=found.n_cached)
         miss = explain(self._asked, earlier, found, self._text_of)
-        return Diagnosis(miss, is_compared=self._compare_with is None or named is not None)
+        return Diagnosis(miss, is_compared=compare_with is None or named is not None)
 
 
 def _space(asked: PastPrompt) -> str:

@@ -5,7 +5,7 @@ A session is only a name. It does not fence the cache: equal tokens give equal r
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import Conversation, Role
@@ -24,13 +24,8 @@ class Ledger:
     prefilled_twice_tokens: int = 0  # of these, computed earlier in this process
 
     def __add__(self, other: "Ledger") -> "Ledger":
-        return Ledger(
-            requests=self.requests + other.requests,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            prefilled_tokens=self.prefilled_tokens + other.prefilled_tokens,
-            prefilled_twice_tokens=self.prefilled_twice_tokens + other.prefilled_twice_tokens,
-        )
+        mine, theirs = asdict(self), asdict(other)
+        return Ledger(**{name: mine[name] + theirs[name] for name in mine})
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ import logging
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from threading import Lock
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.dialects.base import ReadCall
-from rekindle.chat.prompt.fenced_turns import FencedTurns
-from rekindle.chat.prompt.meaning import digest
+from rekindle.chat.prompt.meaning import KEY_BYTES, digest
 from rekindle.chat.reply.parser import Said
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 
@@ -59,7 +59,7 @@ class TurnMemory:
 
     def within(self, namespace: str) -> "TurnMemory":
         """Nothing is found there that was remembered here, nor the other way round."""
-        return TurnMemory(FencedTurns(self._store, namespace))
+        return TurnMemory(NamespacedTurns(self._store, namespace))
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
         self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
@@ -78,9 +78,6 @@ class TurnMemory:
         if turns:
             self._store.touch([turn.id for turn in turns])
 
-    def close(self) -> None:
-        self._store.close()
-
     def _turn(self, stored: StoredTurn) -> Turn | None:
         with self._lock:
             known = self._decoded.get(stored.id)
@@ -90,6 +87,38 @@ class TurnMemory:
         with self._lock:
             self._decoded.put(stored.id, (stored.data, turn), n_bytes=_size(stored.data))
         return turn
+
+
+class NamespacedTurns:
+    """The turns of one namespace in a store that all namespaces share.
+
+    Ids and keys are digests. They are combined with a digest of the namespace, so no other
+    namespace finds them.
+    """
+
+    def __init__(self, store: TurnStore, namespace: str) -> None:
+        self._store = store
+        mask = blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
+        self._mask = int.from_bytes(mask, "big")
+
+    def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
+        return [self._masked_turn(turn) for turn in self._store.find([*map(self._masked, keys)])]
+
+    def keep(self, turn: StoredTurn) -> None:
+        self._store.keep(self._masked_turn(turn))
+
+    def touch(self, ids: Sequence[bytes]) -> None:
+        self._store.touch([*map(self._masked, ids)])
+
+    def close(self) -> None:
+        """Do nothing: the store belongs to its opener."""
+
+    def _masked_turn(self, turn: StoredTurn) -> StoredTurn:
+        return replace(turn, id=self._masked(turn.id), keys=tuple(map(self._masked, turn.keys)))
+
+    def _masked(self, digest: bytes) -> bytes:
+        """Mask a digest, or unmask a masked one: masking twice gives the digest again."""
+        return (int.from_bytes(digest, "big") ^ self._mask).to_bytes(len(digest), "big")
 
 
 def _size(data: bytes) -> int:

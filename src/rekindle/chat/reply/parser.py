@@ -102,18 +102,19 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
-        return self._advance(final=False)
+        self._advance(final=False)
+        return self._take_parts()
 
     def finish(self) -> list[Part]:
         """What was held back. The parser is of no use afterwards."""
-        parts = self._advance(final=True)
+        self._advance(final=True)
         if self._mode is _Mode.REASONING:
-            parts.append(SaidReasoning(self._space))
+            self._emit(SaidReasoning, self._space)
         elif not self._behind_call:
-            parts.append(SaidText(self._space))
-        return _merged(parts)
+            self._emit(SaidText, self._space)
+        return self._take_parts()
 
-    def _advance(self, *, final: bool) -> list[Part]:
+    def _advance(self, *, final: bool) -> None:
         steps = {
             _Mode.TEXT: self._text_step,
             _Mode.REASONING: self._reasoning_step,
@@ -121,8 +122,10 @@ class ReplyParser:
         }
         while self._held and steps[self._mode](final=final):
             pass
+
+    def _take_parts(self) -> list[Part]:
         parts, self._parts = self._parts, []
-        return _merged(parts)
+        return parts
 
     # Each step says whether there may be more to do with what is held.
 
@@ -217,19 +220,25 @@ class ReplyParser:
         self._drop_space = True
 
     def _think(self, text: str) -> None:
-        shown = self._without_space(text)
-        if shown:
-            self._parts.append(SaidReasoning(shown))
+        self._emit(SaidReasoning, self._without_space(text))
 
     def _say(self, text: str) -> None:
         shown = self._without_space(text)
         if shown:
-            self._parts.append(SaidText(shown))
+            self._emit(SaidText, shown)
             self._behind_call = False
             self._at_start = False
-        if self._schemas is None and not self._at_start and self._space:
-            self._parts.append(SaidText(self._space))  # no call can follow and take it away
+        if self._schemas is None and not self._at_start:
+            self._emit(SaidText, self._space)  # no call can follow and take it away
             self._space = ""
+
+    def _emit(self, kind: type[SaidText] | type[SaidReasoning], text: str) -> None:
+        """Add text to the last part if it is of the same kind. Nothing is added for no text."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, kind):
+            self._parts[-1] = kind(last.text + text)
+        elif text:
+            self._parts.append(kind(text))
 
     def _without_space(self, text: str) -> str:
         """What can be shown of it now. White space at its end waits for what follows."""
@@ -284,17 +293,3 @@ class _Marks:
             if any(len(rest) < len(mark) and mark.startswith(rest) for mark in self._at_start):
                 n_open = max(n_open, len(rest))
         return len(text) - n_open
-
-
-def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind become one, and nothing is empty."""
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, SaidText) and isinstance(last, SaidText):
-            merged[-1] = SaidText(last.text + part.text)
-        elif isinstance(part, SaidReasoning) and isinstance(last, SaidReasoning):
-            merged[-1] = SaidReasoning(last.text + part.text)
-        elif isinstance(part, ReadCall) or part.text:
-            merged.append(part)
-    return merged

@@ -85,7 +85,9 @@ class LazyGrammar:
 
     def __init__(self, matcher: Matcher, start: GrammarStart, vocabulary: Vocabulary) -> None:
         self.matcher = matcher
-        self._must_begin = not start.triggers
+        # Without triggers it waits only for the end of the reasoning. Then the reply may not end
+        # before the grammar has begun.
+        self.must_begin = not start.triggers
         self._scanner = TriggerScanner(start)
         self._vocabulary = vocabulary
         self._n_bytes = 0
@@ -93,7 +95,7 @@ class LazyGrammar:
         n_recent = max((len(trigger.text.encode()) for trigger in start.triggers), default=1)
         self._recent: deque[int] = deque(maxlen=n_recent)
 
-    def take_in(self, token: int) -> bool:
+    def accept(self, token: int) -> bool:
         """Each token of the reply in turn, until it says that the wait is over."""
         piece = self._vocabulary.detokenize([token], render_special=True)
         if not piece:
@@ -110,11 +112,6 @@ class LazyGrammar:
             piece = piece[self._scanner.n_bytes - n_scanned :]  # a false alarm
         return False
 
-    @property
-    def must_begin(self) -> bool:
-        """The reply may not end before it: it waits for the end of the reasoning alone."""
-        return self._must_begin
-
     def _caught_up(self, n_covered: int) -> bool:
         """The matcher takes in what the grammar covers of the text that is there already."""
         cut, tokens = self._covered(n_covered)
@@ -124,7 +121,7 @@ class LazyGrammar:
             if as_bytes is not None and self.matcher.try_accept([*as_bytes, *tokens]):
                 return True
         _log.debug("a grammar has nothing that begins with %r", cut)
-        return self._must_begin  # then with the next token
+        return self.must_begin  # then with the next token
 
     def _covered(self, n_covered: int) -> tuple[bytes, list[int]]:
         """The last bytes of the reply: the end of a token, and the tokens behind it."""

@@ -1,7 +1,7 @@
 """The model's vocabulary, a `generation.Tokenizer`. It never changes: any thread may ask."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -62,13 +62,11 @@ class Vocabulary:
 
     @cached_property
     def special_strings(self) -> tuple[str, ...]:
-        texts = {self._pieces[token].decode("utf-8", "replace") for token in self._controls}
-        return tuple(sorted(texts - {""}))
+        return self._texts(self._controls)
 
     @cached_property
     def end_strings(self) -> tuple[str, ...]:
-        texts = {self._pieces[token].decode("utf-8", "replace") for token in self.eog_tokens}
-        return tuple(sorted(texts - {""}))
+        return self._texts(self.eog_tokens)
 
     @cached_property
     def bos_text(self) -> str:
@@ -146,6 +144,10 @@ class Vocabulary:
     @cached_property
     def _byte_tokens(self) -> dict[int, int]:
         return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
+
+    def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in tokens}
+        return tuple(sorted(texts - {""}))
 
     def _special_text(self, token: int) -> str:
         return self._pieces[token].decode() if token >= 0 else ""
