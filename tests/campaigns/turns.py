@@ -31,7 +31,7 @@ from rekindle.chat.conversation import (
     ToolResult,
 )
 from rekindle.chat.prompt.prompt import schemas_of
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation.tokenizer import Tokenizer
@@ -287,7 +287,7 @@ def _end_of_prompt(prompt: str, opening: str, shown: str, tokenizer: ExtendedTok
     return len(shown)
 
 
-def _says(said: Said, step: Step, reasoning: str) -> bool:
+def _says(said: ParsedReply, step: Step, reasoning: str) -> bool:
     """Text beside calls may be lost: some models have no way to write it."""
     calls = [json.loads(each.arguments_json) for each in said.calls]
     wanted = [json.loads(each.arguments_json) for each in step.message.calls]

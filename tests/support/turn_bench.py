@@ -10,7 +10,7 @@ from rekindle.chat.conversation import Conversation, Message, Part, Reasoning, R
 from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
 from rekindle.chat.prompt.turn_memory import TurnMemory
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
@@ -25,7 +25,7 @@ class Exchange:
 
     prompt: Prompt
     tokens: tuple[int, ...]
-    said: Said
+    said: ParsedReply
     message: Message
 
     @property
@@ -93,7 +93,7 @@ class TurnBench:
         return Exchange(prompt, tuple(tokens), said, message_of(said, ids))
 
 
-def message_of(said: Said, ids: Sequence[str], *, with_reasoning: bool = False) -> Message:
+def message_of(said: ParsedReply, ids: Sequence[str], *, with_reasoning: bool = False) -> Message:
     parts: list[Part] = []
     if with_reasoning and said.reasoning:
         parts.append(Reasoning(said.reasoning))

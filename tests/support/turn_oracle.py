@@ -13,7 +13,7 @@ from itertools import accumulate, product
 
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.config import ReasoningHistory
 from rekindle.generation.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class Computed:
     prompt: tuple[int, ...]
     opening: str  # of the turn: the generation prompt
     reply: tuple[int, ...]
-    said: Said
+    said: ParsedReply
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Oracle:
         rest = _cut(pieces, position, len(text))
         return (*tokens, *(token for piece in rest for token in self._tokens(piece)))
 
-    def _check_body(self, body: str, said: Said, *, keeps: bool) -> None:
+    def _check_body(self, body: str, said: ParsedReply, *, keeps: bool) -> None:
         words = [said.text.strip()]
         for call in said.calls:
             words += [call.name, *_leaves(json.loads(call.arguments_json))]
@@ -251,7 +251,7 @@ class Unexplained(Exception):
     pass
 
 
-def _same(message: Message, said: Said) -> bool:
+def _same(message: Message, said: ParsedReply) -> bool:
     reasoning, text = message.reasoning.strip(), message.text.strip()
     if not reasoning and (inline := re.fullmatch("<think>(.*?)</think>(.*)", text, re.DOTALL)):
         reasoning, text = inline[1].strip(), inline[2].strip()

@@ -17,7 +17,7 @@ import numpy as np
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.recent_prompts import n_shared
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.errors import RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause
@@ -40,7 +40,7 @@ class Rewarmer:
         self,
         prompt: Prompt,
         reply: Sequence[int],
-        said: Said,
+        said: ParsedReply,
         call_ids: Sequence[str],
         terms: CacheTerms,
     ) -> None:
@@ -60,7 +60,7 @@ class Rewarmer:
             self._tasks.pop(key)
 
     async def _rewarm(
-        self, prompt: Prompt, reply: tuple[int, ...], said: Said, terms: CacheTerms
+        self, prompt: Prompt, reply: tuple[int, ...], said: ParsedReply, terms: CacheTerms
     ) -> None:
         try:
             if not await self._is_idle():

@@ -21,7 +21,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
@@ -478,7 +478,7 @@ def test_raw_text_is_never_changed_and_known_tokens_end_where_a_tokeniser_would_
         said = data.draw(RAW)
         cuts = data.draw(st.lists(st.integers(0, 200)) | st.just(range(len(said))))
         tokens = cut_tokens(vocabulary, said, cuts)
-        prompt.remember(tokens, "", Said("", said, ()), ())
+        prompt.remember(tokens, "", ParsedReply("", said, ()), ())
         oracle.note(prompt, tokens)
         n_lost = data.draw(st.just(0) | st.integers(0, len(said)))
         text = (text + said)[: len(text + said) - n_lost] + data.draw(st.just("") | RAW)

@@ -17,7 +17,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import ReasoningHistory
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -265,7 +265,7 @@ RAW = "Once upon a time there was a lighthouse keeper who counted the waves, and
 def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
     built = bench.prompts.from_text(prompt)
     tokens = odd_tokens(bench.tokenizer, text)
-    built.remember(tokens, "", Said("", text, ()), ())
+    built.remember(tokens, "", ParsedReply("", text, ()), ())
     return built.tokens + tuple(tokens)
 
 

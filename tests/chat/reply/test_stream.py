@@ -10,7 +10,7 @@ from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyCall
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.reply.stream import ReplyStream
 from tests.chat.test_responder import ByteTokenizer, script
 from tests.support.chat import reply_stream
@@ -22,9 +22,11 @@ SCHEMAS = {"a": {"type": "object"}, "b": {"type": "object"}}
 
 class Memory:
     def __init__(self) -> None:
-        self.turns: list[tuple[str, Said]] = []
+        self.turns: list[tuple[str, ParsedReply]] = []
 
-    def __call__(self, tokens: Sequence[int], _end: str, said: Said, _ids: Sequence[str]) -> None:
+    def __call__(
+        self, tokens: Sequence[int], _end: str, said: ParsedReply, _ids: Sequence[str]
+    ) -> None:
         self.turns.append((bytes(tokens).decode(), said))
 
 

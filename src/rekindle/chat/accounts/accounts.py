@@ -9,7 +9,7 @@ from rekindle.chat.accounts.recent_prompts import PastPrompt, RecentPrompts, wit
 from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes
 from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.events import PromptEvaluated
 from rekindle.generation.request import Rank
 from rekindle.generation.status import Forecast
@@ -96,7 +96,7 @@ class Account:
         return self.diagnosis
 
     def close(
-        self, n_computed: int, reply: Sequence[int], said: Said, call_ids: Sequence[str]
+        self, n_computed: int, reply: Sequence[int], said: ParsedReply, call_ids: Sequence[str]
     ) -> None:
         """`n_computed` of the prompt's tokens and the reply's: the last is often only sampled."""
         if not self._options.cache_prompt or n_computed < GRAIN:

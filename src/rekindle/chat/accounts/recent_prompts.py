@@ -10,7 +10,7 @@ from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
 from rekindle.chat.conversation import Conversation, Message
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.request import CacheTerms
 
 MAX_BYTES = 64 << 20  # all of these are picked
@@ -60,10 +60,10 @@ def past_prompt(
 
 
 def with_reply(
-    past: PastPrompt, computed: Tokens, said: Said, call_ids: Sequence[str]
+    past: PastPrompt, computed: Tokens, said: ParsedReply, call_ids: Sequence[str]
 ) -> PastPrompt:
     """As a client would send it back."""
-    if past.conversation is None or said == Said("", "", ()):
+    if past.conversation is None or said == ParsedReply("", "", ()):
         return replace(past, tokens=computed)
     conversation = past.conversation.with_reply(
         said.text, said.tool_calls(call_ids), reasoning=said.reasoning

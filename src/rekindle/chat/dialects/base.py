@@ -15,15 +15,15 @@ Literal = Callable[[str], str]  # text as a Lark expression: control strings bec
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCall:
+class ParsedCall:
     name: str
     arguments_json: str  # always a valid JSON object
     id: str = ""  # where the model writes one, and results refer to it
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCalls:
-    calls: tuple[ReadCall, ...]
+class ParsedCalls:
+    calls: tuple[ParsedCall, ...]
     n_chars: int  # of the text that they took
 
 
@@ -39,7 +39,7 @@ class ReasoningMarks:
 
 
 class CallReader(Protocol):
-    def __call__(self, text: str, schemas: Schemas, /) -> ReadCalls | None:
+    def __call__(self, text: str, schemas: Schemas, /) -> ParsedCalls | None:
         """The calls at the beginning of `text`, which starts with a trigger.
 
         None: more text is needed. Raises NotACall. An answer other than None stays the same

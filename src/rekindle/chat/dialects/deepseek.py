@@ -5,7 +5,7 @@ Its marks are spelled with a fullwidth bar and a block character in the place of
 
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import arguments
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
@@ -22,7 +22,7 @@ SEPARATOR = _mark("tool sep")
 FENCE = "```"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if cursor.accept(CALLS_BEGIN):
         cursor.skip_space()
     cursor.expect(CALL_BEGIN)
@@ -35,7 +35,7 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
     if fenced:
         cursor.skip_space().accept(FENCE)
     cursor.skip_space().expect(CALL_END)
-    return [ReadCall(name, written)]
+    return [ParsedCall(name, written)]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:

@@ -1,6 +1,6 @@
 """Functionary 3.1, and Llama 3 in its custom format: JSON arguments in a tag with the name."""
 
-from rekindle.chat.dialects.base import Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.json_text import arguments
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
@@ -8,13 +8,13 @@ from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 OPENING, CLOSING = "<function=", "</function>"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
     name = cursor.name()
     cursor.expect(">")
     written = arguments(cursor.skip_space().json_value("{"))
     cursor.skip_space().expect(CLOSING)
-    return [ReadCall(name, written)]
+    return [ParsedCall(name, written)]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:

@@ -6,7 +6,7 @@ Gemma 3 knows no format, but some of its templates ask for Python in a `tool_cod
 import re
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.pythonic import TOOL_CODE
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.json_text import dump, load
@@ -108,13 +108,13 @@ class _ArgumentWriter:
 
 
 def _dialect(opening: str, closing: str, mark: str) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
         cursor.skip_space().expect("call:")
         name = cursor.name()
         found = _object(cursor, mark)
         cursor.skip_space().expect(closing)
-        return [ReadCall(name, dump(found))]
+        return [ParsedCall(name, dump(found))]
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)

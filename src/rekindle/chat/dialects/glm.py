@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 from rekindle.chat.dialects.syntax.parameters import arguments_json
@@ -13,7 +13,7 @@ KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
     name = cursor.skip_space().name()
     cursor.skip_space()
@@ -23,7 +23,7 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
         cursor.skip_space().expect(VALUE)
         found[key] = cursor.until(VALUE_END)
         cursor.skip_space()
-    return [ReadCall(name, arguments_json(found, schemas.get(name, {})))]
+    return [ParsedCall(name, arguments_json(found, schemas.get(name, {})))]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:

@@ -3,7 +3,7 @@
 A call ends the turn, with a token of its own that is not part of the reply.
 """
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, ReasoningMarks, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, ReasoningMarks, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import arguments
 from rekindle.chat.dialects.syntax.lark import Rules, quote
@@ -26,7 +26,7 @@ HIDDEN = (
 )
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.accept(f"{START}assistant")
     _skip_channel(cursor.skip_space())
     cursor.expect(TO)
@@ -38,7 +38,7 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
         cursor.name()  # the type of the content, which is always JSON
         cursor.skip_space()
     cursor.expect(MESSAGE)
-    return [ReadCall(name, arguments(cursor.skip_space().json_value("{")))]
+    return [ParsedCall(name, arguments(cursor.skip_space().json_value("{")))]
 
 
 def _skip_channel(cursor: Cursor) -> None:

@@ -6,7 +6,7 @@ Hermes, Qwen 2.5 and 3, and the many that copied them write one object; others w
 
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
 from rekindle.chat.dialects.syntax.lark import PLAIN, Form, Rules, json_call, repeated
@@ -15,7 +15,7 @@ _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
-def call_from(source: str) -> ReadCall:
+def call_from(source: str) -> ParsedCall:
     """Raises NotACall."""
     found = members(source)
     if "name" not in found and "function" in found:  # the form of OpenAI's API
@@ -24,16 +24,16 @@ def call_from(source: str) -> ReadCall:
     if not isinstance(name, str):
         raise NotACall("no name")
     written = next((found[key] for key in _ARGUMENTS_KEYS if key in found), "{}")
-    return ReadCall(name, arguments(written))
+    return ParsedCall(name, arguments(written))
 
 
-def calls_from(source: str) -> list[ReadCall]:
+def calls_from(source: str) -> list[ParsedCall]:
     """Raises NotACall."""
     return [call_from(element) for element in elements(source)]
 
 
 def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
         call = cursor.skip_space().json_value("{")
         cursor.skip_space().expect(closing)
@@ -51,7 +51,7 @@ def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
 def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
     """`closing` None: the turn ends behind the list."""
 
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
         calls = cursor.skip_space().json_value("[")
         if closing is not None:

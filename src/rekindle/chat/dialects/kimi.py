@@ -2,7 +2,7 @@
 
 import re
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import arguments
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
@@ -15,7 +15,7 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if cursor.accept(SECTION_BEGIN):
         cursor.skip_space()
     cursor.expect(CALL_BEGIN)
@@ -25,7 +25,7 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
     cursor.skip_space().expect(CALL_END)
     if call_id is None:
         raise NotACall("no name in the id")
-    return [ReadCall(call_id[1], written)]
+    return [ParsedCall(call_id[1], written)]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:

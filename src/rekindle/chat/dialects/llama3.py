@@ -1,6 +1,6 @@
 """Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
 from rekindle.chat.dialects.json_calls import call_from
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import members
@@ -15,7 +15,7 @@ _TYPED = ('{"type": "function"', '{"type":"function"')
 _BEGINNINGS = _NAMED + _TYPED
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if not cursor.accept(PYTHON_TAG):
         cursor.accept(";")
     source = cursor.skip_space().json_value("{")

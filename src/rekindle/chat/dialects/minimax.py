@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 from rekindle.chat.dialects.syntax.parameters import arguments_json
@@ -13,14 +13,14 @@ INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
 PARAMETER, PARAMETER_END = '<parameter name="', "</parameter>"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
     calls = []
     cursor.skip_space()
     while cursor.expect(INVOKE, CLOSING) == INVOKE:
         name = cursor.name()
         cursor.expect('">')
-        calls.append(ReadCall(name, arguments_json(_found(cursor), schemas.get(name, {}))))
+        calls.append(ParsedCall(name, arguments_json(_found(cursor), schemas.get(name, {}))))
         cursor.skip_space()
     return calls
 

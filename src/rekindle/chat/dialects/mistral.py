@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.json_calls import calls_from, list_dialect
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
@@ -15,7 +15,7 @@ _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _ID = r'("," SPACE? "\"id\"" SPACE? ":" SPACE? /"[a-zA-Z0-9]{9}"/)?'
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
     if cursor.skip_space().peek() == "[":
         return _listed(cursor.json_value("["))
@@ -23,10 +23,10 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
     call_id = cursor.name() if cursor.accept(CALL_ID) else ""
     cursor.accept(ARGS)
     written = arguments(cursor.skip_space().json_value("{"))
-    return [ReadCall(name, written, _checked(call_id))]
+    return [ParsedCall(name, written, _checked(call_id))]
 
 
-def _listed(source: str) -> list[ReadCall]:
+def _listed(source: str) -> list[ParsedCall]:
     ids = [load(found.get("id", '""')) for found in map(members, elements(source))]
     calls = zip(calls_from(source), ids, strict=True)
     return [replace(call, id=_checked(call_id)) for call, call_id in calls]

@@ -4,7 +4,7 @@ import re
 from functools import partial
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.json_text import dump
 from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
@@ -19,14 +19,14 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _CONSTANTS = {**PYTHON_CONSTANTS, "true": True, "false": False, "null": None}
 
 
-def _calls(cursor: Cursor) -> list[ReadCall]:
+def _calls(cursor: Cursor) -> list[ParsedCall]:
     if cursor.peek() != "[":
         return [_call(cursor)]
     cursor.expect("[")
     return [_call(cursor) for _ in cursor.items("]")]
 
 
-def _call(cursor: Cursor) -> ReadCall:
+def _call(cursor: Cursor) -> ParsedCall:
     name = cursor.scan(_WORD)
     cursor.expect("(")
     found: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def _call(cursor: Cursor) -> ReadCall:
         key = cursor.scan(_WORD)
         cursor.skip_space().expect("=")
         found[key] = _value(cursor.skip_space())
-    return ReadCall(name, dump(found))
+    return ParsedCall(name, dump(found))
 
 
 def _value(cursor: Cursor) -> Any:
@@ -113,7 +113,7 @@ def _arguments(rules: Rules, name: str, schema: Schema) -> str:
 
 
 def _dialect(name: str, opening: str, closing: str, *, listed: bool) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
         calls = _calls(cursor.skip_space())
         cursor.skip_space().expect(closing)

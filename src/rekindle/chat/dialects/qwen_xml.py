@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 from rekindle.chat.dialects.syntax.parameters import arguments_json
@@ -13,7 +13,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 
-def _call(cursor: Cursor, schemas: Schemas) -> ReadCall:
+def _call(cursor: Cursor, schemas: Schemas) -> ParsedCall:
     cursor.expect(FUNCTION)
     name = cursor.name()
     cursor.expect(">")
@@ -23,7 +23,7 @@ def _call(cursor: Cursor, schemas: Schemas) -> ReadCall:
         key = cursor.until(">")
         found[key] = _without_line_breaks(_value(cursor))
         cursor.skip_space()
-    return ReadCall(name, arguments_json(found, schemas.get(name, {})))
+    return ParsedCall(name, arguments_json(found, schemas.get(name, {})))
 
 
 def _value(cursor: Cursor) -> str:
@@ -45,7 +45,7 @@ def _without_line_breaks(value: str) -> str:
 
 
 def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         opened = cursor.accept(opening)
         call = _call(cursor.skip_space(), schemas)
         if opened:

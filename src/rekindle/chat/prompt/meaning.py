@@ -8,8 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from rekindle.chat.conversation import Message, Role, ToolCall
-from rekindle.chat.dialects.base import ReadCall, ReasoningMarks
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.dialects.base import ParsedCall, ReasoningMarks
+from rekindle.chat.reply.parser import ParsedReply
 
 KEY_BYTES = 16
 CALL_ID_PREFIX = "call_"
@@ -17,7 +17,7 @@ CALL_ID_PREFIX = "call_"
 MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 1024
 
 
-def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -> bool:
+def means_the_same(message: Message, said: ParsedReply, marks: ReasoningMarks | None) -> bool:
     """Whether a client's assistant message is what the model said. Left out reasoning is."""
     reasoning, text = split_reasoning(message, marks)
     if text.strip() != said.text.strip():
@@ -27,7 +27,7 @@ def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -
     return call_meanings(message.calls) == call_meanings(said.calls)
 
 
-def call_meanings(calls: Iterable[ToolCall | ReadCall]) -> list[tuple[str, str]]:
+def call_meanings(calls: Iterable[ToolCall | ParsedCall]) -> list[tuple[str, str]]:
     """Return name and canonical arguments of each call."""
     return [(call.name, canonical_json(call.arguments_json)) for call in calls]
 

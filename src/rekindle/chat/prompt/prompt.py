@@ -41,7 +41,7 @@ from rekindle.chat.prompt.text_splicer import TextSplicer
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
@@ -57,7 +57,7 @@ MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
 
 _NEXT = "the next message"
 
-Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
+Remember = Callable[[Sequence[int], str, ParsedReply, Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class PromptBuilder:
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Without `recalls` every turn is taken as it was sent."""
-        conversation, neutralised = self._volatile.calm(conversation)
+        conversation, neutralised = self._volatile.neutralise(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
         switched = self._reasoning.switched_on(conversation)
@@ -162,7 +162,7 @@ class PromptBuilder:
         begins_in_reasoning = self._begins_in_reasoning(layout.text)
 
         def remember(
-            reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
+            reply: Sequence[int], end_text: str, said: ParsedReply, call_ids: Sequence[str]
         ) -> None:
             answered = conversation.with_reply(said.text, said.tool_calls(call_ids))
             *before, answer = answered.messages
@@ -222,7 +222,9 @@ class PromptBuilder:
         )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
-    def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
+    def after_reply(
+        self, prompt: Prompt, said: ParsedReply, call_ids: Sequence[str]
+    ) -> tuple[int, ...]:
         """What prompts after this reply will begin with, up to the next user message."""
         assert prompt.conversation is not None
         answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
@@ -266,7 +268,7 @@ class PromptBuilder:
             raise InvalidRequest("The prompt is empty.", param="prompt")
 
         def remember(
-            reply: Sequence[int], _end_text: str, _said: Said, _call_ids: Sequence[str]
+            reply: Sequence[int], _end_text: str, _said: ParsedReply, _call_ids: Sequence[str]
         ) -> None:
             self._texts.remember(run.key(), text, reply)
 
@@ -312,7 +314,7 @@ class PromptBuilder:
                 )
         return candidates
 
-    def _goes_on(self, message: Message, said: Said) -> bool:
+    def _goes_on(self, message: Message, said: ParsedReply) -> bool:
         """Whether a message that means the same as one left open and its reply ends with it."""
         reasoning, text = split_reasoning(message, self._dialect.reasoning)
         return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())

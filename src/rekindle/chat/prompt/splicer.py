@@ -15,7 +15,7 @@ from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import call_meanings
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import PromptPiece
 
 MAX_ENDS_TRIED = 32  # of a turn whose own end is not there; picked
@@ -117,7 +117,9 @@ class Splicer:
                         return later
         return None
 
-    def _split_end(self, end: int, shown: Said, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+    def _split_end(
+        self, end: int, shown: ParsedReply, turn: Turn, *, keeps_reasoning: bool
+    ) -> int | None:
         """Where the calls end that were put into a message of their own, behind the text.
 
         Templates that would leave the text out get two messages for one turn.
@@ -130,7 +132,7 @@ class Splicer:
         body = start + len(opening)
         for later in self._ends(body, turn):
             calls = parse(self._dialect, self._schemas, text[body:later], begins_in_reasoning=False)
-            both = Said(shown.reasoning, shown.text + calls.text, calls.calls)
+            both = ParsedReply(shown.reasoning, shown.text + calls.text, calls.calls)
             if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
                 return later
         return None
@@ -158,7 +160,7 @@ class Splicer:
             yield from (offset for offset in others if offset not in likely)
 
 
-def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
+def _is_same(shown: ParsedReply, said: ParsedReply, *, keeps_reasoning: bool) -> bool:
     if shown.text.strip() != said.text.strip():
         return False
     if call_meanings(shown.calls) != call_meanings(said.calls):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rekindle.chat.prompt.meaning import KEY_BYTES, digest
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
@@ -66,7 +66,7 @@ class TextSplicer:
             begins_in_reasoning=False,
             tokens=tuple(tokens),
             end_text="",
-            said=Said("", text, ()),
+            said=ParsedReply("", text, ()),
         )
         *_, (_, key) = _beginnings(whole)
         self._memory.remember(turn, [key])

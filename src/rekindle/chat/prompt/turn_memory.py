@@ -14,9 +14,9 @@ from hashlib import blake2b
 from threading import Lock
 
 from rekindle.bounded_cache import BoundedCache
-from rekindle.chat.dialects.base import ReadCall
+from rekindle.chat.dialects.base import ParsedCall
 from rekindle.chat.prompt.meaning import KEY_BYTES, digest
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Turn:
     begins_in_reasoning: bool
     tokens: tuple[int, ...]
     end_text: str  # of the token that ended the turn; empty: nothing did
-    said: Said
+    said: ParsedReply
 
     @property
     def id(self) -> bytes:
@@ -152,7 +152,7 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             return None
         tokens = array("i")
         tokens.frombytes(stored.data[_LENGTH.size + n_head :])
-        calls = tuple(ReadCall(*call) for call in fields["calls"])
+        calls = tuple(ParsedCall(*call) for call in fields["calls"])
         turn = Turn(
             prompt_key=bytes.fromhex(fields["prompt_key"]),
             n_replies_before=fields["n_replies_before"],
@@ -161,7 +161,7 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             begins_in_reasoning=fields["begins_in_reasoning"],
             tokens=tuple(tokens),
             end_text=fields["end_text"],
-            said=Said(fields["reasoning"], fields["text"], calls),
+            said=ParsedReply(fields["reasoning"], fields["text"], calls),
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
         _log.warning("a remembered turn cannot be read: %s", error)

@@ -55,7 +55,9 @@ class VolatileRules:
     def __init__(self, settings: Sequence[str]) -> None:
         self._rules = [_rule(index, setting) for index, setting in enumerate(settings)]
 
-    def calm(self, conversation: Conversation) -> tuple[Conversation, tuple[Neutralised, ...]]:
+    def neutralise(
+        self, conversation: Conversation
+    ) -> tuple[Conversation, tuple[Neutralised, ...]]:
         """The conversation with what the rules match replaced, and how often each did."""
         if not self._rules:
             return conversation, ()
@@ -67,19 +69,19 @@ class VolatileRules:
                 counts[rule.name] += n_found
             return text
 
-        calmed = replace(
+        neutralised = replace(
             conversation,
-            messages=tuple(_calmed(message, replaced) for message in conversation.messages),
+            messages=tuple(_neutralised(message, replaced) for message in conversation.messages),
             tools=tuple(
-                Tool(tool.name, _calmed_json(tool.definition_json, replaced))
+                Tool(tool.name, _neutralised_json(tool.definition_json, replaced))
                 for tool in conversation.tools
             ),
         )
         found = tuple(Neutralised(name, count) for name, count in counts.items() if count)
-        return (calmed, found) if found else (conversation, ())
+        return (neutralised, found) if found else (conversation, ())
 
 
-def _calmed(message: Message, replaced: Callable[[str], str]) -> Message:
+def _neutralised(message: Message, replaced: Callable[[str], str]) -> Message:
     if message.role is not Role.SYSTEM:
         return message
     parts = tuple(
@@ -88,25 +90,25 @@ def _calmed(message: Message, replaced: Callable[[str], str]) -> Message:
     return replace(message, parts=parts)
 
 
-def _calmed_json(source: str, replaced: Callable[[str], str]) -> str:
+def _neutralised_json(source: str, replaced: Callable[[str], str]) -> str:
     """Only descriptions: all else in a definition is what calls are checked against."""
 
-    def calmed(value: Any) -> Any:
+    def neutralised(value: Any) -> Any:
         match value:
             case dict():
                 return {
                     key: replaced(item)
                     if key == "description" and isinstance(item, str)
-                    else calmed(item)
+                    else neutralised(item)
                     for key, item in value.items()
                 }
             case list():
-                return [calmed(item) for item in value]
+                return [neutralised(item) for item in value]
             case _:
                 return value
 
     definition = json.loads(source)
-    changed = calmed(definition)
+    changed = neutralised(definition)
     return source if changed == definition else json.dumps(changed, ensure_ascii=False)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rekindle.chat.dialects.base import Dialect, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall, Schemas
 from rekindle.chat.prompt.meaning import new_call_id
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.detokenizer import StopScanner, Utf8Assembler
@@ -15,7 +15,14 @@ from rekindle.chat.reply.events import (
     ScoredToken,
     TopToken,
 )
-from rekindle.chat.reply.parser import Part, ReplyParser, Said, SaidReasoning, SaidText, parse
+from rekindle.chat.reply.parser import (
+    ParsedReasoning,
+    ParsedReply,
+    ParsedText,
+    Part,
+    ReplyParser,
+    parse,
+)
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.tokenizer import Tokenizer
 
@@ -34,7 +41,7 @@ class ReplyReader:
     def parser(self) -> ReplyParser:
         return ReplyParser(self.dialect, self.schemas, begins_in_reasoning=self.begins_in_reasoning)
 
-    def read(self, text: str) -> Said:
+    def read(self, text: str) -> ParsedReply:
         return parse(self.dialect, self.schemas, text, begins_in_reasoning=self.begins_in_reasoning)
 
 
@@ -60,7 +67,7 @@ class ReplyAssembler:
         self._stops = StopScanner(stop)
         self._reasoning: list[str] = []
         self._text: list[str] = []
-        self._read_calls: list[ReadCall] = []  # `calls` as the parser read them
+        self._read_calls: list[ParsedCall] = []  # `calls` as the parser read them
         self._n_characters = 0  # of the reply, shown or held back
         self._unsent: list[ScoredToken] = []
         self._is_finished = False  # nothing is held back any more
@@ -95,8 +102,8 @@ class ReplyAssembler:
         return events
 
     @property
-    def said(self) -> Said:
-        return Said("".join(self._reasoning), "".join(self._text), tuple(self._read_calls))
+    def said(self) -> ParsedReply:
+        return ParsedReply("".join(self._reasoning), "".join(self._text), tuple(self._read_calls))
 
     @property
     def call_ids(self) -> list[str]:
@@ -123,7 +130,7 @@ class ReplyAssembler:
     def _parsed(self, text: str) -> list[Part]:
         if self._parser is not None:
             return self._parser.feed(text)
-        return [SaidText(text)] if text else []
+        return [ParsedText(text)] if text else []
 
     def _shown(self, parts: Sequence[Part]) -> list[ReplyPart]:
         """All at once: what is remembered must not depend on how far the client has read."""
@@ -136,7 +143,7 @@ class ReplyAssembler:
 
     def _events(self, part: Part) -> Iterator[ReplyPart]:
         match part:
-            case SaidText(text):
+            case ParsedText(text):
                 scan = self._stops.feed(text)
                 if scan.stop is not None:
                     self.stop = scan.stop
@@ -144,17 +151,17 @@ class ReplyAssembler:
                 if scan.text or (scan.stop is not None and self._unsent):
                     self._text.append(scan.text)
                     yield ReplyText(scan.text, self._take_scored())
-            case SaidReasoning(text):
+            case ParsedReasoning(text):
                 self._reasoning.append(text)
                 yield ReplyReasoning(text, self._take_scored())
-            case ReadCall(name, arguments_json):
+            case ParsedCall(name, arguments_json):
                 index, call_id = len(self.calls), self._call_id(part)
                 self._read_calls.append(part)
                 call = ReplyCall(index, call_id, name, arguments_json, self._take_scored())
                 self.calls.append(call)
                 yield call
 
-    def _call_id(self, call: ReadCall) -> str:
+    def _call_id(self, call: ParsedCall) -> str:
         """Return the model's own id, if it wrote one that the conversation does not have yet."""
         if not call.id:
             return new_call_id()
@@ -180,5 +187,5 @@ class ReplyAssembler:
             n_chars -= len(self._unsent.pop().chosen.text)
 
 
-def _as_text(text: str) -> Said:
-    return Said("", text, ())
+def _as_text(text: str) -> ParsedReply:
+    return ParsedReply("", text, ())

@@ -11,28 +11,28 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from rekindle.chat.conversation import ToolCall
-from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls, Schemas
+from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls, Schemas
 from rekindle.chat.reply.detokenizer import overlap
 
 
 @dataclass(frozen=True, slots=True)
-class SaidText:
+class ParsedText:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class SaidReasoning:
+class ParsedReasoning:
     text: str
 
 
-Part = SaidText | SaidReasoning | ReadCall
+Part = ParsedText | ParsedReasoning | ParsedCall
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedReply:
     reasoning: str
     text: str
-    calls: tuple[ReadCall, ...]
+    calls: tuple[ParsedCall, ...]
 
     def tool_calls(self, call_ids: Sequence[str]) -> Iterator[ToolCall]:
         """Yield the calls with the ids that the client knows them by."""
@@ -42,13 +42,13 @@ class Said:
 
 def parse(
     dialect: Dialect, schemas: Schemas | None, text: str, *, begins_in_reasoning: bool
-) -> Said:
+) -> ParsedReply:
     parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = parser.feed(text) + parser.finish()
-    return Said(
-        reasoning="".join(part.text for part in parts if isinstance(part, SaidReasoning)),
-        text="".join(part.text for part in parts if isinstance(part, SaidText)),
-        calls=tuple(part for part in parts if isinstance(part, ReadCall)),
+    return ParsedReply(
+        reasoning="".join(part.text for part in parts if isinstance(part, ParsedReasoning)),
+        text="".join(part.text for part in parts if isinstance(part, ParsedText)),
+        calls=tuple(part for part in parts if isinstance(part, ParsedCall)),
     )
 
 
@@ -109,9 +109,9 @@ class ReplyParser:
         """What was held back. The parser is of no use afterwards."""
         self._advance(final=True)
         if self._mode is _Mode.REASONING:
-            self._emit(SaidReasoning, self._space)
+            self._emit(ParsedReasoning, self._space)
         elif not self._behind_call:
-            self._emit(SaidText, self._space)
+            self._emit(ParsedText, self._space)
         return self._take_parts()
 
     def _advance(self, *, final: bool) -> None:
@@ -203,7 +203,7 @@ class ReplyParser:
         n_known = self._n_read - max(map(len, endings)) + 1
         return any(self._held.find(ending, n_known) >= 0 for ending in endings)
 
-    def _read(self) -> ReadCalls | None:
+    def _read(self) -> ParsedCalls | None:
         assert self._schemas is not None
         read = self._dialect.read(self._held, self._schemas)
         if read is not None and any(call.name not in self._schemas for call in read.calls):
@@ -220,19 +220,19 @@ class ReplyParser:
         self._drop_space = True
 
     def _think(self, text: str) -> None:
-        self._emit(SaidReasoning, self._without_space(text))
+        self._emit(ParsedReasoning, self._without_space(text))
 
     def _say(self, text: str) -> None:
         shown = self._without_space(text)
         if shown:
-            self._emit(SaidText, shown)
+            self._emit(ParsedText, shown)
             self._behind_call = False
             self._at_start = False
         if self._schemas is None and not self._at_start:
-            self._emit(SaidText, self._space)  # no call can follow and take it away
+            self._emit(ParsedText, self._space)  # no call can follow and take it away
             self._space = ""
 
-    def _emit(self, kind: type[SaidText] | type[SaidReasoning], text: str) -> None:
+    def _emit(self, kind: type[ParsedText] | type[ParsedReasoning], text: str) -> None:
         """Add text to the last part if it is of the same kind. Nothing is added for no text."""
         last = self._parts[-1] if self._parts else None
         if isinstance(last, kind):

@@ -15,7 +15,7 @@ from rekindle.chat.reply.events import (
     ReplyProgress,
     ReplyStats,
 )
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.errors import RekindleError
 from rekindle.generation.events import (
     CachedSpan,
@@ -32,7 +32,7 @@ from rekindle.observe.request_record import Observer, RequestRecord
 _log = logging.getLogger("rekindle.request")
 
 # Prompt, sampled tokens, what they say, ids of the calls.
-OnEnd = Callable[[Prompt, Sequence[int], Said, Sequence[str]], None]
+OnEnd = Callable[[Prompt, Sequence[int], ParsedReply, Sequence[str]], None]
 
 
 class ReplyStream:

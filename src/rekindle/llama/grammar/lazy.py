@@ -21,8 +21,8 @@ class TriggerScanner:
     def __init__(self, start: GrammarStart) -> None:
         assert start.quiet is not None or not start.begins_quiet
         opening, closing = start.quiet or ("", "")
-        marks = [_Watch(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
-        marks += [_Watch(each.text.encode(), at_start=each.at_start) for each in start.triggers]
+        marks = [_Watched(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
+        marks += [_Watched(each.text.encode(), at_start=each.at_start) for each in start.triggers]
         marks.sort(key=lambda mark: -len(mark.text))
         self._marks = [mark for mark in marks if mark.text]
         self._texts = tuple(mark.text for mark in self._marks)
@@ -135,7 +135,7 @@ class LazyGrammar:
         return b"", tokens
 
 
-class _Watch(NamedTuple):
+class _Watched(NamedTuple):
     text: bytes
     at_start: bool = False
     opens_quiet: bool = False

@@ -9,8 +9,8 @@ from rekindle.chat.dialects.base import (
     Dialect,
     GrammarWriter,
     NotACall,
-    ReadCall,
-    ReadCalls,
+    ParsedCall,
+    ParsedCalls,
     Schemas,
 )
 from rekindle.chat.dialects.syntax.json_text import value_end
@@ -112,13 +112,13 @@ class Cursor:
 
 
 class Walk(Protocol):
-    def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ReadCall]: ...
+    def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ParsedCall]: ...
 
 
 def reader(walk: Walk) -> CallReader:
     """A reader from a function that takes calls off a cursor, and need not care for the end."""
 
-    def read(text: str, schemas: Schemas) -> ReadCalls | None:
+    def read(text: str, schemas: Schemas) -> ParsedCalls | None:
         cursor = Cursor(text)
         try:
             calls = walk(cursor, schemas)
@@ -128,7 +128,7 @@ def reader(walk: Walk) -> CallReader:
             raise NotACall("too deep") from None
         if not calls:
             raise NotACall("no call in it")
-        return ReadCalls(tuple(calls), cursor.position)
+        return ParsedCalls(tuple(calls), cursor.position)
 
     return read
 
