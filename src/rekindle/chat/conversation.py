@@ -27,7 +27,7 @@ class Reasoning:
 class ToolCall:
     id: str
     name: str
-    arguments_json: str  # as it was written: serialising it again would change tokens
+    arguments_json: str  # as written: serialising it again would change tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """All text parts, a line each: clients send blocks, and other servers join them so."""
+        """All text parts joined by line breaks, as other servers join the blocks of a message."""
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
@@ -76,11 +76,11 @@ class Tool:
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    more_tools: tuple[Tool, ...] = ()  # defined in some message, not at the head of the prompt
+    more_tools: tuple[Tool, ...] = ()  # defined in a later message, not at the head of the prompt
     documents_json: tuple[str, ...] = ()
-    # Arbitrary JSON that the template may read (`enable_thinking`, ...); the client's own keys.
+    # The client's JSON for the template, such as `enable_thinking`.
     template_kwargs: dict[str, Any] = field(default_factory=dict)
-    continue_last: bool = False  # the last assistant message is open: go on inside it
+    continue_last: bool = False  # the reply continues the last assistant message
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -91,7 +91,7 @@ class Conversation:
     ) -> "Conversation":
         """Append an assistant message, as a client will send it back.
 
-        A message that was left open goes on in the reply.
+        If the last message is open, the reply continues it.
         """
         messages = self.messages
         if self.continue_last:

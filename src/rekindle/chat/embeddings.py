@@ -1,6 +1,6 @@
-"""The text side of an embedding request: texts and token ids to what the engine takes.
+"""The text side of an embedding request: texts and token ids become the engine's inputs.
 
-Text is text here: no control tokens, no remembered turns, so equal texts have equal vectors.
+Control tokens are not parsed and turns are not remembered, so equal texts have equal vectors.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _log = logging.getLogger("rekindle.request")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    path: str  # where the client wrote it, for errors
+    path: str  # of the field in the request, for errors
     content: str | Sequence[int]
 
 
@@ -68,7 +68,7 @@ class EmbeddingMaker:
         tokens = self._from_text(content, one.path) if isinstance(content, str) else content
         if not content or not tokens:
             raise InvalidRequest(f"`{one.path}` must not be empty.", one.path)
-        if len(tokens) > n_ctx:  # before anyone looks at millions of ids
+        if len(tokens) > n_ctx:  # before millions of ids are checked
             raise InvalidRequest(
                 f"`{one.path}` has {len(tokens)} tokens, but an embedding is made of at most"
                 f" {n_ctx}.",

@@ -1,7 +1,7 @@
-"""Computes the next turn's prompt while nobody asks for anything.
+"""Prefills the next turn's prompt while the engine is idle.
 
-Where a template will show this turn in another way than it was sampled (it drops the reasoning,
-or what the generation prompt put in front), the next request would have to compute that.
+Some templates render a past turn differently than it was sampled. They drop its reasoning, or
+the text of the generation prompt. Without this, the next request would prefill the difference.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 
 _log = logging.getLogger("rekindle.rewarm")
 
-MIN_TOKENS = 8  # fewer are not worth the trouble; picked
-MAX_WAITING = 8  # replies that ended while others ran; picked
-WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for the others to end; picked
+MIN_TOKENS = 8  # fewer are left to the next request; picked
+MAX_WAITING = 8  # replies that ended while other requests ran; picked
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for an idle engine; picked
 
 
 class Rewarmer:
@@ -44,12 +44,15 @@ class Rewarmer:
         call_ids: Sequence[str],
         terms: CacheTerms,
     ) -> None:
-        """Returns at once. A turn that ended in calls is followed by results, and stays."""
+        """Start the prefill in the background, and return at once.
+
+        A turn that ended in calls is followed by results, and is rendered as sampled.
+        """
         if prompt.conversation is None or call_ids or not reply:
             return
         key = id(prompt)
         if (earlier := self._tasks.pop(key)) is not None:
-            earlier.cancel()  # of several replies to one prompt, the last counts
+            earlier.cancel()  # only the last of several replies to one prompt counts
         task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said, terms))
         for _, oldest in self._tasks.put(key, task):
             oldest.cancel()
@@ -71,12 +74,15 @@ class Rewarmer:
             if len(ahead) - n_known >= MIN_TOKENS:
                 await self._compute(ahead, terms)
         except RekindleError as error:
-            _log.debug("nothing is computed ahead: %s", error.message)
+            _log.debug("rewarm: skipped: %s", error.message)
         except Exception:
-            _log.exception("nothing could be computed ahead")
+            _log.exception("rewarm: failed")
 
     async def _is_idle(self) -> bool:
-        """Waits for it, for a while: building the prompt would slow the others down."""
+        """Wait until the engine is idle; False: it was busy for WAIT_SECONDS.
+
+        Building the prompt would slow down running requests.
+        """
         deadline = time.monotonic() + WAIT_SECONDS
         while (status := self._engine.status()).n_running or status.n_waiting:
             if time.monotonic() > deadline:
@@ -100,10 +106,9 @@ class Rewarmer:
             match event:
                 case PromptEvaluated(n_prompt, n_cached):
                     _log.info(
-                        "rewarm: the next turn will read otherwise than it was sampled:"
-                        " %d tokens computed ahead, %d were there",
+                        "rewarm: prefilled %d tokens for the next turn's rendering, %d were cached",
                         n_prompt - n_cached,
                         n_cached,
                     )
                 case Finished(StopCause.YIELDED):
-                    _log.debug("rewarm: a request arrived, the rest is left to it")
+                    _log.debug("rewarm: stopped, a request arrived")

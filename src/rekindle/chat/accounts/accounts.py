@@ -1,4 +1,4 @@
-"""What this process knows of its requests so far, and what each new one says about them."""
+"""Records of past requests, and the account of each new one."""
 
 from collections.abc import Sequence
 
@@ -17,6 +17,8 @@ from rekindle.observe.request_record import Miss
 
 
 class Accounts:
+    """Sessions, computed prefixes and recent prompts since the start, of all models."""
+
     def __init__(self) -> None:
         self.sessions = Sessions()
         self.seen = SeenPrefixes()
@@ -35,7 +37,7 @@ class Accounts:
         return Account(self, session, rank, asked, options, text_of, can_store=can_store)
 
     def forecast_miss(self, asked: PastPrompt, forecast: Forecast, text_of: TextOf) -> Miss | None:
-        """As a request with this prompt would be told, if it were sent now."""
+        """Return the miss that a request with this prompt would report if it were sent now."""
         n_known = self.seen.n_known(_space(asked), asked.tokens)
         earlier = self.recent.most_like(asked, n_cached=forecast.n_cached)
         return explain(
@@ -44,7 +46,7 @@ class Accounts:
 
 
 class Account:
-    """Of one request: opened when it is asked, settled when its prompt is evaluated."""
+    """The account of one request: settled when its prompt is evaluated, closed at its end."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Account:
         self._space = _space(asked)
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
+        """Book what the prompt cost, and return why it was not cached further."""
         n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
         self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
         self._accounts.sessions.book(
@@ -98,7 +101,10 @@ class Account:
     def close(
         self, n_computed: int, reply: Sequence[int], said: ParsedReply, call_ids: Sequence[str]
     ) -> None:
-        """`n_computed` of the prompt's tokens and the reply's: the last is often only sampled."""
+        """Record the tokens that were computed.
+
+        `n_computed` counts prompt and reply. The last token is often sampled only.
+        """
         if not self._options.cache_prompt or n_computed < GRAIN:
             return
         sampled = np.fromiter(reply, np.int32, len(reply))
@@ -117,7 +123,7 @@ class Account:
 
 
 def _space(asked: PastPrompt) -> str:
-    """Where equal tokens have equal rows."""
+    """Return the name of the space in which equal tokens have equal rows."""
     return f"{asked.namespace}\0{asked.model}"
 
 

@@ -1,4 +1,4 @@
-"""The last prompts with their replies, to tell what a new one changed."""
+"""The last prompts with their replies, to find what a new prompt changed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,34 +17,34 @@ MAX_BYTES = 64 << 20  # all of these are picked
 MAX_PROMPTS = 512
 MAX_PER_SESSION = 8
 MAX_COMPARED = 32
-COMPARED_TOKENS = 4096  # at once: most prompts part early
-MESSAGE_BYTES = 256  # what a message takes beside its text, about
+COMPARED_TOKENS = 4096  # at once: most prompts diverge early
+MESSAGE_BYTES = 256  # of a message besides its text, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PastPrompt:
-    """A prompt, and once it is answered its reply."""
+    """A prompt, and its reply once there is one."""
 
-    tokens: Tokens  # all that was computed
-    n_prompt: int  # of these, before the reply
-    text: str  # of the prompt alone
+    tokens: Tokens  # all computed tokens
+    n_prompt: int  # the tokens before the reply
+    text: str  # of the prompt, without the reply
     conversation: Conversation | None
-    digests: tuple[int, ...]  # one per message; equal ones are written alike, reasoning apart
+    digests: tuple[int, ...]  # one per message, without its reasoning
     model: str
     namespace: str
     session: str
-    reply_id: str | None = None  # by which a client may name it
+    reply_id: str | None = None  # a client may name the prompt by it
 
     @property
     def n_bytes(self) -> int:
-        # The text stands in the conversation as well.
+        # The conversation holds the text a second time.
         return self.tokens.nbytes + 2 * len(self.text) + MESSAGE_BYTES * len(self.digests)
 
 
 def past_prompt(
     prompt: Prompt, terms: CacheTerms, *, model: str, reply_id: str | None = None
 ) -> PastPrompt:
-    """Blocking: it takes milliseconds for a long prompt."""
+    """Return the prompt as a past one. Takes milliseconds for a long prompt."""
     messages = prompt.conversation.messages if prompt.conversation else ()
     return PastPrompt(
         np.fromiter(prompt.tokens, np.int32, len(prompt.tokens)),
@@ -62,7 +62,7 @@ def past_prompt(
 def with_reply(
     past: PastPrompt, computed: Tokens, said: ParsedReply, call_ids: Sequence[str]
 ) -> PastPrompt:
-    """As a client would send it back."""
+    """Return the past prompt with its reply, as a client would send it back."""
     if past.conversation is None or said == ParsedReply("", "", ()):
         return replace(past, tokens=computed)
     conversation = past.conversation.with_reply(
@@ -74,7 +74,7 @@ def with_reply(
 
 
 class RecentPrompts:
-    """Bounded in bytes, in all and for each session."""
+    """Bounded in bytes, and in prompts per session."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._prompts = BoundedCache[int, PastPrompt](max_items=MAX_PROMPTS, max_bytes=max_bytes)
@@ -101,9 +101,9 @@ class RecentPrompts:
         return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
     def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
-        """The one with the most in common; of equals one of its session, then the newest.
+        """Return the most similar prompt: first of its own session, then the newest.
 
-        One that shares less than was found cannot tell why not more was.
+        A prompt that shares less than was cached cannot explain the miss, and is skipped.
         """
         best: PastPrompt | None = None
         best_likeness = (0, False)
@@ -118,6 +118,7 @@ class RecentPrompts:
 
 
 def n_shared(a: Tokens, b: Tokens) -> int:
+    """Return the length of the common prefix."""
     n = min(len(a), len(b))
     for start in range(0, n, COMPARED_TOKENS):
         stop = min(start + COMPARED_TOKENS, n)
@@ -128,7 +129,7 @@ def n_shared(a: Tokens, b: Tokens) -> int:
 
 
 def _likeness(a: PastPrompt, b: PastPrompt) -> int:
-    """Equal messages at equal places, and tools; for raw prompts the tokens that they share."""
+    """Return the number of equal messages, or of shared tokens for raw prompts; 0: unlike."""
     if a.conversation is None or b.conversation is None:
         return n_shared(a.tokens, b.tokens) if a.conversation is b.conversation else 0
     n_equal = sum(x == y for x, y in zip(a.digests, b.digests, strict=False))

@@ -1,4 +1,4 @@
-"""One line per reply, when it ends."""
+"""The log line of a reply, written when it ends."""
 
 import logging
 from collections import Counter
@@ -34,7 +34,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 def by_source(spans: Sequence[CachedSpan]) -> str:
-    """`live:512,disk:1024`; a source may have several spans."""
+    """Return the tokens by source, such as `live:512,disk:1024`."""
     counts: Counter[CacheSource] = Counter()
     for span in spans:
         counts[span.source] += span.stop - span.start

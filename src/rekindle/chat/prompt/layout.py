@@ -1,4 +1,4 @@
-"""A rendered conversation with the places where it may be cut."""
+"""A rendered conversation that can be cut at any character."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Layout:
         self._control_starts = [start for start, _ in self._controls]
 
     def cut(self, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
-        """The pieces of a part of the text, each with its offset."""
+        """Return the pieces of a part of the text, each with its offset."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         parts = []
         for index in range(first, len(self._pieces)):
@@ -39,7 +39,7 @@ class Layout:
         return parts
 
     def followed_by(self, text: str, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
-        """As `cut`, as if the template had written `text` behind it."""
+        """Return the pieces of a part of the text, as if the template had written `text` next."""
         parts = self.cut(start, stop)
         more = list(self._guard.pieces(text, self._guard.sentinel(text)))
         if parts and more and not self._guard.control_string(more[0]):
@@ -49,6 +49,6 @@ class Layout:
         return parts + [(stop, piece) for piece in more]
 
     def controls(self, start: int) -> Iterator[tuple[int, str]]:
-        """The control strings that the template wrote, from `start` on, with their offsets."""
+        """Yield offset and text of the template's control strings from `start` on."""
         for index in range(bisect_left(self._control_starts, start), len(self._controls)):
             yield self._controls[index]

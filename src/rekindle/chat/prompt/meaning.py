@@ -1,4 +1,4 @@
-"""What a turn means, however the client spells it: white space around it, JSON, call ids."""
+"""The meaning of a turn: equal for turns that differ in outer white space, JSON or call ids."""
 
 import json
 import secrets
@@ -13,12 +13,12 @@ from rekindle.chat.reply.parser import ParsedReply
 
 KEY_BYTES = 16
 CALL_ID_PREFIX = "call_"
-# Arguments of calls come again with every request. Both are picked.
+# The arguments of past calls come again with every request. Both are picked.
 MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 1024
 
 
 def means_the_same(message: Message, said: ParsedReply, marks: ReasoningMarks | None) -> bool:
-    """Whether a client's assistant message is what the model said. Left out reasoning is."""
+    """Return whether a client's assistant message is this reply, with or without reasoning."""
     reasoning, text = split_reasoning(message, marks)
     if text.strip() != said.text.strip():
         return False
@@ -33,7 +33,7 @@ def call_meanings(calls: Iterable[ToolCall | ParsedCall]) -> list[tuple[str, str
 
 
 def canonical_json(source: str) -> str:
-    """Equal for equal JSON values; what is no JSON stands for itself."""
+    """Return one text for equal JSON values. Text that is not JSON is returned stripped."""
     return _canonical(source) if len(source) > MAX_KNOWN_CHARS else _known(source)
 
 
@@ -48,7 +48,7 @@ _known = lru_cache(MAX_KNOWN)(_canonical)
 
 
 def _plain(value: Any) -> Any:
-    """JavaScript has one kind of number: 1.0 comes back as 1."""
+    """Turn 1.0 into 1: JavaScript clients have one kind of number."""
     match value:
         case float() if value.is_integer():
             return int(value)
@@ -65,7 +65,7 @@ def new_call_id() -> str:
 
 
 def call_keys(call_ids: Iterable[str]) -> list[bytes]:
-    """Of our own ids, which are unique: models that write ids use the same ones again."""
+    """Return keys of our own ids, which are unique. Ids that models write repeat."""
     # One client drops the underscore of `call_x`.
     bare = ["".join(filter(str.isalnum, call_id)).lower() for call_id in call_ids]
     ours = (each for each in bare if each.startswith(CALL_ID_PREFIX.rstrip("_")))
@@ -73,7 +73,7 @@ def call_keys(call_ids: Iterable[str]) -> list[bytes]:
 
 
 def history_keys(messages: Iterable[Message], marks: ReasoningMarks | None) -> list[bytes]:
-    """For each message a key of all up to it; equal for conversations that mean the same."""
+    """Return a key of the conversation up to each message, equal for equal meaning."""
     keys = [b""]
     for message in messages:
         keys.append(next_key(keys[-1], message, marks))
@@ -100,7 +100,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def split_reasoning(message: Message, marks: ReasoningMarks | None) -> Sequence[str]:
-    """Reasoning and text; some clients put the one in front of the other, with its marks."""
+    """Return reasoning and text. Some clients send both as text, with the model's marks."""
     text = message.text
     if marks is None or message.reasoning or not text.lstrip().startswith(marks.opening):
         return message.reasoning, text

@@ -1,10 +1,9 @@
-"""From a conversation, a text or token ids to the prompt: token ids, and the boundaries in them.
+"""Builds prompts from conversations, texts or token ids: token ids, and the boundaries in them.
 
-A boundary is a position that a later request is likely to share and then leave: after system
-and tools, before each of the last user messages, before the generation prompt.
+A boundary is a position where a later prompt is likely to diverge: after system and tools,
+before each of the last user messages, before the generation prompt.
 
-Replies that this server gave keep the tokens they were sampled as, wherever the client sends
-them back with the same meaning.
+A reply that comes back with the same meaning keeps the tokens that were sampled for it.
 """
 
 import json
@@ -48,12 +47,12 @@ from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
-TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
-MESSAGE_TOKENS = 8  # of a template's own, about, for each message
-MAX_TURNS_TRIED = 16  # of those that may be one message; picked
+TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, tried until the prompt fits; picked
+MESSAGE_TOKENS = 8  # that a template adds to each message, about
+MAX_TURNS_TRIED = 16  # for one message; picked
 MAX_LOOKS = 4  # for the end of a message; picked
-MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
-MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
+MAX_NAMESPACES = 64  # with a builder at once; picked
+MAX_NAMESPACES_BYTES = 256_000_000  # of all these builders; picked
 
 _NEXT = "the next message"
 
@@ -65,22 +64,22 @@ class Prompt:
     tokens: tuple[int, ...]
     boundaries: tuple[int, ...]
     text: str
-    conversation: Conversation | None = None  # None: raw text, which has no parts
+    conversation: Conversation | None = None  # None: raw text or token ids
     begins_in_reasoning: bool = False
-    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
-    n_dropped: int = 0  # messages that were left out because they do not fit
+    remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
+    n_dropped: int = 0  # messages left out because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     namespace: str = ""
     build_seconds: float = field(default=0.0, compare=False)
-    # Where a number of messages ends; None: it cannot be told.
+    # Returns the position where a number of messages ends; None: unknown.
     locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
-    # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
+    # Takes the reply's tokens, the text of its end token, the parsed reply, the call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
     def position_of(self, n_messages: int) -> int:
-        """Where that many messages end, or the last boundary before: 0: none is known.
+        """Return where that many messages end, or the last boundary before; 0: unknown.
 
-        Of 0 messages: where tools and system end.
+        For 0 messages, return where tools and system messages end.
         """
         if self.conversation is None:
             return 0
@@ -88,7 +87,7 @@ class Prompt:
         n_messages = n_messages or n_leading_systems(messages)
         if n_messages >= len(messages):
             return len(self.tokens)
-        # Each look renders the history. A template that fits nowhere near fits nowhere at all.
+        # Each look renders the history. If a few positions are unknown, all of them are.
         for n in range(n_messages, max(n_messages - MAX_LOOKS, -1), -1):
             if (position := self.locate(n)) is not None:
                 return position
@@ -124,7 +123,7 @@ class PromptBuilder:
         self._reasoning = ReasoningPolicy(reasoning_history, template.source)
 
     def within(self, namespace: str) -> "PromptBuilder":
-        """One that remembers nothing of what others said, nor how long it took to read."""
+        """Return the builder of a namespace. It shares no turns and no known texts with others."""
         if namespace == self._namespace:
             return self
         with self._others_lock:
@@ -149,7 +148,7 @@ class PromptBuilder:
         return self._tokenize.n_bytes + self._memory.n_bytes
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
-        """Without `recalls` every turn is taken as it was sent."""
+        """Build the prompt. Without `recalls`, no remembered turn is spliced in."""
         conversation, neutralised = self._volatile.neutralise(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
@@ -195,10 +194,10 @@ class PromptBuilder:
     def from_trimmed(
         self, conversation: Conversation, *, n_ctx: int, recalls: bool = True
     ) -> Prompt:
-        """Without its oldest turns, if it does not leave room for a reply."""
+        """Build the prompt, and drop the oldest turns if it leaves no room for a reply."""
         prompt = self.from_conversation(conversation, recalls=recalls)
         n_head = self._head_size(conversation)
-        for share in TRIMMED_SHARES:  # sizes are estimates: the first one nearly always does
+        for share in TRIMMED_SHARES:  # sizes are estimates; the first share nearly always fits
             if len(prompt.tokens) <= n_ctx * FULL_SHARE:
                 break
             shorter = trim(
@@ -209,7 +208,7 @@ class PromptBuilder:
         return prompt
 
     def _size(self, message: Message) -> int:
-        """Tokens, about; the same whenever it is asked for."""
+        """Return the approximate number of tokens, always the same for the same message."""
         texts = [message.text, *(call.arguments_json for call in message.calls)]
         texts += [result.text for result in message.results]
         pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
@@ -225,7 +224,7 @@ class PromptBuilder:
     def after_reply(
         self, prompt: Prompt, said: ParsedReply, call_ids: Sequence[str]
     ) -> tuple[int, ...]:
-        """What prompts after this reply will begin with, up to the next user message."""
+        """Return the tokens that begin the next turn's prompt, up to its user message."""
         assert prompt.conversation is not None
         answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
         next_message = Message(Role.USER, (Text(_NEXT),))
@@ -235,7 +234,7 @@ class PromptBuilder:
             candidates = self._candidates(asked, keys)
             _, layout, spliced = self._spliced(self._reasoning.switched_on(asked), candidates)
         except InvalidRequest:
-            return ()  # some templates refuse the conversation that would follow
+            return ()  # some templates refuse the next turn's conversation
         place = layout.text.rfind(_NEXT)
         before = [position for offset, position, _ in spliced.marks if offset <= place]
         return tuple(spliced.run.tokens[: before[-1]]) if before else ()
@@ -284,7 +283,7 @@ class PromptBuilder:
     def _candidates(
         self, conversation: Conversation, keys: Sequence[bytes]
     ) -> dict[int, Candidate]:
-        """For each assistant message the turns that mean the same."""
+        """Find the turns that mean the same, for each assistant message."""
         wanted = {
             index: [*call_keys(call.id for call in message.calls), keys[index]]
             for index, message in enumerate(conversation.messages)
@@ -295,7 +294,7 @@ class PromptBuilder:
         candidates = {}
         for n_before, (index, its_keys) in enumerate(wanted.items()):
             message = conversation.messages[index]
-            # A message that copies an earlier one, ids included, must not stand in for it.
+            # A copy of an earlier message, ids included, must not get the tokens of that one.
             turns = {
                 turn.id: turn
                 for key in its_keys
@@ -315,14 +314,17 @@ class PromptBuilder:
         return candidates
 
     def _goes_on(self, message: Message, said: ParsedReply) -> bool:
-        """Whether a message that means the same as one left open and its reply ends with it."""
+        """Return whether the message, an open one that the reply continued, ends in the reply."""
         reasoning, text = split_reasoning(message, self._dialect.reasoning)
         return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
 
     def _spliced(
         self, conversation: Conversation, candidates: Mapping[int, Candidate]
     ) -> tuple[Conversation, Layout, Spliced]:
-        """Reasoning that the client left out is given back to the turns that are spliced."""
+        """Render the conversation and splice turns in. Spliced turns get their reasoning back.
+
+        Reasoning of a turn that was not spliced is removed again, and the rest is retried.
+        """
         marks = self._dialect.reasoning
         restored = {
             index: candidate.turns[0].said.reasoning
@@ -374,7 +376,7 @@ def schemas_of(tools: Iterable[Tool]) -> Schemas:
 
 
 def _other_reasoning(turn: Turn | None, tried: str) -> str:
-    """For a message that was not spliced: that of the turn which it may be, if not tried yet."""
+    """Return the turn's reasoning for a message that was not spliced, unless it was tried."""
     return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
 
 

@@ -1,7 +1,7 @@
-"""The exact tokens of past replies, so that a history that comes back as text gets them again.
+"""The exact tokens of past replies. A history that comes back as text gets them again.
 
-A turn is found by the ids of its tool calls, by what the conversation up to it means, or, for
-raw completions, by its text. Whether it fits is for whoever asks to check.
+A turn is found by the ids of its tool calls, by the meaning of the conversation up to it, or by
+its text for raw completions. Callers check whether it fits.
 """
 
 import json
@@ -22,7 +22,7 @@ from rekindle.generation.stored_turns import StoredTurn, TurnStore
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-MAX_DECODED_BYTES = 32_000_000  # picked: some hundred turns of a thousand tokens
+MAX_DECODED_BYTES = 32_000_000  # several hundred turns of a thousand tokens; picked
 TOKEN_BYTES = 40  # of a Python integer in a tuple
 
 _LENGTH = struct.Struct("<I")
@@ -34,11 +34,11 @@ class Turn:
 
     prompt_key: bytes  # of the prompt's tokens
     n_replies_before: int  # in the conversation
-    gap_chars: int  # of the prompt's text, from the last remembered turn in it to its history's end
-    generation_prompt: str  # what the template wrote behind the history
+    gap_chars: int  # of the prompt's text between the last spliced turn and the history's end
+    generation_prompt: str  # the template's text behind the history
     begins_in_reasoning: bool
     tokens: tuple[int, ...]
-    end_text: str  # of the token that ended the turn; empty: nothing did
+    end_text: str  # of the token that ended the turn; empty: no token did
     said: ParsedReply
 
     @property
@@ -54,18 +54,18 @@ class TurnMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Of what is decoded."""
+        """Return the size of the decoded turns."""
         return self._decoded.n_bytes
 
     def within(self, namespace: str) -> "TurnMemory":
-        """Nothing is found there that was remembered here, nor the other way round."""
+        """Return a memory for one namespace. It finds no turns of other namespaces."""
         return TurnMemory(NamespacedTurns(self._store, namespace))
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
         self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
-        """By key, most recently used first. Blocks for a moment."""
+        """Return the turns by key, most recently used first. Blocks for a moment."""
         found: dict[bytes, list[Turn]] = {key: [] for key in keys}
         for stored in self._store.find(keys) if keys else ():
             if (turn := self._turn(stored)) is not None:
@@ -122,7 +122,7 @@ class NamespacedTurns:
 
 
 def _size(data: bytes) -> int:
-    """As the data and decoded, where most of it is tokens."""
+    """Return the size of the data and of the decoded turn, which is mostly tokens."""
     return len(data) * (1 + TOKEN_BYTES // array("i").itemsize)
 
 
@@ -144,7 +144,7 @@ def _encoded(turn: Turn) -> bytes:
 
 
 def _decoded(stored: StoredTurn) -> Turn | None:
-    """None for what another version wrote, or nobody: it is as if it were not there."""
+    """Return the turn; None if another version wrote it or it is damaged. That is a miss."""
     try:
         [n_head] = _LENGTH.unpack_from(stored.data)
         fields = json.loads(stored.data[_LENGTH.size : _LENGTH.size + n_head])
@@ -164,6 +164,6 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             said=ParsedReply(fields["reasoning"], fields["text"], calls),
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
-        _log.warning("a remembered turn cannot be read: %s", error)
+        _log.warning("turns: a stored turn cannot be read: %s", error)
         return None
     return turn if turn.id == stored.id else None

@@ -1,7 +1,7 @@
-"""Text that changes with every request at the head of a prompt, replaced by a constant.
+"""Replaces text at the head of a prompt that changes with every request by a constant.
 
-A clock or an id in a system prompt makes all behind it new each time. What a rule matches in
-system messages and descriptions of tools is replaced before rendering: the model does not see it.
+After a clock or an id in a system prompt, no token can be reused. Rules replace matching text
+in system messages and tool descriptions before rendering, so the model does not see it.
 Nothing is replaced unless a rule is switched on.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.errors import StartupError
 
-# Known ones, by name. What is in brackets stays: it tells the model what stood there.
+# Rules by name. The first group of a pattern stays: it tells the model what was replaced.
 SHIPPED = {
     # Claude Code's first system block: the hash differs in every conversation and sub-agent.
     "claude-code-attribution": r"(?m)^(x-anthropic-billing-header:).*$",
-    # 2026-11-15T09:30:12.123Z and the like, with or without seconds and zone.
+    # Such as 2026-11-15T09:30:12.123Z, with or without seconds and zone.
     "timestamps": (
         r"\b()\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?"
     ),
@@ -50,7 +50,7 @@ class _Rule:
 
 
 class VolatileRules:
-    """`settings` are names of known rules, or regular expressions."""
+    """`settings` are names of shipped rules, or regular expressions."""
 
     def __init__(self, settings: Sequence[str]) -> None:
         self._rules = [_rule(index, setting) for index, setting in enumerate(settings)]
@@ -58,7 +58,7 @@ class VolatileRules:
     def neutralise(
         self, conversation: Conversation
     ) -> tuple[Conversation, tuple[Neutralised, ...]]:
-        """The conversation with what the rules match replaced, and how often each did."""
+        """Return the conversation with matching text replaced, and the count for each rule."""
         if not self._rules:
             return conversation, ()
         counts = dict.fromkeys((rule.name for rule in self._rules), 0)
@@ -91,7 +91,7 @@ def _neutralised(message: Message, replaced: Callable[[str], str]) -> Message:
 
 
 def _neutralised_json(source: str, replaced: Callable[[str], str]) -> str:
-    """Only descriptions: all else in a definition is what calls are checked against."""
+    """Replace text in descriptions only: calls are checked against the rest of a definition."""
 
     def neutralised(value: Any) -> Any:
         match value:
