@@ -70,7 +70,7 @@ def refuse(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "names", "breakage", "reason"),
     [
-        (StateAccess, ("import_rows", "import_checkpoint"), lose, "not what was saved"),
+        (StateAccess, ("import_rows", "import_checkpoint"), lose, "differs from the saved one"),
         (SlotMemory, ("write",), refuse, "it does not fit"),
         (SlotMemory, ("read",), refuse, "it does not fit"),
     ],

@@ -66,7 +66,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`definition_json` is the whole OpenAI-style `{"type": "function", "function": {...}}`."""
+    """A tool. `definition_json` is OpenAI's `{"type": "function", "function": {...}}`."""
 
     name: str
     definition_json: str

@@ -74,7 +74,7 @@ def with_reply(
 
 
 class RecentPrompts:
-    """Bounded in bytes, and in prompts per session."""
+    """The last prompts, bounded in bytes, and in prompts per session."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._prompts = BoundedCache[int, PastPrompt](max_items=MAX_PROMPTS, max_bytes=max_bytes)

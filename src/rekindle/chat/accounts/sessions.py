@@ -74,8 +74,8 @@ def rank_for(
 ) -> Rank:
     """Return the declared rank; otherwise guess whether the request is a title or a summary.
 
-    Such requests come without tools in a session that used tools. `session` is as it was
-    before this request.
+    Titles and summaries come without tools in a session that used tools. `session` is as it
+    was before this request.
     """
     if declared is not None:
         return declared

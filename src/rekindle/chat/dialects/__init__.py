@@ -1,4 +1,4 @@
-"""The dialects, and which one a chat template speaks. No model is known by its name."""
+"""The dialects, and the choice of one by the chat template. Model names do not matter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,16 +25,16 @@ GENERIC_NAME = "generic"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Templates that contain every one of `signs`."""
+    """Templates that contain all of `signs`."""
 
     name: str
     signs: tuple[str, ...]
-    dialect: Callable[[str], Dialect]  # of a template source: families have variants
+    dialect: Callable[[str], Dialect]  # by template source: families have variants
 
 
 _BAR = "\uff5c"  # DeepSeek's
 
-# The first that fits: the later ones are less certain.
+# The first match is used: the later ones are less certain.
 _FAMILIES = (
     Family("harmony", ("<|channel|>", "<|message|>"), lambda source: HARMONY),
     Family("kimi", ("<|tool_calls_section_begin|>",), lambda source: KIMI),
@@ -59,7 +59,7 @@ _FAMILIES = (
 
 NAMES = (*dict.fromkeys(family.name for family in _FAMILIES), GENERIC_NAME)
 
-_THINK = ReasoningMarks("<think>", "</think>")  # models write it unasked
+_THINK = ReasoningMarks("<think>", "</think>")  # models write it even without instruction
 
 _REASONING = (
     ReasoningMarks("<|channel>thought\n", "<channel|>", anywhere=True),
@@ -72,7 +72,10 @@ _REASONING = (
 
 
 def choose(template_source: str, *, supports_tools: bool, override: str | None = None) -> Dialect:
-    """`override` is one of NAMES. Raises StartupError if it is not."""
+    """Return the template's dialect, or the one named by `override`.
+
+    Raises StartupError if `override` is not one of NAMES.
+    """
     dialect = _dialect(template_source, supports_tools=supports_tools, override=override)
     return replace(
         dialect,
@@ -84,7 +87,7 @@ def choose(template_source: str, *, supports_tools: bool, override: str | None =
 
 def _dialect(source: str, *, supports_tools: bool, override: str | None) -> Dialect:
     if override is not None and override not in NAMES:
-        raise StartupError(f"There is no tool dialect {override!r}: choose of {', '.join(NAMES)}.")
+        raise StartupError(f"Unknown tool dialect {override!r}. Known: {', '.join(NAMES)}.")
     if override == GENERIC_NAME or (override is None and not supports_tools):
         return GENERIC
     for family in _FAMILIES:
@@ -110,6 +113,6 @@ def _hidden(source: str) -> tuple[str, ...]:
 
 
 def _hidden_at_edges(source: str) -> tuple[str, ...]:
-    if "<response></response>" in source:  # Granite is told to write its answer into these
+    if "<response></response>" in source:  # Granite's template asks for answers in these
         return ("<response>", "</response>")
     return ()

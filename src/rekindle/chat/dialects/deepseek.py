@@ -1,6 +1,6 @@
-"""DeepSeek: V3 and R1 fence the arguments as a Markdown block, V3.1 writes them bare.
+"""DeepSeek: V3 and R1 put the arguments into a Markdown block, V3.1 writes them bare.
 
-Its marks are spelled with a fullwidth bar and a block character in the place of the underscore.
+Its marks contain a fullwidth bar, and a block character instead of the underscore.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Gemma 4 and FunctionGemma: objects with bare keys, and strings in quotes of their own.
+"""Gemma 4 and FunctionGemma: objects with bare keys, and strings between special marks.
 
-Gemma 3 knows no format, but some of its templates ask for Python in a `tool_code` block.
+Gemma 3 has no format of its own, but some templates ask for Python in a `tool_code` block.
 """
 
 import re
@@ -16,7 +16,7 @@ from rekindle.chat.dialects.syntax.parameters import resolved, types
 from rekindle.chat.dialects.syntax.tagged import text_pattern
 
 _KEY = re.compile(r"[^\s:{}\[\],<>|]{1,256}")
-MAX_DEPTH = 8  # of the schemas that are followed: some refer to themselves
+MAX_DEPTH = 8  # of nested schemas: some refer to themselves
 
 _SCALAR = re.compile(r"[-+.a-zA-Z0-9]+")
 
@@ -46,7 +46,7 @@ def _value(cursor: Cursor, mark: str) -> Any:
 
 
 class _ArgumentWriter:
-    """Rules for values of one schema."""
+    """Writes the grammar rules for values of one schema."""
 
     def __init__(self, rules: Rules, mark: str, root: Schema) -> None:
         self._rules = rules
@@ -73,7 +73,7 @@ class _ArgumentWriter:
         return self._anything()
 
     def object(self, name: str, schema: Schema, depth: int = 0) -> str:
-        """Keys in the order of the alphabet, as the template sorts them."""
+        """Return an object with its keys sorted, as the template sorts them."""
         members = declared(schema)
         if members is None:
             self._anything()
@@ -91,14 +91,14 @@ class _ArgumentWriter:
 
     def _one_of(self, name: str, choices: list[str]) -> str:
         mark = self._rules.literal(self._mark)
-        # One lexeme with the mark: they are taken as long as possible, and never given back.
+        # One lexeme with the mark: llguidance matches lexemes greedily, without backtracking.
         texts = (f"{mark} {self._rules.literal(choice + self._mark)}" for choice in choices)
         return self._rules.one_of(name, texts)
 
     def _anything(self) -> str:
         rules = self._rules
         text = rules.raw_until("any_text", self._mark)
-        # No %json: its lexemes live in a world of their own, and could not be told from text.
+        # No %json: its lexemes could not be distinguished from the text lexeme.
         scalar = r'/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/ | "true" | "false" | "null"'
         rules.add("any_member", '/[a-zA-Z_][a-zA-Z0-9_]{0,63}/ ":" any_value')
         rules.add("any_object", '"{" (any_member ("," any_member)*)? "}"')

@@ -1,4 +1,4 @@
-"""GLM 4.5 and later: the name, then keys and values in tags that take turns."""
+"""GLM 4.5 and later: the name, then keys and values in alternating tags."""
 
 from functools import partial
 

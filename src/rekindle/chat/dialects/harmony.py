@@ -1,6 +1,6 @@
 """gpt-oss: messages in channels. Analysis is reasoning, commentary to a function is a call.
 
-A call ends the turn, with a token of its own that is not part of the reply.
+A call ends the turn with an end token of its own, which is not part of the reply.
 """
 
 from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, ReasoningMarks, Schemas
@@ -35,7 +35,7 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if cursor.accept(CONSTRAIN):
         cursor.skip_space()
     if not cursor.sees(MESSAGE):
-        cursor.name()  # the type of the content, which is always JSON
+        cursor.name()  # the content type, which is always JSON
         cursor.skip_space()
     cursor.expect(MESSAGE)
     return [ParsedCall(name, arguments(cursor.skip_space().json_value("{")))]
@@ -48,7 +48,7 @@ def _skip_channel(cursor: Cursor) -> None:
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    """The recipient may stand in front of the channel or behind it."""
+    """Write the grammar. The recipient may stand before the channel or behind it."""
     rules = Rules(literal)
     start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
     json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'

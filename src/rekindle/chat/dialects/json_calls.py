@@ -16,7 +16,7 @@ _ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
 def call_from(source: str) -> ParsedCall:
-    """Raises NotACall."""
+    """Return the call in a JSON object. Raises NotACall."""
     found = members(source)
     if "name" not in found and "function" in found:  # the form of OpenAI's API
         found = members(found["function"])
@@ -28,11 +28,13 @@ def call_from(source: str) -> ParsedCall:
 
 
 def calls_from(source: str) -> list[ParsedCall]:
-    """Raises NotACall."""
+    """Return the calls in a JSON array. Raises NotACall."""
     return [call_from(element) for element in elements(source)]
 
 
 def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
+    """Return a dialect with a JSON object between marks for each call."""
+
     def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
         call = cursor.skip_space().json_value("{")
@@ -49,7 +51,7 @@ def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
 
 
 def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
-    """`closing` None: the turn ends behind the list."""
+    """Return a dialect with a JSON list of calls. `closing` None: the list ends the turn."""
 
     def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)

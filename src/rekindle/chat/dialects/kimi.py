@@ -1,4 +1,4 @@
-"""Kimi K2: a section of calls, each with an id that tells the name, and JSON arguments."""
+"""Kimi K2: a section of calls, each with an id that contains the name, and JSON arguments."""
 
 import re
 

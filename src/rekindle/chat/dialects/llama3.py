@@ -9,7 +9,7 @@ from rekindle.generation.request import Trigger
 
 PYTHON_TAG = "<|python_tag|>"
 
-# A brace alone would take every answer in JSON for a call.
+# With a brace alone as trigger, every answer in JSON would be read as a call.
 _NAMED = tuple(f'{brace}"name"' for brace in ("{", "{ ", "{\n", "{\n  ", "{\n    "))
 _TYPED = ('{"type": "function"', '{"type":"function"')
 _BEGINNINGS = _NAMED + _TYPED
@@ -38,7 +38,7 @@ LLAMA3 = Dialect(
     triggers=(
         Trigger(PYTHON_TAG),
         *(Trigger(beginning, at_start=True) for beginning in _BEGINNINGS),
-        # Several calls are joined so. What stands behind a call is still the beginning.
+        # Several calls are joined like this. The text behind a call still counts as the start.
         *(Trigger(f"; {beginning}", at_start=True) for beginning in _BEGINNINGS),
     ),
     endings=("}",),

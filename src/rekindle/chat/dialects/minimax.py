@@ -1,4 +1,4 @@
-"""MiniMax M2: <invoke> tags with a <parameter> each, in a block of their own."""
+"""MiniMax M2: a block of <invoke> tags, each with <parameter> tags."""
 
 from functools import partial
 

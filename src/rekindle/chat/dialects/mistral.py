@@ -1,4 +1,4 @@
-"""Mistral: behind [TOOL_CALLS] a JSON list, or, since 2025, a name and [ARGS] for each call."""
+"""Mistral: [TOOL_CALLS] and a JSON list, or, since 2025, a name and [ARGS] for each call."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""LFM2 and others: calls as Python would write them, with keyword arguments only."""
+"""LFM2 and others: calls in Python syntax, with keyword arguments only."""
 
 import re
 from functools import partial
@@ -78,7 +78,7 @@ def _number(text: str) -> int | float:
 
 def _unescaped(text: str) -> str:
     text = _ESCAPE.sub(lambda match: _character(match[1]), text)
-    # Pairs of \u escapes make one character.
+    # Two \u escapes of a surrogate pair become one character.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -87,7 +87,7 @@ def _character(escape: str) -> str:
 
 
 def _write_value(rules: Rules, name: str, schema: Schema, root: Schema) -> str:
-    """JSON, which Python reads too but for the constants."""
+    """Add a rule for a value: JSON, with Python's constants."""
     kinds = types(resolved(schema, root))
     constants = {"boolean": '"True" | "False"', "null": '"None"'}
     texts = [text for kind, text in constants.items() if kind in kinds]

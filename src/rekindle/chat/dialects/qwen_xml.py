@@ -27,7 +27,7 @@ def _call(cursor: Cursor, schemas: Schemas) -> ParsedCall:
 
 
 def _value(cursor: Cursor) -> str:
-    """Ends where another tag of the call follows: a closing tag alone may be part of it."""
+    """Read a value up to another tag of the call. A closing tag alone may be part of it."""
     value = ""
     while True:
         value += cursor.until(PARAMETER_END)
@@ -40,7 +40,7 @@ def _value(cursor: Cursor) -> str:
 
 
 def _without_line_breaks(value: str) -> str:
-    """The format puts one at each end."""
+    """Remove the line break that the format puts at each end."""
     return value.removeprefix("\n").removesuffix("\n")
 
 

@@ -8,7 +8,7 @@ from rekindle.chat.template.guard import Guard, PromptPiece
 
 
 class Layout:
-    """Offsets are in characters of `text`."""
+    """Rendered text and its pieces. Offsets are in characters of `text`."""
 
     def __init__(self, pieces: Sequence[PromptPiece], guard: Guard) -> None:
         self.text = "".join(piece.text for piece in pieces)

@@ -1,8 +1,8 @@
 """Drops whole turns of a conversation that is too long, the oldest first, many at once.
 
 A client sends the whole history again with every request. The cut is made as if the turns came
-one by one: when they no longer fit, turns are dropped until half of the context is free. So the
-next request drops the same turns, and the shortened prompt stays a stable prefix.
+one by one: when they no longer fit, turns are dropped until half of the context is free. The
+next request then drops the same turns, and the shortened prompt stays a stable prefix.
 """
 
 from collections.abc import Callable, Sequence

@@ -95,7 +95,7 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Blocking: rendering and tokenising a long history takes tens of milliseconds."""
+    """Builds prompts of one namespace. Blocks for tens of milliseconds with a long history."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class PromptBuilder:
         self._reasoning = ReasoningPolicy(reasoning_history, template.source)
 
     def within(self, namespace: str) -> "PromptBuilder":
-        """Return the builder of a namespace. It shares no turns and no known texts with others."""
+        """Return the builder of a namespace. Builders share no turns and no known texts."""
         if namespace == self._namespace:
             return self
         with self._others_lock:

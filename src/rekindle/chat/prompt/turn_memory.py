@@ -58,7 +58,7 @@ class TurnMemory:
         return self._decoded.n_bytes
 
     def within(self, namespace: str) -> "TurnMemory":
-        """Return a memory for one namespace. It finds no turns of other namespaces."""
+        """Return a memory for one namespace, which finds no turns of other namespaces."""
         return TurnMemory(NamespacedTurns(self._store, namespace))
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:

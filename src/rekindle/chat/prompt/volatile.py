@@ -18,7 +18,7 @@ from rekindle.errors import StartupError
 SHIPPED = {
     # Claude Code's first system block: the hash differs in every conversation and sub-agent.
     "claude-code-attribution": r"(?m)^(x-anthropic-billing-header:).*$",
-    # Such as 2026-11-15T09:30:12.123Z, with or without seconds and zone.
+    # Example: 2026-11-15T09:30:12.123Z, with or without seconds and zone.
     "timestamps": (
         r"\b()\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?"
     ),

@@ -112,10 +112,10 @@ class ReplyAssembler:
     def tokens_to_remember(self) -> list[int]:
         """Return the tokens without those behind a stop string.
 
-        Nothing is returned where the cut falls into a token.
+        Return nothing if the cut falls into a token, or if the reply ends in its reasoning.
         """
         if self._parser is not None and self._parser.is_in_reasoning:
-            return []  # the template would close the reasoning, and the sampled tokens do not
+            return []  # the template would close the reasoning; the sampled tokens do not
         if self.stop is None:
             return self.tokens
         said = self.said
@@ -133,7 +133,7 @@ class ReplyAssembler:
         return [ParsedText(text)] if text else []
 
     def _shown(self, parts: Sequence[Part]) -> list[ReplyPart]:
-        """All at once: what is remembered must not depend on how far the client has read."""
+        """Process all parts at once: a client that stops reading must not change the turn."""
         events: list[ReplyPart] = []
         for part in parts:
             events += self._events(part)

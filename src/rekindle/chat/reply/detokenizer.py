@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing behind a stop string."""
+"""Streaming text from tokens: whole characters only, and nothing behind a stop string."""
 
 import codecs
 from operator import itemgetter
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Utf8Assembler:
-    """Bytes in, complete characters out; the bytes of an unfinished character wait."""
+    """Turns bytes into complete characters. The bytes of an unfinished character are held back."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -20,12 +20,12 @@ class Utf8Assembler:
 
 class Scan(NamedTuple):
     text: str  # safe to show
-    stop: str | None = None  # the stop string behind it, if it was found
-    n_cut: int = 0  # characters from there on
+    stop: str | None = None  # the stop string that was found behind it
+    n_cut: int = 0  # characters from the stop string on
 
 
 class StopScanner:
-    """Holds back text that may turn out to be the beginning of a stop string."""
+    """Holds back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops

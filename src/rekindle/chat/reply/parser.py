@@ -1,7 +1,7 @@
-"""A reply, as it streams, taken apart into text, reasoning and calls.
+"""Splits a streaming reply into text, reasoning and calls.
 
-Only what may be the beginning of a mark is held back, and a call until it is whole. Nothing is
-lost but marks and the white space around them: a call that turns out to be none is text.
+The parser holds back the possible beginning of a mark, and a call until it is whole. Only marks
+and the white space around them are dropped. Text that looks like a call but is none stays text.
 """
 
 import re
@@ -43,6 +43,7 @@ class ParsedReply:
 def parse(
     dialect: Dialect, schemas: Schemas | None, text: str, *, begins_in_reasoning: bool
 ) -> ParsedReply:
+    """Parse a whole reply. `schemas` as for `ReplyParser`."""
     parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = parser.feed(text) + parser.finish()
     return ParsedReply(
@@ -55,14 +56,14 @@ def parse(
 class _Mode(Enum):
     TEXT = auto()
     REASONING = auto()
-    CALL = auto()  # what is held begins with a trigger
+    CALL = auto()  # the held text begins with a trigger
 
 
 class _MarkKind(Enum):
     OPENING = auto()
     TRIGGER = auto()
     HIDDEN = auto()
-    EDGE = auto()  # hidden where the reply begins or behind a call, and then to its end
+    EDGE = auto()  # hidden from the first one on that begins the reply or follows a call
 
 
 class _Mark(NamedTuple):
@@ -71,11 +72,11 @@ class _Mark(NamedTuple):
     kind: _MarkKind
 
 
-_EAGER_CHARS = 512  # picked: up to here every piece is read, as most false calls show early
+_EAGER_CHARS = 512  # shorter calls are read at every piece: most false calls show early; picked
 
 
 class ReplyParser:
-    """`schemas` None: calls are not looked for, and what looks like one is text."""
+    """Parses one reply, piece by piece. `schemas` None: calls are not looked for."""
 
     def __init__(
         self, dialect: Dialect, schemas: Schemas | None, *, begins_in_reasoning: bool
@@ -85,14 +86,14 @@ class ReplyParser:
         self._marks = _Marks(dialect, with_calls=schemas is not None)
         begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
         self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
-        self._may_reopen = begins_in_reasoning  # some repeat the mark that the prompt ends with
+        self._may_reopen = begins_in_reasoning  # some models repeat the mark of the prompt's end
         self._parts: list[Part] = []
         self._held = ""
         self._trigger = ""
-        self._n_read = 0  # of what is held, when it was last read in vain
-        self._space = ""  # behind what was shown: shown itself only if something follows
-        self._drop_space = begins_in_reasoning  # in front of what follows
-        self._at_start = True  # no text was shown yet
+        self._n_read = 0  # length of the held text when it was last read as a call
+        self._space = ""  # white space behind the last part, emitted only if more follows
+        self._drop_space = begins_in_reasoning  # before the next text
+        self._at_start = True  # no text was emitted yet
         self._behind_call = False
         self._hides_edges = False
 
@@ -106,7 +107,7 @@ class ReplyParser:
         return self._take_parts()
 
     def finish(self) -> list[Part]:
-        """What was held back. The parser is of no use afterwards."""
+        """Return the parts that were held back. The parser cannot be used afterwards."""
         self._advance(final=True)
         if self._mode is _Mode.REASONING:
             self._emit(ParsedReasoning, self._space)
@@ -127,7 +128,7 @@ class ReplyParser:
         parts, self._parts = self._parts, []
         return parts
 
-    # Each step says whether there may be more to do with what is held.
+    # Each step returns whether the held text may allow another step.
 
     def _text_step(self, *, final: bool) -> bool:
         mark = self._marks.first(self._held, at_start=self._at_start)
@@ -198,7 +199,7 @@ class ReplyParser:
         return True
 
     def _may_have_ended(self) -> bool:
-        """Reading a long call at every piece of it would take time with its square."""
+        """Return whether an ending came. Reading a long call at every piece would be quadratic."""
         endings = self._dialect.endings
         n_known = self._n_read - max(map(len, endings)) + 1
         return any(self._held.find(ending, n_known) >= 0 for ending in endings)
@@ -229,11 +230,11 @@ class ReplyParser:
             self._behind_call = False
             self._at_start = False
         if self._schemas is None and not self._at_start:
-            self._emit(ParsedText, self._space)  # no call can follow and take it away
+            self._emit(ParsedText, self._space)  # no call can follow, which would drop it
             self._space = ""
 
     def _emit(self, kind: type[ParsedText] | type[ParsedReasoning], text: str) -> None:
-        """Add text to the last part if it is of the same kind. Nothing is added for no text."""
+        """Extend the last part if it is of the same kind, or add a part unless it is empty."""
         last = self._parts[-1] if self._parts else None
         if isinstance(last, kind):
             self._parts[-1] = kind(last.text + text)
@@ -241,7 +242,7 @@ class ReplyParser:
             self._parts.append(kind(text))
 
     def _without_space(self, text: str) -> str:
-        """What can be shown of it now. White space at its end waits for what follows."""
+        """Return the text that can be emitted now. White space at its end is held back."""
         if self._drop_space:
             text = text.lstrip()
         if text:
@@ -255,7 +256,7 @@ class ReplyParser:
 
 
 class _Marks:
-    """What may interrupt text."""
+    """The marks that end a stretch of text."""
 
     def __init__(self, dialect: Dialect, *, with_calls: bool) -> None:
         self._anywhere = dict.fromkeys(dialect.hidden, _MarkKind.HIDDEN)
@@ -271,7 +272,7 @@ class _Marks:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def first(self, text: str, *, at_start: bool) -> _Mark | None:
-        """The first mark; the longest of those that stand at one place."""
+        """Return the first mark; the longest one if several begin there."""
         match = self._pattern.search(text)
         found = _Mark(match.start(), match[0], self._anywhere[match[0]]) if match else None
         if at_start:
@@ -286,7 +287,7 @@ class _Marks:
         return found
 
     def n_decided(self, text: str, *, at_start: bool) -> int:
-        """How much of the text no mark that is still incomplete can begin in."""
+        """Return how many characters cannot belong to a mark that is still incomplete."""
         n_open = max((overlap(text, mark) for mark in self._anywhere), default=0)
         if at_start:
             rest = text.lstrip()

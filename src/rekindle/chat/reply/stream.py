@@ -31,7 +31,7 @@ from rekindle.observe.request_record import Observer, RequestRecord
 
 _log = logging.getLogger("rekindle.request")
 
-# Prompt, sampled tokens, what they say, ids of the calls.
+# Takes the prompt, the sampled tokens, the parsed reply, the call ids.
 OnEnd = Callable[[Prompt, Sequence[int], ParsedReply, Sequence[str]], None]
 
 
@@ -155,8 +155,8 @@ class ReplyStream:
         end_text = self._tokenizer.detokenize(end, render_special=True).decode("utf-8", "replace")
         try:
             self._prompt.remember(tokens, end_text, self._reply.said, self._reply.call_ids)
-        except Exception:  # it costs a prefill later, and the reply is whole
-            _log.exception("request=%s is not remembered", self._request_id)
+        except Exception:  # the reply is whole; the next turn has to be prefilled
+            _log.exception("request=%s turn not remembered", self._request_id)
 
     def _end(self, outcome: str) -> None:
         self._ended = True
@@ -169,7 +169,7 @@ class ReplyStream:
         self._observe(self._record(outcome))
 
     def _presumed(self) -> PromptEvaluated:
-        """Of a reply that ended before an upstream told at its end what it had cached."""
+        """Return an event for a reply that ended early: an upstream reports its cache last."""
         return PromptEvaluated(
             n_prompt=len(self._prompt.tokens),
             n_cached=self._n_cached,

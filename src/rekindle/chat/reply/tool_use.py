@@ -1,4 +1,4 @@
-"""What a reply may call: which calls are read from it, and the grammar that makes them valid."""
+"""Tools for one reply: the calls that are parsed, and the grammar that makes them valid."""
 
 import json
 import logging
@@ -18,19 +18,19 @@ from rekindle.generation.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-MAX_GRAMMARS = 64  # picked: agents come with a handful of sets of tools
+MAX_GRAMMARS = 64  # agents use a handful of sets of tools; picked
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """For one reply."""
+    """How one reply is sampled and parsed."""
 
-    schemas: Schemas | None  # None: no calls are looked for
+    schemas: Schemas | None  # None: calls are not looked for
     sampling: Sampling
 
 
 class ToolUses:
-    """`check` compiles a grammar, and raises InvalidRequest where it cannot. Blocking."""
+    """Plans the tool use of replies. `check` compiles a grammar, or raises InvalidRequest."""
 
     def __init__(
         self, dialect: Dialect, tokenizer: Tokenizer, check: Callable[[Grammar], None]
@@ -43,7 +43,7 @@ class ToolUses:
         self._is_usable = lru_cache(1024)(self._compiles)
 
     def marks(self) -> tuple[str, ...]:
-        """Every fixed string of the dialect: a control token among them is part of a reply."""
+        """Return every fixed string of the dialect. Control tokens among them are reply text."""
         marks: list[str] = []
 
         def literal(text: str) -> str:
@@ -58,7 +58,10 @@ class ToolUses:
         return tuple(marks)
 
     def plan(self, prompt: Prompt, options: ReplyOptions) -> ToolUse:
-        """Raises InvalidRequest where what was asked for cannot be held to."""
+        """Return how the reply is sampled and parsed. Blocks while grammars compile.
+
+        Raises InvalidRequest for a grammar that cannot be compiled.
+        """
         sampling = options.sampling
         choice = options.tool_choice
         conversation = prompt.conversation
@@ -92,7 +95,7 @@ class ToolUses:
         except InvalidRequest as error:
             if choice.mode is ToolMode.REQUIRED:
                 raise InvalidRequest(error.message, "tools") from error
-            _log.warning("calls are not held to their schemas: %s", error.message)
+            _log.warning("tools: calls are not constrained to their schemas: %s", error.message)
             return ToolUse(schemas, sampling)
         return ToolUse(schemas, replace(sampling, grammar=grammar))
 
@@ -121,7 +124,7 @@ class ToolUses:
         return True
 
     def _against_calls(self) -> list[tuple[int, float]]:
-        """Where a call begins with one token that nothing else does, it cannot be sampled."""
+        """Return biases that forbid the single tokens that only begin a call."""
         tokens = [
             self._tokenizer.tokenize(trigger.text, parse_special=True)
             for trigger in self._dialect.triggers
@@ -131,6 +134,7 @@ class ToolUses:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special strings that are single tokens."""
     found = {}
     for text in tokenizer.special_strings:
         tokens = tokenizer.tokenize(text, parse_special=True)

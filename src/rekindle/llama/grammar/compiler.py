@@ -1,7 +1,7 @@
 """Constrained output: llguidance compiles a grammar once, and masks the logits at each token.
 
-Compiling may take a second for a large schema, so it happens in a caller's thread
-(`Engine.check_grammar`); the engine thread then only copies the compiled matcher.
+Compiling a large schema may take a second, so it runs in the caller's thread
+(`Engine.check_grammar`). The engine thread then only copies the compiled matcher.
 """
 
 import threading
@@ -17,7 +17,7 @@ from rekindle.llama.grammar.tokenizer import GrammarTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 TEXT_NEVER = b"\xff"  # llguidance's mark of a token that no plain text may produce
-MAX_COMPILED = 64  # picked: agents reuse a handful of schemas
+MAX_COMPILED = 64  # agents reuse a handful of schemas; picked
 
 
 class Matcher:
@@ -29,7 +29,7 @@ class Matcher:
         self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
 
     def apply(self, logits: NDArray[np.float32]) -> None:
-        """Takes every token that the grammar forbids here out of the running, in place."""
+        """Set the logits of forbidden tokens to -inf, in place."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
@@ -41,7 +41,7 @@ class Matcher:
             raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
 
     def try_accept(self, tokens: list[int]) -> bool:
-        """At the beginning only: takes all of them in, or none."""
+        """Accept all tokens or none. Call it only at the beginning."""
         if self._matcher.try_consume_tokens(tokens) == len(tokens):
             return True
         self._matcher.reset()
@@ -49,7 +49,7 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiled grammars by source, least recently used goes first. Any thread may call it."""
+    """Keeps the most recently used compiled grammars. Any thread may call it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -75,7 +75,7 @@ class GrammarCompiler:
                 self._tokenizer = _tokenizer(self._vocabulary, self._tokenize)
             tokenizer = self._tokenizer
         matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
-        # Some faults, such as a schema that refers to itself for ever, show at the first mask.
+        # Some faults, such as a schema with endless recursion, show at the first mask.
         first_step = matcher.deep_copy()
         first_step.compute_logit_bias()
         refusal = self._tokenize.take_refusal()
@@ -91,14 +91,14 @@ class GrammarCompiler:
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    """The lines before llguidance's dump of its own state."""
+    """Return llguidance's error without the dump of its state."""
     return " ".join(matcher.get_error().split("<state>")[0].split())
 
 
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            # Without a bound on white space a small model may emit line breaks for ever.
+            # Without a bound on white space, a small model may emit line breaks for ever.
             source = llguidance.LLMatcher.grammar_from_json_schema(
                 grammar.source, overrides={"whitespace_pattern": r"[ \n]?[ ]{0,8}"}
             )

@@ -1,1 +1,1 @@
-"""What dialects are made of: reading calls from text, and writing grammars of them."""
+"""Helpers of the dialects: reading calls from text, and writing grammars of them."""

@@ -1,4 +1,4 @@
-"""Arguments that are written one by one as text, not as JSON: the schema tells what they are."""
+"""Arguments that are written one by one as text instead of JSON. The schema gives their types."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ Schema = dict[str, Any]
 
 
 def value_of(text: str, schema: Schema) -> Any:
-    """The value of a parameter: text stays text where the schema allows a string."""
+    """Return the value of a parameter. Text stays text if the schema allows a string."""
     kinds = types(schema)
     if kinds == {"string"}:
         return text
@@ -28,7 +28,7 @@ def arguments_json(found: dict[str, str], schema: Schema) -> str:
 
 
 def parameter(schema: Schema, name: str) -> Schema:
-    """Its own schema, or what is said of those that are not declared; {}: anything."""
+    """Return the parameter's schema, or the one for undeclared parameters; {}: anything."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, dict) else None
     if found is None:
@@ -37,7 +37,7 @@ def parameter(schema: Schema, name: str) -> Schema:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Follows a `$ref` into the definitions of the root, once: types are rarely further away."""
+    """Follow a `$ref` into the definitions of the root, once: one step is nearly always enough."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
@@ -48,7 +48,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def types(schema: Schema) -> set[str]:
-    """The JSON types that it allows; none: it does not say."""
+    """Return the JSON types that the schema allows; an empty set: unknown."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
@@ -65,7 +65,7 @@ def types(schema: Schema) -> set[str]:
     return set()
 
 
-PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}  # what models write instead of JSON
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}  # models write them instead of JSON
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
