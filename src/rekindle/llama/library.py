@@ -29,20 +29,9 @@ with suppress(OSError):
 with suppress(AttributeError, TypeError):
     ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
 
-from llama_cpp import llama_cpp as lib
+from llama_cpp import llama_cpp
 
-__all__ = [
-    "STATE_VERSION",
-    "first_error",
-    "ggml",
-    "holding_gil",
-    "lib",
-    "listen_to_log",
-    "logits_address",
-    "recent_errors",
-    "sample_holding_gil",
-]
-
+lib = llama_cpp
 _log = logging.getLogger("rekindle.llama")
 
 # llama.cpp's log is for developers. Users get our own error messages, and its warnings concern

@@ -71,7 +71,3 @@ BARE = Dialect(
     hidden=(CALLS_END,),
 )
 FENCED = replace(BARE, grammar=_fenced_grammar)
-
-
-def deepseek(template_source: str) -> Dialect:
-    return FENCED if f"{FENCE}json" in template_source else BARE

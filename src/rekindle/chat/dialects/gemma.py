@@ -1,13 +1,9 @@
-"""Gemma 4 and FunctionGemma: objects with bare keys, and strings between special marks.
-
-Gemma 3 has no format of its own, but some templates ask for Python in a `tool_code` block.
-"""
+"""Gemma 4 and FunctionGemma: objects with bare keys, and strings between special marks."""
 
 import re
 from typing import Any
 
 from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.pythonic import TOOL_CODE
 from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
 from rekindle.chat.dialects.syntax.json_text import dump, load
 from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
@@ -132,9 +128,3 @@ def _dialect(opening: str, closing: str, mark: str) -> Dialect:
 
 GEMMA4 = _dialect("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = _dialect("<start_function_call>", "<end_function_call>", "<escape>")
-
-
-def gemma(template_source: str) -> Dialect:
-    if "<start_function_call>" in template_source:
-        return FUNCTION_GEMMA
-    return TOOL_CODE if "tool_code" in template_source else GEMMA4

@@ -81,8 +81,3 @@ COMMAND_R = list_dialect(
 NEMOTRON = list_dialect("nemotron", opening="<TOOLCALL>", closing="</TOOLCALL>")
 GRANITE = list_dialect("granite", opening="<|tool_call|>", closing=None)
 PHI = list_dialect("granite", opening="<|tool_call|>", closing="<|/tool_call|>")
-
-
-def granite(template_source: str) -> Dialect:
-    """Return the dialect of Granite 3, or of Phi 4, which closes the list."""
-    return PHI if "<|/tool_call|>" in template_source else GRANITE

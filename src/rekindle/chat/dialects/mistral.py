@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
 from rekindle.chat.dialects.json_calls import calls_from, list_dialect
 from rekindle.chat.dialects.syntax.cursor import Cursor, reader
 from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
@@ -53,7 +53,3 @@ _LISTED = list_dialect(
 )
 LISTED = replace(_LISTED, read=reader(_walk), endings=("]", "}"))
 NAMED = replace(LISTED, grammar=_grammar)
-
-
-def mistral(template_source: str) -> Dialect:
-    return NAMED if ARGS in template_source else LISTED

@@ -135,4 +135,5 @@ def _dialect(name: str, opening: str, closing: str, *, listed: bool) -> Dialect:
 
 
 LFM2 = _dialect("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", listed=True)
+# Gemma 3 has no format of its own, but some templates ask for Python in such a block.
 TOOL_CODE = _dialect("gemma", "```tool_code", "```", listed=False)

@@ -79,7 +79,3 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
 
 QWEN_XML = _dialect("<tool_call>", "</tool_call>", line_break="\n")
 SEED = _dialect("<seed:tool_call>", "</seed:tool_call>", line_break="")
-
-
-def qwen_xml(template_source: str) -> Dialect:
-    return SEED if "<seed:tool_call>" in template_source else QWEN_XML

@@ -54,13 +54,8 @@ def _required(schema: dict[str, Json]) -> list[str]:
 
 
 def _plain(value: Json) -> Json:
-    match value:
-        case dict():
-            return {key: _plain(value[key]) for key in sorted(value)}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+    """Return the value with the keys of all objects sorted."""
+    return json.loads(json.dumps(value, sort_keys=True))
 
 
 def _leading(first: Iterable[str], members: Mapping[str, Json]) -> list[str]:

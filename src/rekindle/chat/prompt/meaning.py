@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
 from rekindle.chat.conversation import Message, Role, ToolCall
 from rekindle.chat.dialects.base import ParsedCall, ReasoningMarks
@@ -39,7 +38,7 @@ def canonical_json(source: str) -> str:
 
 def _canonical(source: str) -> str:
     try:
-        return json.dumps(_plain(json.loads(source or "{}")), sort_keys=True)
+        return json.dumps(json.loads(source or "{}", parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return source.strip()
 
@@ -47,17 +46,10 @@ def _canonical(source: str) -> str:
 _known = lru_cache(MAX_KNOWN)(_canonical)
 
 
-def _plain(value: Any) -> Any:
+def _number(text: str) -> int | float:
     """Turn 1.0 into 1: JavaScript clients have one kind of number."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def new_call_id() -> str:

@@ -93,23 +93,14 @@ def _neutralised(message: Message, replaced: Callable[[str], str]) -> Message:
 def _neutralised_json(source: str, replaced: Callable[[str], str]) -> str:
     """Replace text in descriptions only: calls are checked against the rest of a definition."""
 
-    def neutralised(value: Any) -> Any:
-        match value:
-            case dict():
-                return {
-                    key: replaced(item)
-                    if key == "description" and isinstance(item, str)
-                    else neutralised(item)
-                    for key, item in value.items()
-                }
-            case list():
-                return [neutralised(item) for item in value]
-            case _:
-                return value
+    def neutralised(members: dict[str, Any]) -> dict[str, Any]:
+        description = members.get("description")
+        if not isinstance(description, str):
+            return members
+        return {**members, "description": replaced(description)}
 
-    definition = json.loads(source)
-    changed = neutralised(definition)
-    return source if changed == definition else json.dumps(changed, ensure_ascii=False)
+    changed = json.loads(source, object_hook=neutralised)
+    return source if changed == json.loads(source) else json.dumps(changed, ensure_ascii=False)
 
 
 def _rule(index: int, setting: str) -> _Rule:

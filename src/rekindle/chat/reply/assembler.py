@@ -1,12 +1,12 @@
 """Turns the sampled tokens of one reply into text, reasoning and calls, with their scores."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.chat.dialects.base import Dialect, ParsedCall, Schemas
 from rekindle.chat.prompt.meaning import new_call_id
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.detokenizer import StopScanner, Utf8Assembler
 from rekindle.chat.reply.events import (
     ReplyCall,
     ReplyPart,
@@ -23,6 +23,7 @@ from rekindle.chat.reply.parser import (
     ReplyParser,
     parse,
 )
+from rekindle.chat.reply.stop_strings import StopScanner
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ class ReplyAssembler:
         self._parser = reader.parser() if reader else None
         self._read = reader.read if reader else _as_text
         self._bytes_of = reader.bytes_of if reader else tokenizer.piece
-        self._characters = Utf8Assembler()
+        self._decoder = getincrementaldecoder("utf-8")("replace")  # holds back partial characters
         self._stops = StopScanner(stop)
         self._reasoning: list[str] = []
         self._text: list[str] = []
@@ -75,7 +76,7 @@ class ReplyAssembler:
     def feed(self, event: TokenSampled) -> list[ReplyPart]:
         """Return everything that can be shown after this token."""
         self.tokens.append(event.token)
-        text = self._characters.feed(self._bytes_of(event.token))
+        text = self._decoder.decode(self._bytes_of(event.token))
         if event.logprobs is not None:
             chosen = self._top_token(event.token, event.logprobs.logprob)
             top = tuple(self._top_token(token, value) for token, value in event.logprobs.top)
@@ -88,7 +89,7 @@ class ReplyAssembler:
         if self._is_finished:
             return []
         self._is_finished = True
-        parts = self._parsed(self._characters.flush())
+        parts = self._parsed(self._decoder.decode(b"", final=True))
         if self._parser is not None:
             parts += self._parser.finish()
         events = self._shown(parts)

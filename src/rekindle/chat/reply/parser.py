@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rekindle.chat.conversation import ToolCall
 from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls, Schemas
-from rekindle.chat.reply.detokenizer import overlap
+from rekindle.chat.reply.stop_strings import overlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,7 @@
-"""Streaming text from tokens: whole characters only, and nothing behind a stop string."""
+"""Stop strings in a text that streams."""
 
-import codecs
 from operator import itemgetter
 from typing import NamedTuple
-
-
-class Utf8Assembler:
-    """Turns bytes into complete characters. The bytes of an unfinished character are held back."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> str:
-        return self._decoder.decode(data)
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", True)  # noqa: FBT003 - the codec's own signature
 
 
 class Scan(NamedTuple):
