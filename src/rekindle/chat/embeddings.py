@@ -39,7 +39,9 @@ class EmbeddingMaker:
         status = self._engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
-        tokens = await asyncio.to_thread(self._tokens, inputs, status.n_ctx)
+        tokens = await asyncio.to_thread(
+            lambda: tuple(self._tokens(each, status.n_ctx) for each in inputs)
+        )
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()
         outcome = "cancelled"
@@ -60,10 +62,7 @@ class EmbeddingMaker:
             )
         return Embeddings(embedded.vectors, n_tokens)
 
-    def _tokens(self, inputs: Sequence[EmbeddingInput], n_ctx: int) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._tokens_of(each, n_ctx) for each in inputs)
-
-    def _tokens_of(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
+    def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
         content = one.content
         tokens = self._from_text(content, one.path) if isinstance(content, str) else content
         if not content or not tokens:

@@ -91,7 +91,7 @@ class RecentPrompts:
         of_session = [
             number
             for number, each in zip(self._prompts, self._prompts.values(), strict=True)
-            if _is_of_session(each, past)
+            if (each.namespace, each.session) == (past.namespace, past.session)
         ]
         if len(of_session) == MAX_PER_SESSION:
             self._prompts.pop(of_session[0])
@@ -140,10 +140,6 @@ def _can_explain(earlier: PastPrompt, now: PastPrompt, n_cached: int) -> bool:
     if earlier.model != now.model:
         return True
     return n_shared(earlier.tokens, now.tokens) > n_cached - GRAIN
-
-
-def _is_of_session(a: PastPrompt, b: PastPrompt) -> bool:
-    return (a.namespace, a.session) == (b.namespace, b.session)
 
 
 def _digest(message: Message) -> int:

@@ -138,7 +138,7 @@ class PromptBuilder:
             )
             self._others.put(namespace, other)
             # Builders grow while they are used, so their sizes are added up each time.
-            while len(self._others) > 1 and _n_bytes(self._others) > MAX_NAMESPACES_BYTES:
+            while len(self._others) > 1 and self._n_bytes_of_others() > MAX_NAMESPACES_BYTES:
                 self._others.pop_oldest()
         return other
 
@@ -146,6 +146,9 @@ class PromptBuilder:
     def n_bytes(self) -> int:
         """Return the size of the texts and turns that this namespace knows as tokens."""
         return self._tokenize.n_bytes + self._memory.n_bytes
+
+    def _n_bytes_of_others(self) -> int:
+        return sum(other.n_bytes for other in self._others.values())
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Build the prompt. Without `recalls`, no remembered turn is spliced in."""
@@ -361,10 +364,6 @@ class PromptBuilder:
     def _begins_in_reasoning(self, text: str) -> bool:
         marks = self._dialect.reasoning
         return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
-
-
-def _n_bytes(builders: BoundedCache[str, PromptBuilder]) -> int:
-    return sum(builder.n_bytes for builder in builders.values())
 
 
 def schemas_of(tools: Iterable[Tool]) -> Schemas:
