@@ -1,4 +1,4 @@
-"""What a backend finds out about its model when it warms up."""
+"""The traits that a backend finds for its model when it warms up."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request says about those before it: over a real template and an engine that keeps all."""
+"""The accounts of requests, with a real template and an engine that keeps everything."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ class EndlessStream(ScriptedStream):
 
 
 class KeepingEngine(RecordingEngine):
-    """Computes no token twice, until it is told to forget."""
+    """Computes no token twice until `kept` is replaced."""
 
     def __init__(self) -> None:
         super().__init__()

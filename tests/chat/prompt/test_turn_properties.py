@@ -1,4 +1,4 @@
-"""Whatever clients do to a conversation, its tokens are those computed before or the plain ones."""
+"""Any edit of a conversation gives tokens that were computed before, or the plain ones."""
 
 import json
 import os
@@ -277,7 +277,7 @@ def edit_part(chat: Chat, conversation: Conversation) -> Conversation:
 
 
 def edit_in_place(chat: Chat, conversation: Conversation) -> Conversation:
-    """What follows stays at its offset."""
+    """Edit a message; the text behind it keeps its offset."""
     index = some_message(chat, conversation)
     assert index is not None
     message = conversation.messages[index]
@@ -363,7 +363,7 @@ def swap_messages(chat: Chat, conversation: Conversation) -> Conversation:
 
 
 def repeat_reply(chat: Chat, conversation: Conversation) -> Conversation:
-    """What was said once, behind another message."""
+    """Repeat an earlier reply behind another message."""
     message = chat.sent_back(chat.draw(st.sampled_from(chat.exchanges)))
     return extended(
         conversation, message, Message(Role.USER, (Text(chat.draw(texts(WORDS, least=1))),))

@@ -250,7 +250,7 @@ def test_nothing_is_lost_but_marks_and_space(case: Case, data: st.DataObject) ->
 
 
 def without(text: str, marks: tuple[str, ...]) -> str:
-    """What remains of the letters when every mark is taken away, again and again."""
+    """Return the text without white space and marks, removed until none is left."""
     text = "".join(text.split())
     marks = tuple("".join(mark.split()) for mark in marks)
     while any(mark in text for mark in marks):

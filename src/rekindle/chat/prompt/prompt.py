@@ -308,7 +308,7 @@ class PromptBuilder:
                 turn
                 for turn in turns.values()
                 if means_the_same(message, turn.said, self._dialect.reasoning)
-                or (turn in found[keys[index]] and self._goes_on(message, turn.said))
+                or (turn in found[keys[index]] and self._continues(message, turn.said))
             ]
             if fitting:
                 candidates[index] = Candidate(
@@ -316,8 +316,8 @@ class PromptBuilder:
                 )
         return candidates
 
-    def _goes_on(self, message: Message, said: ParsedReply) -> bool:
-        """Return whether the message, an open one that the reply continued, ends in the reply."""
+    def _continues(self, message: Message, said: ParsedReply) -> bool:
+        """Return whether the message ends with this reply, which continued an open message."""
         reasoning, text = split_reasoning(message, self._dialect.reasoning)
         return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
 
@@ -326,7 +326,8 @@ class PromptBuilder:
     ) -> tuple[Conversation, Layout, Spliced]:
         """Render the conversation and splice turns in. Spliced turns get their reasoning back.
 
-        Reasoning of a turn that was not spliced is removed again, and the rest is retried.
+        If a turn was not spliced, its reasoning is replaced by another turn's or removed, and
+        the rendering is retried.
         """
         marks = self._dialect.reasoning
         restored = {

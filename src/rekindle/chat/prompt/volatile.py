@@ -14,7 +14,7 @@ from typing import Any
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.errors import StartupError
 
-# Rules by name. The first group of a pattern stays: it tells the model what was replaced.
+# Rules by name. The first group of a pattern stays, so that the model sees the kind of text.
 SHIPPED = {
     # Claude Code's first system block: the hash differs in every conversation and sub-agent.
     "claude-code-attribution": r"(?m)^(x-anthropic-billing-header:).*$",
@@ -50,7 +50,7 @@ class _Rule:
 
 
 class VolatileRules:
-    """`settings` are names of shipped rules, or regular expressions."""
+    """Rules that replace text. `settings` are names of shipped rules, or regular expressions."""
 
     def __init__(self, settings: Sequence[str]) -> None:
         self._rules = [_rule(index, setting) for index, setting in enumerate(settings)]

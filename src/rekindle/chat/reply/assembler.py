@@ -47,7 +47,7 @@ class ReplyReader:
 
 
 class ReplyAssembler:
-    """Takes each sampled token once, then `finish`. `reader` None: the reply is raw text."""
+    """Assembles one reply. Feed each sampled token, then finish. `reader` None: raw text."""
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class ReplyStream:
         """Cancel the request in the engine if it still runs. Harmless when repeated."""
         self._tokens.cancel()
         if not self._ended:
-            self._reply.finish()  # nobody reads it any more, but the turn is remembered
+            self._reply.finish()  # the client is gone, but the turn is remembered
             self._remember(None)
             self._end("cancelled")
 
