@@ -31,7 +31,7 @@ from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.recent_prompts import past_prompt
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import WritePolicy
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import SlotSaver
@@ -181,7 +181,7 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
             n_prompt=len(prompt), n_cached=n_cached, queue_seconds=0.0, prefill_seconds=0.0
         )
     )
-    account.close(len(prompt), [], Said("", "", ()), [])
+    account.close(len(prompt), [], ParsedReply("", "", ()), [])
 
 
 class _IndexOnlyTier:

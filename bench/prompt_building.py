@@ -30,9 +30,11 @@ from rekindle.chat.dialects import choose
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
 from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.prompt.volatile import VolatileRules
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
+from rekindle.config import ReasoningHistory
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -94,7 +96,14 @@ def main(*, quick: bool = False) -> list[BenchRow]:
     dialect = choose(TEMPLATE, supports_tools=True)
 
     def builder(store: TurnStore) -> PromptBuilder:
-        return PromptBuilder(template, vocabulary, dialect, TurnMemory(store))
+        return PromptBuilder(
+            template,
+            vocabulary,
+            dialect,
+            TurnMemory(store),
+            ReasoningHistory.AUTO,
+            volatile=VolatileRules(()),
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
@@ -126,7 +135,7 @@ def main(*, quick: bool = False) -> list[BenchRow]:
 def _rows(case: str, prompt: Prompt, seconds: float) -> list[BenchRow]:
     return [
         BenchRow(NAME, case, "tokens", len(prompt.tokens)),
-        BenchRow(NAME, case, "remembered_turns", prompt.n_remembered),
+        BenchRow(NAME, case, "remembered_turns", len(prompt.remembered)),
         BenchRow(NAME, case, "to_build_ms", seconds * 1e3),
     ]
 
@@ -144,7 +153,7 @@ def _sampled(
     arguments = json.dumps({"path": f"src/file_{turn}.py"})
     text = f'I look.\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
     tokens = vocabulary.tokenize(text, parse_special=True)
-    said = parse(dialect, schemas_of(_begun()), text, begins_in_reasoning=False)
+    said = parse(dialect, schemas_of(_begun().tools), text, begins_in_reasoning=False)
     call_id = f"call_{turn}"
     _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id]))
     return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds

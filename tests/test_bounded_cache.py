@@ -18,6 +18,15 @@ def test_the_least_recently_used_item_is_evicted_first() -> None:
     assert list(cache) == ["a", "c"]
 
 
+def test_values_come_least_recently_used_first_and_reading_them_is_no_use() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(max_items=3)
+    for value, key in enumerate("abc"):
+        cache.put(key, value)
+    cache.get("a")
+    assert cache.values() == [1, 2, 0]
+    assert list(cache) == ["b", "c", "a"]
+
+
 def test_a_value_beyond_the_byte_limit_is_not_kept_and_evicts_nothing_else() -> None:
     cache: BoundedCache[str, int] = BoundedCache(max_bytes=10)
     cache.put("small", 1, n_bytes=4)

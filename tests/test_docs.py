@@ -10,7 +10,6 @@ import typer
 
 from rekindle.chat.dialects import NAMES
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.stream import ReplyStream
 from rekindle.cli import app
 from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings
 from rekindle.config_sources import resolve
@@ -19,6 +18,7 @@ from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus,
 from rekindle.observe.telemetry import Telemetry
 from rekindle.priming.files import parse_prime_file
 from tests.chat.test_responder import ByteTokenizer, script
+from tests.support.chat import reply_stream
 from tests.test_architecture import LEAVES, MAY_IMPORT
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def test_every_field_of_the_log_line_is_documented_in_order(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="rekindle.request"):
-        ReplyStream("id", Prompt((1,), (), ""), script(""), ByteTokenizer()).close()
+        reply_stream(Prompt((1,), (), ""), script(""), ByteTokenizer()).close()
     logged = re.findall(r"(\w+)=", caplog.messages[-1])
     assert [quoted(row[0])[0] for row in rows(OPERATIONS, "## The log")] == logged
     [example] = re.findall(r"INFO (request=.+)", OPERATIONS)

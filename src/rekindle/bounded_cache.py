@@ -35,6 +35,10 @@ class BoundedCache(Generic[K, V]):
         """Yield keys and values, least recently used first."""
         return ((key, value) for key, (value, _) in self._items.items())
 
+    def values(self) -> list[V]:
+        """Return all values, least recently used first."""
+        return [value for value, _ in self._items.values()]
+
     def peek(self, key: K) -> V | None:
         """Return the value without marking it as used."""
         item = self._items.get(key)

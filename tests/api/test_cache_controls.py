@@ -30,11 +30,9 @@ from rekindle.api.responses.request import conversation_of as responses_conversa
 from rekindle.api.responses.request import marks_of as responses_marks
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
-from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
-from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest
@@ -42,6 +40,7 @@ from rekindle.generation.request import CacheTerms, Pin, Rank
 from tests.api.anthropic.test_messages import CALLED, result, tool_of, user
 from tests.api.client import post
 from tests.api.fakes import ByteTokenizer, FakeResponder, envelope
+from tests.support.chat import prompt_builder
 
 END = "<|im_end|>"
 MINUTES_5, MINUTES_30, HOUR, DAY = 300.0, 1800.0, 3600.0, 86400.0
@@ -387,7 +386,7 @@ def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> No
         CHATML, bos_text="<s>", eos_text=END, guard=Guard(tokenizer.special_strings)
     )
     dialect = choose(CHATML, supports_tools=False)
-    prompts = PromptBuilder(template, tokenizer, dialect, TurnMemory(MemoryTurns()))
+    prompts = prompt_builder(template, tokenizer, dialect)
     body = MessagesRequest.model_validate(
         {
             "messages": [user(FIRST | MARKED_FOR_AN_HOUR), ANSWER, user(SECOND | MARKED)],

@@ -31,7 +31,7 @@ from rekindle.chat.conversation import (
     ToolResult,
 )
 from rekindle.chat.prompt.prompt import schemas_of
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ class Chat:
         whole: Conversation,
     ) -> None:
         prompt = self._bench.prompts.from_conversation(sent)
-        if prompt.n_remembered == 0 and prompt.tokens != self._bench.plain(sent):
+        if not prompt.remembered and prompt.tokens != self._bench.plain(sent):
             raise Broken(f"turn {number}: tokens that are neither computed nor plain")
         known = exchange.all_tokens
         outcome.n_prompt += len(prompt.tokens)
@@ -207,7 +207,7 @@ class Chat:
         for body, end in self._bodies(whole, step, prompt, reasoning):
             for text in self._with_thoughts(body, reasoning, begins=begins):
                 said = parse(
-                    self._bench.dialect, schemas_of(START), text, begins_in_reasoning=begins
+                    self._bench.dialect, schemas_of(START.tools), text, begins_in_reasoning=begins
                 )
                 if _says(said, step, reasoning):
                     return text, end
@@ -287,7 +287,7 @@ def _end_of_prompt(prompt: str, opening: str, shown: str, tokenizer: ExtendedTok
     return len(shown)
 
 
-def _says(said: Said, step: Step, reasoning: str) -> bool:
+def _says(said: ParsedReply, step: Step, reasoning: str) -> bool:
     """Text beside calls may be lost: some models have no way to write it."""
     calls = [json.loads(each.arguments_json) for each in said.calls]
     wanted = [json.loads(each.arguments_json) for each in step.message.calls]

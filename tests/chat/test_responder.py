@@ -6,13 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
-from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
-from rekindle.chat.reply.stream import ReplyStream
-from rekindle.chat.responder import Responder
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError
@@ -29,6 +25,7 @@ from rekindle.generation.events import (
 )
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, Sampling
 from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
+from tests.support.chat import chat_responder, reply_stream
 
 SPANS = (
     NO_SPANS.extended(CacheSource.LIVE, 1)
@@ -120,7 +117,7 @@ def script(
 
 
 def run(stream: ScriptedStream, stop: tuple[str, ...] = ()) -> list[ReplyEvent]:
-    reply = ReplyStream("id", Prompt((1,) * 10, (), ""), stream, ByteTokenizer(), stop=stop)
+    reply = reply_stream(Prompt((1,) * 10, (), ""), stream, ByteTokenizer(), stop=stop)
 
     async def collect() -> list[ReplyEvent]:
         return [event async for event in reply]
@@ -190,8 +187,7 @@ def test_the_engine_is_told_whether_to_use_the_cache(cache_prompt: bool) -> None
     engine, tokenizer = RecordingEngine(), ByteTokenizer()
     template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
     dialect = choose(CHATML, supports_tools=False)
-    prompts = PromptBuilder(template, tokenizer, dialect, TurnMemory(MemoryTurns()))
-    responder = Responder(engine, tokenizer, prompts, dialect, Sampling())
+    responder = chat_responder(engine, tokenizer, template, dialect)
     options = ReplyOptions(sampling=Sampling(), cache_prompt=cache_prompt)
     asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
     assert [request.cache_prompt for request in engine.requests] == [cache_prompt]

@@ -1,4 +1,4 @@
-"""What tests do with a backend: fill slots, continue them, save and restore them."""
+"""Steps of tests with a backend: fill slots, continue them, save and restore them."""
 
 from dataclasses import dataclass
 
@@ -83,7 +83,7 @@ class Saved:
 
 
 def save(backend: Backend, slot: int, n_tokens: int) -> Saved:
-    """What a slot holds, as blocks of rows and a checkpoint, where the model has such."""
+    """Return a slot's blocks of rows and its checkpoint, if the model has them."""
     blocks: list[Payload] = []
     if backend.traits.has_rows:
         for start in range(0, n_tokens, BLOCK):

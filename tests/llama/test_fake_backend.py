@@ -120,7 +120,7 @@ def test_rows_without_their_checkpoint_cannot_be_used(model_class: ModelClass) -
     assert saved.checkpoint is not None
     backend.import_checkpoint(1, saved.checkpoint)
     backend.decode([1], [N_PROMPT], [1], [0])
-    # It is that of 320 positions, and of no others.
+    # The checkpoint belongs to 320 positions, and to no others.
     with pytest.raises(AssertionError):
         backend.import_checkpoint(1, saved.checkpoint)
 

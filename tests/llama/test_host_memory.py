@@ -115,7 +115,7 @@ def test_without_a_gpu_nothing_is_pinned() -> None:
     if gpus():
         pytest.skip("there is a GPU")
     assert pinned_memory() is None
-    memory = HostMemory.for_gpus()
+    memory = HostMemory(pinned_memory())
     memory.expect(BLOCK)
     assert memory.allocate(BLOCK).nbytes == BLOCK
     assert memory._thread is None

@@ -1,4 +1,4 @@
-"""What a backend finds out about its model when it warms up."""
+"""The traits that a backend finds for its model when it warms up."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def refuse(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "names", "breakage", "reason"),
     [
-        (StateAccess, ("import_rows", "import_checkpoint"), lose, "not what was saved"),
+        (StateAccess, ("import_rows", "import_checkpoint"), lose, "differs from the saved one"),
         (SlotMemory, ("write",), refuse, "it does not fit"),
         (SlotMemory, ("read",), refuse, "it does not fit"),
     ],

@@ -131,7 +131,7 @@ def test_bytes_that_llama_refuses_leave_an_empty_slot_and_no_cell_taken(model: G
             with pytest.raises(EngineError):
                 backend.import_checkpoint(1, bad)
             assert backend.n_positions(1) == 0
-    # Nobody else was harmed, and the rest of the context is free.
+    # The other slot is unharmed, and the rest of the context is free.
     assert save(backend, 0, BLOCK) == before
     prefill(backend, 1, prompt(512 - BLOCK))
     backend.close()

@@ -43,14 +43,14 @@ def test_the_next_turn_finds_the_rewarmed_rendering(
         history: list[Message] = [system("a poet"), user(prose("the sea", 20))]
         first = client.chat(history, max_tokens=REPLY_TOKENS, ignore_eos=True)
         if rewarms:
-            server.wait_for_log("computed ahead")
+            server.wait_for_log("rewarm: prefilled")
         history += [{"role": "assistant", "content": first.text}, user("And then?")]
         second = client.chat(history)
         if rewarms:
             assert second.n_prefilled < REPLY_TOKENS
             # The turn after this one may have been computed ahead by now as well.
-            ahead, *_ = re.findall(r"(\d+) tokens computed ahead", server.log)
+            ahead, *_ = re.findall(r"rewarm: prefilled (\d+) tokens", server.log)
             assert int(ahead) >= REPLY_TOKENS - 2
         else:
             assert second.n_prefilled >= REPLY_TOKENS
-            assert "computed ahead" not in server.log
+            assert "rewarm: prefilled" not in server.log

@@ -10,12 +10,13 @@ from rekindle.chat.conversation import Conversation, Message, Part, Reasoning, R
 from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
 from rekindle.chat.prompt.turn_memory import TurnMemory
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
+from tests.support.chat import prompt_builder
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Exchange:
 
     prompt: Prompt
     tokens: tuple[int, ...]
-    said: Said
+    said: ParsedReply
     message: Message
 
     @property
@@ -65,7 +66,7 @@ class TurnBench:
         self.prompts = self.builder(self.memory)
 
     def builder(self, memory: TurnMemory) -> PromptBuilder:
-        return PromptBuilder(self.template, self.tokenizer, self.dialect, memory, self.history)
+        return prompt_builder(self.template, self.tokenizer, self.dialect, memory, self.history)
 
     def plain(self, conversation: Conversation) -> tuple[int, ...]:
         """Return the prompt of a server that remembers no turn."""
@@ -80,7 +81,7 @@ class TurnBench:
             tokens = odd_tokens(self.tokenizer, text)
         said = parse(
             self.dialect,
-            schemas_of(conversation) if conversation.tools else None,
+            schemas_of(conversation.tools) if conversation.tools else None,
             text,
             begins_in_reasoning=prompt.begins_in_reasoning,
         )
@@ -92,7 +93,7 @@ class TurnBench:
         return Exchange(prompt, tuple(tokens), said, message_of(said, ids))
 
 
-def message_of(said: Said, ids: Sequence[str], *, with_reasoning: bool = False) -> Message:
+def message_of(said: ParsedReply, ids: Sequence[str], *, with_reasoning: bool = False) -> Message:
     parts: list[Part] = []
     if with_reasoning and said.reasoning:
         parts.append(Reasoning(said.reasoning))

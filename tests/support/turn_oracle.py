@@ -13,7 +13,7 @@ from itertools import accumulate, product
 
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.config import ReasoningHistory
 from rekindle.generation.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class Computed:
     prompt: tuple[int, ...]
     opening: str  # of the turn: the generation prompt
     reply: tuple[int, ...]
-    said: Said
+    said: ParsedReply
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Oracle:
 
     def check(self, conversation: Conversation, prompt: Prompt) -> None:
         plain = self.plain(conversation)
-        if prompt.n_remembered == 0:
+        if not prompt.remembered:
             assert prompt.tokens == plain, "nothing was spliced, and yet it is not the plain text"
             return
         reasons = []
@@ -114,7 +114,7 @@ class Oracle:
                 options.append([None, *fitting])
         for choice in product(*options):
             chosen = dict(item for item in choice if item is not None)
-            if len(chosen) == prompt.n_remembered:
+            if len(chosen) == len(prompt.remembered):
                 yield chosen
 
     def _expected(
@@ -146,7 +146,7 @@ class Oracle:
         rest = _cut(pieces, position, len(text))
         return (*tokens, *(token for piece in rest for token in self._tokens(piece)))
 
-    def _check_body(self, body: str, said: Said, *, keeps: bool) -> None:
+    def _check_body(self, body: str, said: ParsedReply, *, keeps: bool) -> None:
         words = [said.text.strip()]
         for call in said.calls:
             words += [call.name, *_leaves(json.loads(call.arguments_json))]
@@ -216,7 +216,7 @@ class RawOracle:
         plain = tuple(self._plain(text))
         added = self._data(self._plain("a")).removesuffix(b"a")
         assert data == added + text.encode()
-        if prompt.n_remembered == 0:
+        if not prompt.remembered:
             assert prompt.tokens == plain
             return
         natural = self._ends(plain)
@@ -251,7 +251,7 @@ class Unexplained(Exception):
     pass
 
 
-def _same(message: Message, said: Said) -> bool:
+def _same(message: Message, said: ParsedReply) -> bool:
     reasoning, text = message.reasoning.strip(), message.text.strip()
     if not reasoning and (inline := re.fullmatch("<think>(.*?)</think>(.*)", text, re.DOTALL)):
         reasoning, text = inline[1].strip(), inline[2].strip()
@@ -311,6 +311,6 @@ def _cut(pieces: Sequence[PromptPiece], start: int, stop: int) -> list[PromptPie
     for piece in pieces:
         text = piece.text[max(start - offset, 0) : max(stop - offset, 0)]
         if text:
-            parts.append(replace(piece, text=text))
+            parts.append(piece._replace(text=text))
         offset += len(piece.text)
     return parts

@@ -1,1 +1,1 @@
-"""Conversations, prompts and replies: everything that is text."""
+"""Conversations, prompts and replies: the text side of a request."""

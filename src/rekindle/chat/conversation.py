@@ -1,6 +1,7 @@
 """Conversations as neutral, frozen values. Every wire format maps to these, none to another."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,7 +27,7 @@ class Reasoning:
 class ToolCall:
     id: str
     name: str
-    arguments_json: str  # as it was written: serialising it again would change tokens
+    arguments_json: str  # as written: serialising it again would change tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """All text parts, a line each: clients send blocks, and other servers join them so."""
+        """All text parts joined by line breaks, as other servers join the blocks of a message."""
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
@@ -58,10 +59,14 @@ class Message:
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`definition_json` is the whole OpenAI-style `{"type": "function", "function": {...}}`."""
+    """A tool. `definition_json` is OpenAI's `{"type": "function", "function": {...}}`."""
 
     name: str
     definition_json: str
@@ -71,12 +76,35 @@ class Tool:
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    more_tools: tuple[Tool, ...] = ()  # defined in some message, not at the head of the prompt
+    more_tools: tuple[Tool, ...] = ()  # defined in a later message, not at the head of the prompt
     documents_json: tuple[str, ...] = ()
-    # Arbitrary JSON that the template may read (`enable_thinking`, ...); the client's own keys.
+    # The client's JSON for the template, such as `enable_thinking`.
     template_kwargs: dict[str, Any] = field(default_factory=dict)
-    continue_last: bool = False  # the last assistant message is open: go on inside it
+    continue_last: bool = False  # the reply continues the last assistant message
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         return self.tools + self.more_tools
+
+    def with_reply(
+        self, text: str, calls: Iterable[ToolCall], *, reasoning: str = ""
+    ) -> "Conversation":
+        """Append an assistant message, as a client will send it back.
+
+        If the last message is open, the reply continues it.
+        """
+        messages = self.messages
+        if self.continue_last:
+            text = messages[-1].text + text
+            messages = messages[:-1]
+        parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
+        if text:
+            parts.append(Text(text))
+        reply = Message(Role.ASSISTANT, (*parts, *calls))
+        return replace(self, messages=(*messages, reply), continue_last=False)
+
+
+def n_leading_systems(messages: Sequence[Message]) -> int:
+    """Return how many system messages stand before the first message of another role."""
+    roles = (message.role for message in messages)
+    return next((i for i, role in enumerate(roles) if role is not Role.SYSTEM), len(messages))

@@ -1,6 +1,6 @@
-"""The text side of an embedding request: texts and token ids to what the engine takes.
+"""The text side of an embedding request: texts and token ids become the engine's inputs.
 
-Text is text here: no control tokens, no remembered turns, so equal texts have equal vectors.
+Control tokens are not parsed and turns are not remembered, so equal texts have equal vectors.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from rekindle.errors import InvalidRequest, RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.request import EmbeddingRequest
-from rekindle.generation.status import EmbedderStatus
 from rekindle.generation.tokenizer import Tokenizer
 
 _log = logging.getLogger("rekindle.request")
@@ -20,7 +19,7 @@ _log = logging.getLogger("rekindle.request")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    path: str  # where the client wrote it, for errors
+    path: str  # of the field in the request, for errors
     content: str | Sequence[int]
 
 
@@ -40,7 +39,9 @@ class EmbeddingMaker:
         status = self._engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
-        tokens = await asyncio.to_thread(self._all_tokens, inputs, status)
+        tokens = await asyncio.to_thread(
+            lambda: tuple(self._tokens(each, status.n_ctx) for each in inputs)
+        )
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()
         outcome = "cancelled"
@@ -61,17 +62,12 @@ class EmbeddingMaker:
             )
         return Embeddings(embedded.vectors, n_tokens)
 
-    def _all_tokens(
-        self, inputs: Sequence[EmbeddingInput], status: EmbedderStatus
-    ) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._tokens(each, status.n_ctx) for each in inputs)
-
     def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
         content = one.content
         tokens = self._from_text(content, one.path) if isinstance(content, str) else content
         if not content or not tokens:
             raise InvalidRequest(f"`{one.path}` must not be empty.", one.path)
-        if len(tokens) > n_ctx:  # before anyone looks at millions of ids
+        if len(tokens) > n_ctx:  # before millions of ids are checked
             raise InvalidRequest(
                 f"`{one.path}` has {len(tokens)} tokens, but an embedding is made of at most"
                 f" {n_ctx}.",
@@ -86,12 +82,8 @@ class EmbeddingMaker:
             tokens = self._tokenizer.tokenize(text, parse_special=False)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, path) from error
-        begin = self._tokenizer.bos_token
-        return [
-            *([] if begin is None else [begin]),
-            *tokens,
-            *([] if self._end_token is None else [self._end_token]),
-        ]
+        framed = (self._tokenizer.bos_token, *tokens, self._end_token)
+        return [token for token in framed if token is not None]
 
     def _check(self, tokens: Sequence[int], path: str) -> None:
         for index, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""The text side of a request: from a conversation to a prompt, from a prompt to a reply."""
+"""The text side of a request: conversations become prompts, tokens become replies."""
 
 import asyncio
 import logging
@@ -16,8 +16,9 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.chat.reply.stream import ReplyReader, ReplyStream
+from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import ToolUse, ToolUses, control_tokens
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import Overflow
@@ -40,13 +41,13 @@ class Responder:
         dialect: Dialect,
         default_sampling: Sampling,
         *,
-        default_cache_prompt: bool = True,
-        default_overflow: Overflow = Overflow.ERROR,
-        rewarmer: Rewarmer | None = None,
-        embedding_end_token: int | None = None,
-        model: str = "",
-        accounts: Accounts | None = None,  # None: its own, shared with no other model
-        observers: Sequence[Observer] = (),
+        default_cache_prompt: bool,
+        default_overflow: Overflow,
+        rewarmer: Rewarmer | None,
+        embedding_end_token: int | None,
+        model: str,
+        accounts: Accounts,  # of all models
+        observers: Sequence[Observer],
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
@@ -57,7 +58,7 @@ class Responder:
         self._dialect = dialect
         self._rewarmer = rewarmer
         self._model = model
-        self._accounts = accounts or Accounts()
+        self._accounts = accounts
         self._observers = (log_request, *observers)
         self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
@@ -68,7 +69,7 @@ class Responder:
         conversation: Conversation,
         *,
         cache_prompt: bool = True,
-        overflow: Overflow | None = None,  # None: as the settings say
+        overflow: Overflow | None = None,  # None: the server's setting
         namespace: str = "",
     ) -> Prompt:
         prompts = self._prompts.within(namespace)
@@ -86,13 +87,13 @@ class Responder:
 
     async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
         n_ctx = self._engine.status().n_ctx
-        if len(tokens) >= n_ctx:  # before anyone looks at millions of ids
+        if len(tokens) >= n_ctx:  # before millions of ids are checked
             raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
         prompts = self._prompts.within(namespace)
         return await _timed(prompts.from_tokens, tokens)
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
-        """Everything that can be refused is refused here, before anything is streamed."""
+        """Submit the request. Raises every refusal here, before the reply is streamed."""
         use, asked = await asyncio.to_thread(self._plan, prompt, options)
         account = self._open_account(asked, options)
         terms = replace(options.terms, rank=account.rank)
@@ -103,7 +104,7 @@ class Responder:
             GenerationRequest(
                 id=request_id,
                 prompt=prompt.tokens,
-                # A pin holds what ends there: models with checkpoints must take one.
+                # A pinned prefix ends at a boundary: models with checkpoints take one there.
                 boundaries=tuple(sorted({*prompt.boundaries, *(p.n_tokens for p in terms.pins)})),
                 sampling=use.sampling,
                 max_tokens=options.max_tokens,
@@ -134,7 +135,10 @@ class Responder:
         return await self._embeddings.make(inputs, request_id=request_id)
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
-        """What this prompt would find now, and why not more. Nothing is computed or changed."""
+        """Return what this prompt would find in the cache now, and why not more.
+
+        Nothing is computed or changed.
+        """
         forecast = await self._engine.look_up(prompt.tokens, namespace=prompt.namespace)
         terms = CacheTerms(namespace=prompt.namespace, session=session)
         asked = await asyncio.to_thread(past_prompt, prompt, terms, model=self._model)
@@ -165,8 +169,8 @@ class Responder:
         for observer in self._observers:
             try:
                 observer(record)
-            except Exception:  # whoever looks on must not spoil a reply
-                _log.exception("request=%s: an observer failed", record.id)
+            except Exception:  # an observer must not break a reply
+                _log.exception("request=%s observer failed", record.id)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
@@ -176,14 +180,14 @@ class Responder:
 
 
 async def _timed(build: Callable[..., Prompt], *args: Any, **options: Any) -> Prompt:
-    """In a thread, as it takes milliseconds."""
+    """Build the prompt in a thread, since that takes milliseconds."""
     began = time.perf_counter()
     prompt = await asyncio.to_thread(build, *args, **options)
     return replace(prompt, build_seconds=time.perf_counter() - began)
 
 
 def _mark_bytes(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:
-    """Control tokens that the dialect is written with; all others are shown to nobody."""
+    """Return the text of the control tokens that the dialect uses; all others are hidden."""
     return {
         token: text.encode()
         for text, token in control_tokens(tokenizer).items()

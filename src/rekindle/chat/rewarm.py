@@ -1,7 +1,7 @@
-"""Computes the next turn's prompt while nobody asks for anything.
+"""Prefills the next turn's prompt while the engine is idle.
 
-Where a template will show this turn in another way than it was sampled (it drops the reasoning,
-or what the generation prompt put in front), the next request would have to compute that.
+Some templates render a past turn differently than it was sampled. They drop its reasoning, or
+the text of the generation prompt. Without this, the next request would prefill the difference.
 """
 
 import asyncio
@@ -10,67 +10,79 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
+
+from rekindle.bounded_cache import BoundedCache
+from rekindle.chat.accounts.recent_prompts import n_shared
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.errors import RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause
-from rekindle.generation.request import USUAL_TERMS, CacheTerms, GenerationRequest, Sampling
+from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 
 _log = logging.getLogger("rekindle.rewarm")
 
-MIN_TOKENS = 8  # fewer are not worth the trouble; picked
-MAX_WAITING = 8  # replies that ended while others ran; picked
-WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for the others to end; picked
+MIN_TOKENS = 8  # fewer are left to the next request; picked
+MAX_WAITING = 8  # replies that ended while other requests ran; picked
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for an idle engine; picked
 
 
 class Rewarmer:
     def __init__(self, engine: Engine, prompts: PromptBuilder) -> None:
         self._engine = engine
         self._prompts = prompts
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by prompt, the oldest first
+        self._tasks = BoundedCache[int, asyncio.Task[None]](max_items=MAX_WAITING)  # by prompt
 
     def after(
         self,
         prompt: Prompt,
         reply: Sequence[int],
-        said: Said,
+        said: ParsedReply,
         call_ids: Sequence[str],
-        terms: CacheTerms = USUAL_TERMS,
+        terms: CacheTerms,
     ) -> None:
-        """Returns at once. A turn that ended in calls is followed by results, and stays."""
+        """Start the prefill in the background, and return at once.
+
+        A turn that ended in calls is followed by results, and is rendered as sampled.
+        """
         if prompt.conversation is None or call_ids or not reply:
             return
-        self._forget(id(prompt))  # of several replies to one prompt, the last
-        if len(self._tasks) == MAX_WAITING:
-            self._forget(next(iter(self._tasks)))
+        key = id(prompt)
+        if (earlier := self._tasks.pop(key)) is not None:
+            earlier.cancel()  # only the last of several replies to one prompt counts
         task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said, terms))
-        self._tasks[id(prompt)] = task
-        task.add_done_callback(lambda _: self._tasks.pop(id(prompt), None))
+        for _, oldest in self._tasks.put(key, task):
+            oldest.cancel()
+        task.add_done_callback(partial(self._remove, key))
 
-    def _forget(self, key: int) -> None:
-        if (task := self._tasks.pop(key, None)) is not None:
-            task.cancel()
+    def _remove(self, key: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.peek(key) is task:
+            self._tasks.pop(key)
 
     async def _rewarm(
-        self, prompt: Prompt, reply: tuple[int, ...], said: Said, terms: CacheTerms
+        self, prompt: Prompt, reply: tuple[int, ...], said: ParsedReply, terms: CacheTerms
     ) -> None:
         try:
             if not await self._is_idle():
                 return
             prompts = self._prompts.within(prompt.namespace)
             ahead = await asyncio.to_thread(prompts.after_reply, prompt, said, ())
-            known = prompt.tokens + reply
-            if len(ahead) - _n_shared(ahead, known) >= MIN_TOKENS:
+            n_known = n_shared(np.array(ahead, np.int32), np.array(prompt.tokens + reply, np.int32))
+            if len(ahead) - n_known >= MIN_TOKENS:
                 await self._compute(ahead, terms)
         except RekindleError as error:
-            _log.debug("nothing is computed ahead: %s", error.message)
+            _log.debug("rewarm: skipped: %s", error.message)
         except Exception:
-            _log.exception("nothing could be computed ahead")
+            _log.exception("rewarm: failed")
 
     async def _is_idle(self) -> bool:
-        """Waits for it, for a while: building the prompt would slow the others down."""
+        """Wait until the engine is idle; False: it was busy for WAIT_SECONDS.
+
+        Building the prompt would slow down running requests.
+        """
         deadline = time.monotonic() + WAIT_SECONDS
         while (status := self._engine.status()).n_running or status.n_waiting:
             if time.monotonic() > deadline:
@@ -94,17 +106,9 @@ class Rewarmer:
             match event:
                 case PromptEvaluated(n_prompt, n_cached):
                     _log.info(
-                        "rewarm: the next turn will read otherwise than it was sampled:"
-                        " %d tokens computed ahead, %d were there",
+                        "rewarm: prefilled %d tokens for the next turn's rendering, %d were cached",
                         n_prompt - n_cached,
                         n_cached,
                     )
                 case Finished(StopCause.YIELDED):
-                    _log.debug("rewarm: a request arrived, the rest is left to it")
-
-
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
+                    _log.debug("rewarm: stopped, a request arrived")

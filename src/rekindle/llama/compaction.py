@@ -1,19 +1,19 @@
 """Moves the rows of slots to the lowest free cells, within the device's own memory.
 
-Attention goes over all cells up to the highest that is used. What was freed below that still
-costs every token: on a GPU as much as if it were in use. A CPU skips it.
+Attention reads all cells up to the highest used one. On a GPU a free cell below that costs as
+much as a used one, for every token. A CPU skips free cells.
 """
 
 from rekindle.errors import DecodeFailed, EngineError
 from rekindle.llama.devices import free_bytes, gpus
 from rekindle.llama.state import ON_DEVICE, SlotMemory
 
-PIECE_ROWS = 512  # that are in two places at a time; picked
-ROOM_FACTOR = 4  # of what a piece takes must be free: llama.cpp ends the process without; picked
+PIECE_ROWS = 512  # rows that exist twice during a move; picked
+ROOM_FACTOR = 4  # times a piece must be free, or llama.cpp may end the process; picked
 
 
 class Compactor:
-    """For models whose memory is attention rows and nothing else."""
+    """Compacts models whose memory is attention rows and nothing else."""
 
     def __init__(self, memory: SlotMemory, row_bytes: int) -> None:
         self._memory = memory
@@ -25,19 +25,19 @@ class Compactor:
         return all(free_bytes(device) > self._room_bytes for device in self._devices)
 
     def move_down(self, slot: int) -> None:
-        """The slot shares no cells with another one; they would be doubled."""
+        """Move the slot's rows. The slot must share no cells, since they would be duplicated."""
         n_rows = self._memory.n_positions(slot)
         try:
             for start in range(0, n_rows, PIECE_ROWS):
                 self._move(slot, start, min(start + PIECE_ROWS, n_rows))
         except EngineError as error:
-            message = f"The rows of a slot were lost while they were moved: {error.message}"
+            message = f"The rows of a slot were lost while moving them: {error.message}"
             raise DecodeFailed(message, rows_intact=False) from error
 
     def _move(self, slot: int, start: int, stop: int) -> None:
         memory = self._memory
         memory.copy(slot, memory.scratch, start, stop)
-        rows = memory.read(memory.scratch, ON_DEVICE)  # itself, it only says where they are
+        rows = memory.read(memory.scratch, ON_DEVICE)  # the blob only says where the rows are
         memory.cut_out(slot, start, stop)
         memory.write(memory.scratch, rows.data, ON_DEVICE)
         memory.move_from_scratch(slot, start, stop)

@@ -1,4 +1,4 @@
-"""A llama.cpp context as the engine's backend: decode a batch, sample rows, move slots about.
+"""A llama.cpp context as the engine's backend: decode a batch, sample rows, manage slots.
 
 One thread owns it. The batch is allocated once and filled through numpy arrays.
 """
@@ -18,7 +18,7 @@ from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.compaction import Compactor
 from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
 from rekindle.llama.grammar.lazy import LazyGrammar
-from rekindle.llama.library import lib, logits_address, recent_errors
+from rekindle.llama.library import first_error, lib, logits_address, recent_errors
 from rekindle.llama.model import GgufModel
 from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampler import LlamaSampler, greedy_tokens
@@ -26,7 +26,7 @@ from rekindle.llama.state import SlotMemory, StateAccess
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
-# Enough to be saved in two pieces, and together they cost little more than a single one.
+# Enough to save rows in two pieces. Decoding them costs little more than decoding one.
 PROBE_TOKENS = 4
 
 
@@ -44,7 +44,7 @@ class ContextParams:
 
 
 class LlamaBackend:
-    """Satisfies `engine.backend.Backend`; the two packages meet in that protocol only."""
+    """Implements `engine.backend.Backend`; the two packages share only that protocol."""
 
     def __init__(self, model: GgufModel, params: ContextParams) -> None:
         self._model = model
@@ -62,8 +62,8 @@ class LlamaBackend:
         self._logits_place = (0, 0)
         self._logits_view: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
         facts = model.facts
-        # Shared cells outside a window are never recycled, so each slot needs its own, unless
-        # there is room for all that ever was in it.
+        # llama.cpp never recycles shared cells outside a window, so each slot needs its own
+        # window, unless the context keeps every position of the window layers.
         self._has_private_window = facts.n_swa > 0 and not params.swa_full
         self.n_slots = params.n_slots
         self.n_cells: int = lib.llama_n_ctx(self._context)
@@ -79,7 +79,7 @@ class LlamaBackend:
         slots: list[int],
         outputs: list[int],
     ) -> None:
-        """`outputs` are the indices in the batch whose logits are wanted, ascending."""
+        """Decode a batch. `outputs` are the batch indices that need logits, ascending."""
         self._memory.empty_spent_scratch()
         status = lib.llama_decode(
             self._context, self._batch.fill(tokens, positions, slots, outputs)
@@ -90,7 +90,7 @@ class LlamaBackend:
             raise DecodeFailed(
                 f"llama.cpp could not decode a batch (code {status}).", rows_intact=status == -1
             )
-        # Off the CPU decode returns early; waiting here lets go of the GIL, reading logits not.
+        # On a GPU, decode returns early. Waiting here releases the GIL; reading logits would not.
         if self._is_asynchronous:
             lib.llama_synchronize(self._context)
         self._output_indices = outputs
@@ -98,27 +98,27 @@ class LlamaBackend:
     def sample(
         self, samplers: Sequence[LlamaSampler], rows: Sequence[int]
     ) -> list[TokenSampled | Exception]:
-        """One token per sampler from its row: the n-th index of the last decode's `outputs`.
+        """Sample one token per sampler. A row is an index into the last decode's `outputs`.
 
-        A sampler that fails (a grammar that cannot go on) gives its exception, others go on.
+        A sampler that fails, such as by a grammar, returns its exception; the others continue.
         """
         logits = self._logits()
         if all(sampler.is_plain_greedy for sampler in samplers):
             best = greedy_tokens(logits)
             for sampler, row in zip(samplers, rows, strict=True):
-                sampler.take_in(best[row])
+                sampler.accept(best[row])
             return [TokenSampled(best[row]) for row in rows]
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
             try:
                 index = self._output_indices[row]
                 results.append(TokenSampled(*sampler.sample(self._context, index, logits[row])))
-            except Exception as error:  # one reply's fault must not be another's
+            except Exception as error:  # one reply must not fail another
                 results.append(error)
         return results
 
     def _logits(self) -> NDArray[np.float32]:
-        """A view of the rows of the last decode; llama.cpp keeps them in one place, mostly."""
+        """Return a view of the last decode's logits. Their address rarely changes."""
         place = (logits_address(self._context), len(self._output_indices))
         if place != self._logits_place:
             address, n_rows = place
@@ -147,7 +147,7 @@ class LlamaBackend:
         return LazyGrammar(matcher, start, self._vocabulary) if waits else matcher
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """The one method that other threads may call."""
+        """Compile the grammar. The one method that other threads may call."""
         self._grammars.check(grammar)
 
     def clear_slot(self, slot: int) -> None:
@@ -163,7 +163,7 @@ class LlamaBackend:
             return True
         if self.traits.model_class is not ModelClass.SLIDING_WINDOW:
             return False
-        # llama.cpp would say yes even when the window before the cut is gone.
+        # llama.cpp would trim even if the window before the cut is gone.
         window_start = n_keep - self._model.facts.n_swa + 1
         return self._memory.first_position(slot) <= max(0, window_start)
 
@@ -173,7 +173,7 @@ class LlamaBackend:
         assert is_done
 
     def copy_slot(self, source: int, target: int) -> None:
-        """Makes the empty `target` equal to `source`. Only an opaque model's rows are doubled."""
+        """Copy `source` into the empty `target`. Only an opaque model's rows are duplicated."""
         if self.traits.model_class is ModelClass.OPAQUE:
             self._state.import_checkpoint(target, self._state.export_checkpoint(source))
             return
@@ -211,11 +211,11 @@ class LlamaBackend:
         return self._memory.n_positions(slot)
 
     def warm_up(self) -> None:
-        """Touches every weight once, so that the first request does not pay for reading them.
+        """Read every weight once, so that the first request does not wait for it, and probe.
 
-        To be called on the thread that will decode: OpenMP keeps a pool of threads for each
-        thread that ever did, and with more of them than cores all of them stop spinning, which
-        makes every decode a third slower.
+        Call it on the thread that will decode. OpenMP keeps a pool of threads for each thread
+        that ever decoded. With more threads than cores they stop spinning, and every decode is
+        a third slower.
         """
         n_tokens = min(PROBE_TOKENS, self.n_batch, self.n_ctx)
         tokens = [index % self._vocabulary.n_vocab for index in range(n_tokens)]
@@ -241,7 +241,7 @@ class Batch:
         self._n_slots = np.ones(capacity, dtype=np.int32)
         self._slots = np.zeros(capacity, dtype=np.int32)
         self._wants_logits = np.zeros(capacity, dtype=np.int8)
-        # seq_id[i] points at slots[i] once and for all: each token is in exactly one slot.
+        # seq_id[i] always points at slots[i]: each token is in exactly one slot.
         base, step = self._slots.ctypes.data, self._slots.itemsize
         self._slot_pointers = np.arange(base, base + capacity * step, step, dtype=np.uint64)
         self._last_slots: list[int] = []
@@ -263,7 +263,7 @@ class Batch:
         count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = positions
-        # While the same streams decode, only tokens and positions change from step to step.
+        # While the same sequences decode, only tokens and positions change between steps.
         if slots != self._last_slots or outputs != self._last_outputs:
             self._slots[:count] = slots
             self._wants_logits[:count] = 0
@@ -282,22 +282,21 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native.n_ctx = params.n_cells
     native.n_batch = params.n_batch
     native.n_ubatch = params.n_ubatch
-    native.n_seq_max = params.n_slots + 1  # one more as scratch space for the state API
+    native.n_seq_max = params.n_slots + 1  # one more for the scratch sequence
     native.n_outputs_max = params.n_slots + 1
     native.n_threads = native.n_threads_batch = params.n_threads
     native.flash_attn_type = FLASH_ATTENTION[params.flash_attn]
     native.type_k = _ggml_type(params.type_k)
     native.type_v = _ggml_type(params.type_v)
     native.swa_full = params.swa_full
-    # One buffer for all slots: prefixes can be shared, and a lone slot may use all of it.
+    # One buffer for all slots: slots can share prefixes, and one slot may use all of it.
     native.kv_unified = True
     native.no_perf = True
     recent_errors.clear()
     context = lib.llama_init_from_model(model.handle, native)
     if not context:
-        detail = next((line for line in recent_errors if line), "it gave no reason")
         raise StartupError(
-            f"llama.cpp could not make a context of {params.n_cells} cells: {detail}"
+            f"llama.cpp could not make a context of {params.n_cells} cells: {first_error()}"
         )
     return context
 

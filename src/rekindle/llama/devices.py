@@ -1,7 +1,4 @@
-"""The devices that llama.cpp computes on besides the CPU, and memory that they copy fastest.
-
-By ggml's own functions.
-"""
+"""The GPUs that llama.cpp computes on, found through ggml, and pinned host memory for them."""
 
 import ctypes
 import mmap as mmap_module
@@ -15,13 +12,13 @@ from numpy.typing import NDArray
 
 from rekindle.llama.library import ggml
 
-PAGE_BYTES = 4096  # the least that there is
+PAGE_BYTES = 4096  # the smallest page size
 
 _GPU = 1  # enum ggml_backend_dev_type
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """None: this build of ggml does not have it."""
+    """Return a function of ggml; None: this build does not have it."""
     function = getattr(ggml, name, None)
     if function is None:
         return None
@@ -53,10 +50,10 @@ def free_bytes(device: int) -> int:
 
 
 class PinnedMemory:
-    """Makes pinned buffers: memory that GPUs read and write by themselves.
+    """Makes pinned buffers: memory that GPUs read and write directly.
 
-    ggml has some too, but makes it page by page of 4 kB, three times slower, and nobody can copy
-    anything meanwhile. Here only the last and short step belongs to the driver.
+    ggml can pin memory too, but in pages of 4 kB. That is three times slower and blocks all
+    copies meanwhile. Here only the last, short step runs in the driver.
     """
 
     def __init__(self, register: Any, unregister: Any) -> None:
@@ -66,7 +63,7 @@ class PinnedMemory:
         self._unregister = unregister
 
     def make(self, n_bytes: int) -> "PinnedBuffer | None":
-        """None: there is no more of it. Any thread may."""
+        """Return a new buffer; None: no more memory can be pinned. Any thread may call it."""
         try:
             buffer = PinnedBuffer(n_bytes, self._unregister)
         except (OSError, ValueError):
@@ -82,12 +79,12 @@ class PinnedBuffer:
         self._unregister = unregister
         self._memory = _anonymous(n_bytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        with suppress(OSError, AttributeError):  # where there is no such advice
+        with suppress(OSError, AttributeError):  # some systems have no huge pages
             self._memory.madvise(mmap_module.MADV_HUGEPAGE)
-        self.array()[::PAGE_BYTES] = 0  # now it is there
+        self.array()[::PAGE_BYTES] = 0  # makes the kernel allocate every page
 
     def array(self) -> NDArray[np.uint8]:
-        """A new view; its memory is there until `free`."""
+        """Return a new view of the memory, valid until `free`."""
         memory = (ctypes.c_uint8 * self.n_bytes).from_address(self.address)
         return np.frombuffer(memoryview(memory), dtype=np.uint8)
 
@@ -97,14 +94,14 @@ class PinnedBuffer:
 
 
 def _anonymous(n_bytes: int) -> mmap:
-    """Not shared, which is the default: the kernel gives huge pages to private memory alone."""
+    """Return private memory. The default is shared, which gets no huge pages."""
     if sys.platform == "win32":
         return mmap(-1, n_bytes)
     return mmap(-1, n_bytes, flags=mmap_module.MAP_PRIVATE | mmap_module.MAP_ANONYMOUS)
 
 
 def pinned_memory() -> PinnedMemory | None:
-    """None: there is no GPU here, or none whose driver is known."""
+    """Return the pinning functions of the driver; None: no GPU, or an unknown driver."""
     if not gpus():
         return None
     try:

@@ -1,6 +1,6 @@
-"""Vectors of texts, from a llama.cpp context of its own on the same weights.
+"""Embeddings of texts, computed in a second llama.cpp context on the same weights.
 
-Made for the first input and freed when it rests. Owned by the thread that decodes.
+The context is created for the first input and freed when idle. The decoding thread owns it.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.llama.context import FLASH_ATTENTION, Batch
-from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.library import first_error, lib, recent_errors
 from rekindle.llama.model import GgufModel, Pooling
 
-MAX_TOKENS = 8192  # of one input: what OpenAI's models take
+MAX_TOKENS = 8192  # of one input, as in OpenAI's models
 
-# A part of an input holds up the streams that run beside it. llama.cpp makes logits for each of
-# its tokens too, whether anyone wants them or not, which takes memory: 40 MB for 64 tokens of a
-# large vocabulary. The size never changes, so that equal texts have equal vectors, bit for bit.
+# Computing a part delays running replies. llama.cpp also computes unused logits for each token,
+# which take memory: 40 MB for 64 tokens of a large vocabulary. The size of a part never changes,
+# so that equal texts have equal vectors, bit for bit.
 CPU_PART_TOKENS, GPU_PART_TOKENS = 64, 512
 
 
 class LlamaEmbedder:
-    """Satisfies `engine.backend.Embedder`."""
+    """Implements `engine.backend.Embedder`."""
 
     def __init__(
         self, model: GgufModel, *, max_cells: int, n_threads: int, flash_attn: str
@@ -44,7 +44,7 @@ class LlamaEmbedder:
         assert 0 < len(tokens) <= self.n_ctx
         if self._context is None:
             self._context = self._make_context()
-        # The rows stay, unreachable: zeroing a gigabyte for each input would take longer than it.
+        # The old rows stay, unreachable: zeroing a gigabyte would take longer than the input.
         with_data = False
         lib.llama_memory_clear(lib.llama_get_memory(self._context), with_data)
         self._tokens = list(tokens)
@@ -59,7 +59,7 @@ class LlamaEmbedder:
             return None
         length = float(np.linalg.norm(self._pooled))
         if not np.isfinite(length) or length == 0:
-            self.rest()  # a NaN that stays in a row spoils the next input
+            self.rest()  # a NaN in a row would spoil the next input
             raise EngineError("The model gave no finite vector.")
         return (self._pooled / length).astype("<f4").tobytes()
 
@@ -69,7 +69,7 @@ class LlamaEmbedder:
             self._context = None
 
     def _compute(self, start: int, stop: int) -> NDArray[np.float32]:
-        """A row for each token of the part."""
+        """Decode a part of the input. Return a row for each token."""
         n_tokens = stop - start
         status = lib.llama_decode(
             self._context,
@@ -93,12 +93,12 @@ class LlamaEmbedder:
                     self._pooled[:] = rows[0]
             case Pooling.LAST:
                 self._pooled[:] = rows[-1]
-            case _:  # the sum points where the mean does
+            case _:  # the sum has the same direction as the mean
                 self._pooled += rows.sum(axis=0, dtype=np.float64)
 
     def _make_context(self) -> Any:
         if self._model.facts.pooling is Pooling.RANK:
-            raise InvalidRequest("This model ranks texts, it makes no embeddings.")
+            raise InvalidRequest("This model ranks texts and makes no embeddings.")
         native = lib.llama_context_default_params()
         native.n_ctx = self.n_ctx
         native.n_batch = native.n_ubatch = self._n_part
@@ -108,14 +108,13 @@ class LlamaEmbedder:
         native.swa_full = False
         native.no_perf = True
         native.embeddings = True
-        # We pool ourselves: llama.cpp would have to compute each input in one go.
+        # Pooling is done here: llama.cpp would have to compute each input in one batch.
         native.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         recent_errors.clear()
         context = lib.llama_init_from_model(self._model.handle, native)
         if not context:
-            detail = next((line for line in recent_errors if line), "it gave no reason")
-            raise EngineError(f"llama.cpp could not make a context for embeddings: {detail}")
-        if not lib.llama_get_memory(context):  # it sees a whole text at once, or nothing
+            raise EngineError(f"llama.cpp could not make a context for embeddings: {first_error()}")
+        if not lib.llama_get_memory(context):  # such a model needs a whole text in one batch
             lib.llama_free(context)
-            raise InvalidRequest("This model makes no embeddings here.")
+            raise InvalidRequest("This server cannot make embeddings with this model.")
         return context

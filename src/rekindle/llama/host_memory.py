@@ -1,8 +1,8 @@
-"""Memory for exported state. Where a GPU computes it is pinned, as far as some is ready.
+"""Host memory for exported state, pinned where a GPU computes.
 
-A GPU copies from and to pinned memory four times as fast. Making it takes longer than the copy
-it speeds up, so a thread makes some ahead, and what was dropped is used again. Whoever finds none
-ready gets plain memory and does not wait.
+A GPU copies from and to pinned memory four times as fast. Pinning takes longer than the copy
+that it speeds up, so a thread pins buffers in advance, and dropped buffers are reused. If none
+is ready, callers get plain memory at once.
 """
 
 import logging
@@ -15,33 +15,29 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.llama.devices import PinnedBuffer, PinnedMemory, pinned_memory
+from rekindle.llama.devices import PinnedBuffer, PinnedMemory
 
 _log = logging.getLogger("rekindle.llama")
 
-SPARE_BYTES = 2**31  # that are made ahead: the rows of 16k tokens of an 8B model; picked
-MIN_BYTES = 2**20  # of a buffer that is worth it; picked
+SPARE_BYTES = 2**31  # pinned in advance: the rows of 16k tokens of an 8B model; picked
+MIN_BYTES = 2**20  # smaller buffers are not pinned; picked
 
 
 class HostMemory:
-    """`allocate` is for one thread; any thread may drop what it gave."""
+    """Allocates buffers. One thread calls `allocate`; any thread may drop the arrays."""
 
-    def __init__(self, source: PinnedMemory | None = None, spare_bytes: int = SPARE_BYTES) -> None:
+    def __init__(self, source: PinnedMemory | None, spare_bytes: int = SPARE_BYTES) -> None:
         self._source = source
         self._spare_bytes = spare_bytes
-        self._made_bytes = 0  # the size of the buffers that are made; 0: not known yet
+        self._made_bytes = 0  # the size of pinned buffers; 0: not known yet
         self._ready: deque[PinnedBuffer] = deque()
-        # Buffers come back in the middle of anything, also of a call of ours: no locks.
+        # Arrays may be dropped at any moment, even inside our own calls, so there are no locks.
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    @classmethod
-    def for_gpus(cls) -> "HostMemory":
-        return cls(pinned_memory())
-
     def expect(self, n_bytes: int) -> None:
-        """Most of what is asked for will have this size."""
+        """Pin buffers of this size in advance: most allocations will have it."""
         if self._source is None or n_bytes < MIN_BYTES or self._thread is not None:
             return
         self._made_bytes = n_bytes
@@ -49,7 +45,7 @@ class HostMemory:
         self._thread.start()
 
     def allocate(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Not initialised. It is given back when nothing refers to it any more."""
+        """Return uninitialised memory, which is reused once nothing refers to it."""
         if n_bytes != self._made_bytes:
             return np.empty(n_bytes, dtype=np.uint8)
         try:
@@ -59,12 +55,12 @@ class HostMemory:
         finally:
             self._wakes.put(None)
         array = buffer.array()
-        # Not at exit: the library may be gone by then, and so is the memory soon.
+        # Not at exit: the library may be unloaded by then, and the process frees the memory.
         weakref.finalize(array, self._take_back, buffer).atexit = False
         return array
 
     def close(self) -> None:
-        """What is in use is freed when it is dropped."""
+        """Free all buffers. Those in use are freed when they are dropped."""
         self._is_closed = True
         self._wakes.put(None)
         if self._thread is not None:
@@ -89,7 +85,7 @@ class HostMemory:
             if len(self._ready) < n_ready:
                 buffer = self._source.make(self._made_bytes)
                 if buffer is None:
-                    _log.warning("there is no more pinned memory: plain memory does instead")
+                    _log.warning("memory: no more memory can be pinned, using plain memory")
                     n_ready = 0
                     continue
                 self._ready.append(buffer)

@@ -1,4 +1,4 @@
-"""One GGUF file in memory: the weights' handle, and the facts its metadata states."""
+"""One loaded GGUF file: the handle of its weights, and the facts in its metadata."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.errors import StartupError
 from rekindle.generation.request import Sampling
-from rekindle.llama.library import lib, recent_errors
+from rekindle.llama.library import first_error, lib, recent_errors
 from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
@@ -17,7 +17,7 @@ _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
 
 
 class Pooling(IntEnum):
-    """How the vectors of tokens become one, as llama.cpp numbers them."""
+    """How the vectors of tokens become one, with llama.cpp's numbers."""
 
     NONE = 0  # the file does not say
     MEAN = 1
@@ -36,24 +36,26 @@ class ModelFacts:
     n_swa: int
     is_recurrent: bool
     is_hybrid: bool
-    rope_depends_on_n_ctx: bool  # it has factors for short contexts and for long ones
+    rope_depends_on_n_ctx: bool  # separate factors for short and for long contexts
     pooling: Pooling
     chat_template: str | None
     default_sampling: Sampling
 
 
 class GgufModel:
-    """Immutable once loaded, and shared by every context made from it."""
+    """A loaded model. Immutable, and shared by all of its contexts."""
 
     def __init__(
         self, path: Path, *, gpu_layers: int, on_progress: Callable[[float], bool] | None = None
     ) -> None:
-        """`on_progress` gets the part that is loaded, and returns False to give up."""
+        """Load the file. `on_progress` gets the loaded fraction; return False to cancel."""
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
-        # The callback must outlive the load, not longer.
-        callback = lib.llama_progress_callback(_progress(on_progress))
+        # The callback must live until the load ends.
+        callback = lib.llama_progress_callback(
+            lambda fraction, _user_data: on_progress is None or on_progress(fraction)
+        )
         params.progress_callback = callback
         recent_errors.clear()
         self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -75,20 +77,12 @@ class GgufModel:
             self.handle = None
 
 
-def _progress(on_progress: Callable[[float], bool] | None) -> Callable[[float, Any], bool]:
-    def report(fraction: float, _user_data: object) -> bool:
-        return on_progress is None or on_progress(fraction)
-
-    return report
-
-
 def _load_failure(path: Path) -> str:
     for line in recent_errors:
         if _UNKNOWN_ARCHITECTURE in line:
             name = line.split(_UNKNOWN_ARCHITECTURE, 1)[1].strip().strip("'")
             return f"The model {path} has the architecture '{name}', which llama.cpp cannot run."
-    detail = next((line for line in recent_errors if line), "it gave no reason")
-    return f"llama.cpp could not load the model {path}: {detail}"
+    return f"llama.cpp could not load the model {path}: {first_error()}"
 
 
 def _read_facts(handle: Any) -> ModelFacts:
@@ -119,13 +113,13 @@ def _pooling(handle: Any, architecture: str) -> Pooling:
 
 
 def _quantization(handle: Any) -> str:
-    """Such as `Q4_K - Medium`: what follows architecture and size in llama.cpp's description."""
+    """Return the quantisation, such as `Q4_K - Medium`, from llama.cpp's description."""
     text = _text(lambda buffer, size: lib.llama_model_desc(handle, buffer, size)) or ""
     return text.split(" ", 2)[-1]
 
 
 def _default_sampling(handle: Any) -> Sampling:
-    """llama.cpp's defaults, and over them what the model's authors wrote into the file."""
+    """Return llama.cpp's defaults, overridden by the model file's own values."""
     base = Sampling()
 
     def number(key: str, fallback: float) -> float:

@@ -1,7 +1,7 @@
-"""What can be stored for a model, found out at load by saving and restoring a few tokens.
+"""Probes at load what can be stored for a model, by saving and restoring a few tokens.
 
-llama.cpp has more kinds of memory than its API tells apart, and what it cannot restore it often
-restores wrongly without a word. So nothing is stored that did not survive this.
+llama.cpp has more kinds of memory than its API distinguishes. State that it cannot restore is
+often restored wrongly, without an error. State is stored only if this probe succeeds.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,22 @@ def probe(
     tokens: list[int],
     decode: Callable[[list[int]], None],
 ) -> tuple[StateAccess, StateTraits]:
-    """`decode` fills slot 0, which is empty before; it and the scratch are empty afterwards."""
+    """Return access to the state, and its traits. `decode` fills slot 0.
+
+    Slot 0 must be empty. Slot 0 and the scratch sequence are empty afterwards.
+    """
     decode(tokens)
     state, traits = StateAccess(memory, ModelClass.OPAQUE), NOT_PROBED
     try:
         model_class = _classify(memory, facts)
-        # Not sooner: copying a range ends the process for some opaque models.
+        # Not before the class is known: copying a range crashes with some opaque models.
         blank = _blank_partial(memory, model_class, len(tokens))
         state = StateAccess(memory, model_class, blank)
         traits = StateTraits(model_class, state.has_rows, state.has_checkpoints)
         before = memory.read(_SLOT, WHOLE)
         row_bytes = _round_trip(memory, state, tokens, decode)
         if not np.array_equal(before, memory.read(_SLOT, WHOLE)):
-            raise EngineError("what came back is not what was saved.")
+            raise EngineError("the restored state differs from the saved one.")
         memory.clear(_SLOT)
         traits = replace(traits, row_bytes=row_bytes)
     except EngineError as error:
@@ -67,9 +70,9 @@ def _classify(memory: SlotMemory, facts: ModelFacts) -> ModelClass:
 
 
 def _blank_partial(memory: SlotMemory, model_class: ModelClass, n_tokens: int) -> bytes:
-    """No recurrent state, and a single cell of a window.
+    """Return a partial blob with no recurrent state and a single cell of a window.
 
-    Not less: a window without any cell is skipped when it is written, and the old one stays.
+    Writing a window without cells would be skipped, and the old window would stay.
     """
     if model_class not in (ModelClass.SLIDING_WINDOW, ModelClass.HYBRID):
         return b""
@@ -89,11 +92,11 @@ def _round_trip(
     tokens: list[int],
     decode: Callable[[list[int]], None],
 ) -> int:
-    """Saves the slot, has its cells overwritten, and restores it: in the way the cache does.
+    """Save the slot, overwrite its cells, and restore it, as the cache does.
 
-    The bytes of one position's rows.
+    Return the bytes of one position's rows.
     """
-    first = len(tokens) // 4 or len(tokens) // 2  # of two sizes, so that all others are known
+    first = len(tokens) // 4 or len(tokens) // 2  # two sizes, from which all others follow
     ranges = [(0, first), (first, len(tokens))] if state.has_rows else []
     rows = [state.export_rows(_SLOT, start, stop) for start, stop in ranges]
     checkpoint = state.export_checkpoint(_SLOT) if state.has_checkpoints else None

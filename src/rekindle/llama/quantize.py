@@ -1,4 +1,4 @@
-"""Requantising a GGUF file to Q8_0, which llama.cpp has fast kernels for on every CPU."""
+"""Requantises a GGUF file to Q8_0, which has fast kernels on every CPU."""
 
 import re
 from collections.abc import Callable
@@ -11,12 +11,12 @@ _TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 
 
 def quantize(source: Path, target: Path, on_progress: Callable[[int, int], None]) -> None:
-    """Writes `target`; `on_progress` gets (tensors done, tensors in all). Not atomic."""
+    """Write `target`, not atomically. `on_progress` gets the tensors done and their total."""
     params = lib.llama_model_quantize_default_params()
     params.ftype = lib.LLAMA_FTYPE_MOSTLY_Q8_0
     params.allow_requantize = True
 
-    # llama.cpp reports progress nowhere but in its log.
+    # llama.cpp reports progress only in its log.
     def read_line(line: str) -> None:
         if match := _TENSOR_LINE.match(line):
             on_progress(int(match[1]), int(match[2]))

@@ -1,4 +1,4 @@
-"""Choosing a token from a row of logits: greedy in numpy, everything else in a llama.cpp chain."""
+"""Chooses a token from a row of logits: greedy in numpy, all else in a llama.cpp chain."""
 
 import secrets
 from typing import Any
@@ -15,14 +15,14 @@ from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 
-LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave the range of a float
+LOWEST_TEMPERATURE = 1e-5  # below it, logits / temperature overflow a float
 LOWEST_LOGPROB = -1e4  # JSON cannot carry -inf
 
 
 class LlamaSampler:
     """The sampling state of one sequence: penalties, random numbers, grammar.
 
-    `sampling.repeat_last_n` is a count here: whoever calls knows the length of the context.
+    `sampling.repeat_last_n` is a count here: the caller has replaced -1 by the context's length.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LlamaSampler:
         if self._chain is not None and _has_penalties(sampling):
             for token in prompt[-sampling.repeat_last_n :]:
                 lib.llama_sampler_accept(self._chain, token)
-        # Nothing but the largest logit matters: such rows are done together in one argmax.
+        # Only the largest logit matters: such rows are sampled together in one argmax.
         self.is_plain_greedy = (
             self._chain is None
             and self._matcher is None
@@ -63,7 +63,7 @@ class LlamaSampler:
         if self._matcher is not None:
             self._matcher.apply(logits)
             if unbiased is not None and logits.max() == -np.inf:
-                # What the grammar needs comes before what the client would rather not have.
+                # The grammar overrides the client's biases.
                 logits[self._bias_tokens] = unbiased
                 self._matcher.apply(logits)
         elif self._may_not_end:
@@ -73,7 +73,7 @@ class LlamaSampler:
             token = int(logits.argmax())
         else:
             token = sample_holding_gil(self._chain, context, batch_index)
-        self.take_in(token)
+        self.accept(token)
         if raw is None or self._n_top_logprobs is None:
             return token, None
         return token, _logprobs(raw, token, self._n_top_logprobs)
@@ -82,11 +82,11 @@ class LlamaSampler:
     def _may_not_end(self) -> bool:
         return self._lazy_grammar is not None and self._lazy_grammar.must_begin
 
-    def take_in(self, token: int) -> None:
-        """What was sampled; whoever takes the largest logit without `sample` tells it here."""
+    def accept(self, token: int) -> None:
+        """Take a sampled token. Callers that bypass `sample` must call this."""
         if self._matcher is not None:
             self._matcher.accept(token)
-        elif self._lazy_grammar is not None and self._lazy_grammar.take_in(token):
+        elif self._lazy_grammar is not None and self._lazy_grammar.accept(token):
             self._matcher, self._lazy_grammar = self._lazy_grammar.matcher, None
             self.is_plain_greedy = False
 
@@ -97,7 +97,7 @@ class LlamaSampler:
 
 
 def greedy_tokens(logits: Logits) -> list[int]:
-    """The best token of each row."""
+    """Return the best token of each row."""
     best: list[int] = logits.argmax(axis=1).tolist()
     return best
 
@@ -119,7 +119,7 @@ def _biases(sampling: Sampling, vocabulary: Vocabulary) -> tuple[NDArray[np.int6
 
 
 def _build_chain(sampling: Sampling, vocabulary: Vocabulary) -> Any | None:
-    """The order is llama.cpp's default. None when plain argmax gives the same token."""
+    """Return samplers in llama.cpp's default order; None: plain argmax gives the same token."""
     greedy = sampling.temperature < LOWEST_TEMPERATURE
     if greedy and not _has_penalties(sampling):
         return None

@@ -1,8 +1,8 @@
-"""The rows of a slot as bytes, and back: llama.cpp's state API in the call order that works.
+"""Exports the rows of a slot as bytes, and imports them: llama.cpp's state API in working order.
 
-A state blob is `header | attention part | partial part`. The partial part is what cannot be
-cut at a position: the sliding window, the recurrent state. Attention rows travel as ranges
-through a scratch sequence; the partial part travels whole, as a checkpoint, and goes in last.
+A state blob is `header | attention part | partial part`. The partial part cannot be cut at a
+position: the sliding window, the recurrent state. Attention rows are moved in ranges through a
+scratch sequence. The partial part is moved whole, as a checkpoint, and imported last.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.model_state import ModelClass, Payload
+from rekindle.llama.devices import pinned_memory
 from rekindle.llama.host_memory import HostMemory
 from rekindle.llama.library import lib, recent_errors
 
@@ -25,14 +26,14 @@ _SPLIT = frozenset({ModelClass.SLIDING_WINDOW, ModelClass.HYBRID})
 class SlotMemory:
     """The sequences of one context. Owned by the thread that owns the context.
 
-    `scratch` is a sequence that no request uses; whoever fills it empties it.
+    `scratch` is a sequence that no request uses. Callers that fill it also empty it.
     """
 
     def __init__(self, context: Any, *, scratch: int) -> None:
         self._context = context
         self._memory = lib.llama_get_memory(context)
         self.scratch = scratch
-        self.host_memory = HostMemory.for_gpus()
+        self.host_memory = HostMemory(pinned_memory())
         self._scratch_is_spent = False
 
     def n_positions(self, slot: int) -> int:
@@ -40,7 +41,7 @@ class SlotMemory:
         return last + 1
 
     def first_position(self, slot: int) -> int:
-        """Where the window starts, for models that have one; -1 for an empty slot."""
+        """Return where the window starts, for models with one; -1 for an empty slot."""
         first: int = lib.llama_memory_seq_pos_min(self._memory, slot)
         return first
 
@@ -50,8 +51,8 @@ class SlotMemory:
 
     def clear_all(self) -> None:
         self._scratch_is_spent = False
-        # Also frees cells whose position is out of range, which removing sequences does not.
-        # The data goes, too: a failed decode may have left a NaN, and attention without flash
+        # This also frees cells whose position is out of range; removing sequences does not.
+        # The data is cleared too: a failed decode may have left a NaN. Attention without flash
         # multiplies masked cells by zero instead of skipping them.
         with_data = True
         lib.llama_memory_clear(self._memory, with_data)
@@ -61,32 +62,32 @@ class SlotMemory:
         return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
 
     def cut_out(self, slot: int, start: int, stop: int) -> None:
-        """For attention alone."""
+        """Remove a range of rows. Only for models with attention alone."""
         self.empty_spent_scratch()
         lib.llama_memory_seq_rm(self._memory, slot, start, stop)
 
     def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
-        """The target shares the cells of the source. A range is for attention alone."""
+        """Let the target share the source's cells. Ranges are for attention alone."""
         self.empty_spent_scratch()
         lib.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def move_from_scratch(self, slot: int, start: int, stop: int) -> None:
-        """For attention alone. The scratch is emptied later, unless the next write does it.
+        """Move rows into the slot. Only for models with attention alone.
 
-        Emptying walks over all cells, and so does a write before anything else: in a long restore
-        that would be one walk of three for nothing.
+        The scratch is emptied later, or by the next write. Emptying walks over all cells, and a
+        write does so too, so emptying now would waste one walk of three in a long restore.
         """
         lib.llama_memory_seq_cp(self._memory, self.scratch, slot, start, stop)
         self._scratch_is_spent = True
 
     def empty_spent_scratch(self) -> None:
-        """Of a block that was cut on the way it still holds cells, which nobody counts."""
+        """Empty the scratch after a move: it may still hold cells of a block that was cut."""
         if self._scratch_is_spent:
             self._scratch_is_spent = False
             self.clear(self.scratch)
 
     def read(self, slot: int, flags: int, n_bytes: int | None = None) -> NDArray[np.uint8]:
-        """`n_bytes`: what the blob is known to have; finding out costs a walk over all cells."""
+        """Return the slot's blob. Without `n_bytes`, its size costs a walk over all cells."""
         self.empty_spent_scratch()
         if n_bytes is None:
             n_bytes = lib.llama_state_seq_get_size_ext(self._context, slot, flags)
@@ -99,7 +100,7 @@ class SlotMemory:
         return buffer
 
     def write(self, slot: int, blob: Payload, flags: int) -> None:
-        """Replaces what the slot holds. When it raises, the slot must be cleared."""
+        """Replace the slot's content. If it raises, the slot must be cleared."""
         if slot == self.scratch:
             self._scratch_is_spent = False
         else:
@@ -112,14 +113,14 @@ class SlotMemory:
         if 0 < consumed == source.nbytes:
             return
         if any("cells in kv cache" in line for line in recent_errors):
-            raise ContextFull("No room in the context for what was stored of a slot.")
-        raise EngineError(f"llama.cpp took {consumed} of {source.nbytes} bytes of a stored slot.")
+            raise ContextFull("No room in the context for the stored rows of a slot.")
+        raise EngineError(f"llama.cpp read {consumed} of {source.nbytes} bytes of a stored slot.")
 
 
 class StateAccess:
     """Rows and checkpoints of slots, for a model of a known class.
 
-    `blank` is the smallest partial blob that displaces any other, where there are such parts.
+    `blank` is the smallest partial blob that replaces any other, for models with a partial part.
     """
 
     def __init__(self, memory: SlotMemory, model_class: ModelClass, blank: bytes = b"") -> None:
@@ -131,10 +132,13 @@ class StateAccess:
         self._blank = blank
         self._blank_tail_bytes = len(blank[HEADER_BYTES:])
         self._empty_tail = memory.read(memory.scratch, PARTIAL)[HEADER_BYTES:] if blank else None
-        self._bytes_of_rows: dict[int, int] = {}  # by how many there are; llama.cpp's blobs
+        self._bytes_of_rows: dict[int, int] = {}  # size of a blob by its number of rows
 
     def expect_exports(self, n_rows: int) -> None:
-        """Blobs grow by the same for each row; the probe has left two of them."""
+        """Prepare memory for exports of this size.
+
+        Each row adds the same number of bytes, so two known sizes give all others.
+        """
         sizes = sorted(self._bytes_of_rows.items())
         if len(sizes) < 2:
             return
@@ -143,15 +147,15 @@ class StateAccess:
         self._memory.host_memory.expect(n_bytes)
 
     def export_rows(self, slot: int, start: int, stop: int) -> memoryview:
-        """A blob that holds the attention rows of [start, stop) and an empty partial part."""
+        """Return a blob with the attention rows of [start, stop) and an empty partial part."""
         assert self.has_rows
         memory = self._memory
         n_bytes = self._bytes_of_rows.get(stop - start)
         memory.copy(slot, memory.scratch, start, stop)
         try:
             if self._blank:
-                # Else the window or the recurrent state would be written out with each block,
-                # and it may be ten times as large.
+                # Otherwise each block would contain the window or the recurrent state, which may
+                # be ten times as large.
                 memory.write(memory.scratch, self._blank, PARTIAL)
             blob = memory.read(memory.scratch, WHOLE, n_bytes)
         finally:
@@ -164,7 +168,7 @@ class StateAccess:
         return blob.data.toreadonly()
 
     def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
-        """Adds rows behind those the slot holds. Ranges must come in position order."""
+        """Add rows behind those of the slot. Ranges must come in position order."""
         assert self.has_rows
         memory = self._memory
         try:
@@ -180,13 +184,13 @@ class StateAccess:
             memory.clear(memory.scratch)
 
     def export_checkpoint(self, slot: int) -> memoryview:
-        """What only exists at the slot's last position."""
+        """Return the state that only exists at the slot's last position."""
         assert self.has_checkpoints
         memory = self._memory
         if self._model_class is ModelClass.OPAQUE:
-            # Some of these carry out copies at the next decode only, so not through scratch.
+            # Some opaque models copy sequences only at the next decode, so scratch cannot be used.
             return memory.read(slot, WHOLE).data.toreadonly()
-        # Blobs name their sequence: through the scratch slot equal states give equal bytes.
+        # Blobs contain their sequence id. Through the scratch, equal states give equal bytes.
         memory.copy(slot, memory.scratch)
         try:
             return memory.read(memory.scratch, PARTIAL).data.toreadonly()
@@ -194,7 +198,7 @@ class StateAccess:
             memory.clear(memory.scratch)
 
     def import_checkpoint(self, slot: int, checkpoint: Payload) -> None:
-        """The last step of a restore: copying rows from the scratch slot resets this part."""
+        """Import a checkpoint, as the last step of a restore: importing rows resets this part."""
         assert self.has_checkpoints
         flags = WHOLE if self._model_class is ModelClass.OPAQUE else PARTIAL
         try:

@@ -1,4 +1,4 @@
-"""How many threads llama.cpp should use: the physical cores this process may run on."""
+"""The number of threads for llama.cpp: the physical cores that this process may use."""
 
 import os
 from pathlib import Path

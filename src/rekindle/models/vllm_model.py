@@ -129,6 +129,7 @@ def load_upstream(
         folder.default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
+        embedding_end_token=None,
         rewarmer=None,  # vLLM knows no work that makes way for all other
         model=name,
         accounts=accounts,

@@ -6,10 +6,8 @@ import pytest
 
 from rekindle.api.anthropic.messages import conversation_of
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
-from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.prompt.prompt import Prompt, schemas_of
 from rekindle.chat.reply.events import ReplyOptions, ToolChoice, ToolMode
 from rekindle.chat.reply.tool_use import ToolUses
 from rekindle.chat.template.guard import Guard
@@ -18,6 +16,7 @@ from rekindle.generation.request import Sampling
 from tests.api.anthropic.test_messages import result, tool_of, user
 from tests.api.client import USER
 from tests.api.fakes import ByteTokenizer
+from tests.support.chat import prompt_builder
 
 WITH_TOOLS = (
     "{%- if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}"
@@ -41,7 +40,7 @@ def prompt_of(template: str, **fields: Any) -> Prompt:
     chat_template = ChatTemplate(
         template, bos_text="", eos_text="", guard=Guard(tokenizer.special_strings)
     )
-    builder = PromptBuilder(chat_template, tokenizer, dialect, TurnMemory(MemoryTurns()))
+    builder = prompt_builder(chat_template, tokenizer, dialect)
     body = MessagesRequest.model_validate({"max_tokens": 1, **fields})
     return builder.from_conversation(conversation_of(body))
 
@@ -73,4 +72,4 @@ def test_loaded_tool_can_be_called_where_it_is_the_only_one() -> None:
     tools = [tool_of("Forecast", defer_loading=True)]
     prompt = prompt_of(WITH_TOOLS, messages=SEARCHED, tools=tools)
     assert prompt.conversation is not None
-    assert set(schemas_of(prompt.conversation)) == {"Forecast"}
+    assert set(schemas_of(prompt.conversation.callable_tools)) == {"Forecast"}

@@ -11,7 +11,7 @@ from rekindle.cache.entry import Key
 from rekindle.cache.turns import shared as shared_turns
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.cache.turns.shared import ABSENT_SECONDS, TOUCH_SECONDS, SharedTurns
-from rekindle.chat.prompt.fenced_turns import FencedTurns
+from rekindle.chat.prompt.turn_memory import NamespacedTurns
 from rekindle.generation.stored_turns import StoredTurn
 from tests.cache.entries import MODEL, OTHER_MODEL
 from tests.cache.turns.writer import make_turn
@@ -160,11 +160,11 @@ def test_namespaces_are_fenced_in_the_shared_store_too(
 ) -> None:
     turn = make_turn(1)
     one, other = start(), start()
-    FencedTurns(one, "ours").keep(turn)
+    NamespacedTurns(one, "ours").keep(turn)
     assert one._writer.flush(FLUSH_SECONDS)
-    assert FencedTurns(other, "theirs").find(turn.keys) == []
+    assert NamespacedTurns(other, "theirs").find(turn.keys) == []
     assert other.find(turn.keys) == []
-    assert FencedTurns(other, "ours").find(turn.keys) == [turn]
+    assert NamespacedTurns(other, "ours").find(turn.keys) == [turn]
     assert b"ours" not in objects.everything()
 
 

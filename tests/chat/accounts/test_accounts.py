@@ -1,4 +1,4 @@
-"""What a request says about those before it: over a real template and an engine that keeps all."""
+"""The accounts of requests, with a real template and an engine that keeps everything."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.sessions import Ledger
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import PromptBuilder
-from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.reply.events import ReplyDone, ReplyOptions, ReplyProgress, ReplyStats
 from rekindle.chat.responder import Responder
 from rekindle.chat.template.guard import Guard
@@ -28,6 +25,7 @@ from rekindle.generation.events import (
 from rekindle.generation.request import CacheTerms, GenerationRequest, Rank, Sampling
 from rekindle.observe.request_record import MissReason
 from tests.chat.test_responder import ByteTokenizer, RecordingEngine, ScriptedStream
+from tests.support.chat import chat_responder
 from tests.support.workloads import ReferenceFloor
 
 REPLY = "That is a long story, and here it is."
@@ -45,7 +43,7 @@ class EndlessStream(ScriptedStream):
 
 
 class KeepingEngine(RecordingEngine):
-    """Computes no token twice, until it is told to forget."""
+    """Computes no token twice until `kept` is replaced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,15 +74,8 @@ class Bench:
         tokenizer = ByteTokenizer()
         template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
         dialect = choose(CHATML, supports_tools=False)
-        prompts = PromptBuilder(template, tokenizer, dialect, TurnMemory(MemoryTurns()))
-        return Responder(
-            self.engine,
-            tokenizer,
-            prompts,
-            dialect,
-            Sampling(),
-            model=model,
-            accounts=self.accounts,
+        return chat_responder(
+            self.engine, tokenizer, template, dialect, model=model, accounts=self.accounts
         )
 
     def ask(

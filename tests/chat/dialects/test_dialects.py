@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rekindle.chat.conversation import Conversation, Message, Role, ToolCall
 from rekindle.chat.dialects import NAMES, choose
-from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls
-from rekindle.chat.dialects.json_text import dump
-from rekindle.chat.dialects.parameters import value_of
+from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls
+from rekindle.chat.dialects.syntax.json_text import dump
+from rekindle.chat.dialects.syntax.parameters import value_of
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.toolless import write_out_calls
 from rekindle.errors import StartupError
@@ -32,7 +32,7 @@ def test_a_template_without_tools_gets_what_its_prompt_is_told() -> None:
     message = Message(Role.ASSISTANT, (ToolCall("1", NAME, JSON),))
     [written] = write_out_calls(Conversation((message,))).messages
     read = generic.read(written.text, SCHEMAS)
-    assert read == ReadCalls((ReadCall(NAME, JSON),), len(written.text))
+    assert read == ParsedCalls((ParsedCall(NAME, JSON),), len(written.text))
 
 
 def test_an_unknown_family_gets_the_most_common_form() -> None:
@@ -100,7 +100,7 @@ def test_any_text_is_a_call_or_none_and_stays_what_it_is(case: Case, data: st.Da
     assert before is None or before == after
 
 
-def outcome(dialect: Dialect, text: str) -> ReadCalls | str | None:
+def outcome(dialect: Dialect, text: str) -> ParsedCalls | str | None:
     try:
         return dialect.read(text, SCHEMAS)
     except NotACall:
@@ -132,7 +132,9 @@ QWEN = choose("<function=<parameter=", supports_tools=True)
 )
 def test_slips_in_json_are_forgiven(written: str, arguments_json: str) -> None:
     text = f"<tool_call>\n{written}\n</tool_call>"
-    assert HERMES.read(text, SCHEMAS) == ReadCalls((ReadCall("ping", arguments_json),), len(text))
+    assert HERMES.read(text, SCHEMAS) == ParsedCalls(
+        (ParsedCall("ping", arguments_json),), len(text)
+    )
 
 
 def test_values_in_tags_keep_their_lines_and_may_hold_the_tag() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rekindle.chat.dialects.base import Dialect, Literal, Schemas
-from rekindle.chat.dialects.hermes import HERMES
-from rekindle.chat.dialects.lark import literals, usable_schemas
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.dialects.json_calls import HERMES
+from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
@@ -92,7 +92,7 @@ def quoting(dialect: Dialect, *, parallel: bool = True, schemas: Schemas = SCHEM
     return dialect.grammar(schemas, parallel=parallel, literal=literals({}))
 
 
-def said(case: Case, text: str) -> Said:
+def said(case: Case, text: str) -> ParsedReply:
     return parse(case.dialect, SCHEMAS, text, begins_in_reasoning=False)
 
 

@@ -1,4 +1,4 @@
-"""What goes when a conversation is too long, and how long the rest stays the same."""
+"""Which turns are dropped from a long conversation, and how long the rest stays the same."""
 
 from itertools import pairwise
 

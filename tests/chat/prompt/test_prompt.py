@@ -4,17 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import PromptBuilder
-from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import InvalidRequest
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.conftest import TinyModels
+from tests.support.chat import prompt_builder
 from tests.support.tiny_models import TinyArchitecture
 
 
@@ -36,7 +35,7 @@ def builder(source: str, vocabulary: Vocabulary) -> PromptBuilder:
         source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text, guard=guard
     )
     dialect = choose(source, supports_tools=False)
-    return PromptBuilder(template, vocabulary, dialect, TurnMemory(MemoryTurns()))
+    return prompt_builder(template, vocabulary, dialect)
 
 
 def say(*turns: tuple[Role, str]) -> Conversation:

@@ -1,4 +1,4 @@
-"""Whatever clients do to a conversation, its tokens are those computed before or the plain ones."""
+"""Any edit of a conversation gives tokens that were computed before, or the plain ones."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
@@ -277,7 +277,7 @@ def edit_part(chat: Chat, conversation: Conversation) -> Conversation:
 
 
 def edit_in_place(chat: Chat, conversation: Conversation) -> Conversation:
-    """What follows stays at its offset."""
+    """Edit a message; the text behind it keeps its offset."""
     index = some_message(chat, conversation)
     assert index is not None
     message = conversation.messages[index]
@@ -363,7 +363,7 @@ def swap_messages(chat: Chat, conversation: Conversation) -> Conversation:
 
 
 def repeat_reply(chat: Chat, conversation: Conversation) -> Conversation:
-    """What was said once, behind another message."""
+    """Repeat an earlier reply behind another message."""
     message = chat.sent_back(chat.draw(st.sampled_from(chat.exchanges)))
     return extended(
         conversation, message, Message(Role.USER, (Text(chat.draw(texts(WORDS, least=1))),))
@@ -448,7 +448,7 @@ def test_a_client_that_edits_nothing_gets_every_token_back_that_it_may(
         replies = [i for i, m in enumerate(conversation.messages) if m.role is Role.ASSISTANT]
         if all(chat.oracle.keeps(conversation, index) for index in replies):
             assert prompt.tokens[: len(exchange.all_tokens)] == exchange.all_tokens
-            assert prompt.n_remembered == len(replies)
+            assert len(prompt.remembered) == len(replies)
 
 
 RAW_WORDS = st.sampled_from(
@@ -478,7 +478,7 @@ def test_raw_text_is_never_changed_and_known_tokens_end_where_a_tokeniser_would_
         said = data.draw(RAW)
         cuts = data.draw(st.lists(st.integers(0, 200)) | st.just(range(len(said))))
         tokens = cut_tokens(vocabulary, said, cuts)
-        prompt.remember(tokens, "", Said("", said, ()), ())
+        prompt.remember(tokens, "", ParsedReply("", said, ()), ())
         oracle.note(prompt, tokens)
         n_lost = data.draw(st.just(0) | st.integers(0, len(said)))
         text = (text + said)[: len(text + said) - n_lost] + data.draw(st.just("") | RAW)

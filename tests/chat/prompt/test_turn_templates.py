@@ -59,7 +59,7 @@ HEADERS = (
 """
 )
 
-# As Gemma 4: the model goes on behind a tool's result without a header.
+# As Gemma 4: the model continues behind a tool's result without a header.
 GOING_ON = (
     _TOOLS
     + """\

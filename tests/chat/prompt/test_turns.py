@@ -17,7 +17,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import ReasoningHistory
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -232,7 +232,7 @@ def test_every_turn_of_a_long_chat_begins_with_all_that_was_computed(bench: Turn
         conversation = extended(conversation, exchange.message, user(f"And {turn}?"))
         rest = after(bench, conversation, exchange)
         assert len(rest) < 20
-    assert bench.prompts.from_conversation(conversation).n_remembered == 10
+    assert len(bench.prompts.from_conversation(conversation).remembered) == 10
 
 
 def test_a_turn_that_was_removed_ends_the_splicing_and_nothing_else(bench: TurnBench) -> None:
@@ -265,7 +265,7 @@ RAW = "Once upon a time there was a lighthouse keeper who counted the waves, and
 def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
     built = bench.prompts.from_text(prompt)
     tokens = odd_tokens(bench.tokenizer, text)
-    built.remember(tokens, "", Said("", text, ()), ())
+    built.remember(tokens, "", ParsedReply("", text, ()), ())
     return built.tokens + tuple(tokens)
 
 

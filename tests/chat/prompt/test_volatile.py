@@ -19,8 +19,8 @@ def conversation(system: str, user: str = "Hi.") -> Conversation:
     )
 
 
-def calmed(rule: str, system: str) -> str:
-    return VolatileRules([rule]).calm(conversation(system))[0].messages[0].text
+def neutralised(rule: str, system: str) -> str:
+    return VolatileRules([rule]).neutralise(conversation(system))[0].messages[0].text
 
 
 @pytest.mark.parametrize(
@@ -48,24 +48,24 @@ def calmed(rule: str, system: str) -> str:
 )
 def test_two_prompts_that_differ_in_volatile_text_become_one(rule: str, one: str, two: str) -> None:
     assert one != two
-    assert calmed(rule, one) == calmed(rule, two)
+    assert neutralised(rule, one) == neutralised(rule, two)
 
 
 def test_what_was_replaced_is_told() -> None:
     rules = VolatileRules(["timestamps", "uuids"])
-    changed, found = rules.calm(conversation("2026-11-15 09:30 and 2026-11-15 09:31"))
+    changed, found = rules.neutralise(conversation("2026-11-15 09:30 and 2026-11-15 09:31"))
     assert found == (Neutralised("timestamps", 2),)
     assert changed.messages[0].text == "[timestamps] and [timestamps]"
 
 
 def test_a_first_group_stays() -> None:
-    assert calmed(r"(Branch:) \S+", "Branch: main, go.") == "Branch: [volatile 1] go."
+    assert neutralised(r"(Branch:) \S+", "Branch: main, go.") == "Branch: [volatile 1] go."
 
 
 def test_tool_definitions_are_calmed_too() -> None:
     asked = conversation("s")
     tool = Tool("f", asked.tools[0].definition_json.replace('"f"}', '"f", "description": "09:30"}'))
-    changed, found = VolatileRules(["times"]).calm(replace(asked, tools=(tool,)))
+    changed, found = VolatileRules(["times"]).neutralise(replace(asked, tools=(tool,)))
     assert found == (Neutralised("times", 1),)
     assert "09:30" not in changed.tools[0].definition_json
 
@@ -73,7 +73,7 @@ def test_tool_definitions_are_calmed_too() -> None:
 def test_a_rule_never_breaks_a_definition() -> None:
     source = '{"function": {"name": "f", "description": "v1, \\"quoted\\"", "enum": ["v1"]}}'
     asked = replace(conversation("s"), tools=(Tool("f", source),))
-    changed, _ = VolatileRules(["v.*"]).calm(asked)
+    changed, _ = VolatileRules(["v.*"]).neutralise(asked)
     definition = json.loads(changed.tools[0].definition_json)["function"]
     assert definition == {"name": "f", "description": "[volatile 1]", "enum": ["v1"]}
 
@@ -81,8 +81,8 @@ def test_a_rule_never_breaks_a_definition() -> None:
 @given(st.text(), st.text())
 def test_without_rules_nothing_changes_and_users_are_never_touched(system: str, user: str) -> None:
     asked = conversation(system, user)
-    assert VolatileRules().calm(asked) == (asked, ())
-    changed, _ = VolatileRules(list(SHIPPED)).calm(asked)
+    assert VolatileRules([]).neutralise(asked) == (asked, ())
+    changed, _ = VolatileRules(list(SHIPPED)).neutralise(asked)
     assert changed.messages[1] == asked.messages[1]
 
 

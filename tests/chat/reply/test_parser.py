@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.chat.dialects import choose
-from rekindle.chat.dialects.base import Dialect, ReadCall, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall, Schemas
 from rekindle.chat.reply.parser import (
+    ParsedReasoning,
+    ParsedReply,
+    ParsedText,
     Part,
     ReplyParser,
-    Said,
-    SaidReasoning,
-    SaidText,
     parse,
 )
 from tests.chat.dialects.cases import ARGUMENTS, CASES, JSON, NAME, SCHEMAS, Case
@@ -32,11 +32,8 @@ def stream(
     *,
     schemas: Schemas | None = SCHEMAS,
     begins_in_reasoning: bool = False,
-    with_reasoning: bool = True,
 ) -> list[Part]:
-    parser = ReplyParser(
-        dialect, schemas, begins_in_reasoning=begins_in_reasoning, with_reasoning=with_reasoning
-    )
+    parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return parts + parser.finish()
 
@@ -46,16 +43,16 @@ def joined(parts: list[Part]) -> list[Part]:
     merged: list[Part] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if isinstance(part, SaidText) and isinstance(last, SaidText):
-            merged[-1] = SaidText(last.text + part.text)
-        elif isinstance(part, SaidReasoning) and isinstance(last, SaidReasoning):
-            merged[-1] = SaidReasoning(last.text + part.text)
+        if isinstance(part, ParsedText) and isinstance(last, ParsedText):
+            merged[-1] = ParsedText(last.text + part.text)
+        elif isinstance(part, ParsedReasoning) and isinstance(last, ParsedReasoning):
+            merged[-1] = ParsedReasoning(last.text + part.text)
         else:
             merged.append(part)
     return merged
 
 
-def said(text: str, *, dialect: Dialect = HERMES, begins_in_reasoning: bool = False) -> Said:
+def said(text: str, *, dialect: Dialect = HERMES, begins_in_reasoning: bool = False) -> ParsedReply:
     return parse(dialect, SCHEMAS, text, begins_in_reasoning=begins_in_reasoning)
 
 
@@ -63,7 +60,7 @@ def test_reasoning_text_and_calls_come_apart_without_the_space_between() -> None
     read = said(f"\n<think>\nhm\nhm\n</think>\n\nI will look.\n\n{CALL}\n{CALL}\n")
     assert read.reasoning == "hm\nhm"
     assert read.text == "I will look."
-    assert read.calls == (ReadCall(NAME, JSON),) * 2
+    assert read.calls == (ParsedCall(NAME, JSON),) * 2
 
 
 def test_arguments_stay_as_they_were_written() -> None:
@@ -74,17 +71,17 @@ def test_arguments_stay_as_they_were_written() -> None:
 
 def test_text_streams_up_to_what_may_be_a_mark() -> None:
     parser = ReplyParser(HERMES, SCHEMAS, begins_in_reasoning=False)
-    assert parser.feed("a <b> and <tool") == [SaidText("a <b> and")]
-    assert parser.feed("box>") == [SaidText(" <toolbox>")]
+    assert parser.feed("a <b> and <tool") == [ParsedText("a <b> and")]
+    assert parser.feed("box>") == [ParsedText(" <toolbox>")]
     assert parser.finish() == []
 
 
 def test_reasoning_streams_and_its_last_space_waits() -> None:
     parser = ReplyParser(HERMES, SCHEMAS, begins_in_reasoning=True)
-    assert parser.feed("\nfirst \n") == [SaidReasoning("first")]
-    assert parser.feed("second</thi") == [SaidReasoning(" \nsecond")]
+    assert parser.feed("\nfirst \n") == [ParsedReasoning("first")]
+    assert parser.feed("second</thi") == [ParsedReasoning(" \nsecond")]
     assert parser.feed("nk>\n\n") == []
-    assert parser.feed("Yes") == [SaidText("Yes")]
+    assert parser.feed("Yes") == [ParsedText("Yes")]
 
 
 def test_a_reply_that_ends_while_it_thinks_is_all_reasoning() -> None:
@@ -99,13 +96,7 @@ def test_an_opening_mark_that_repeats_the_prompt_is_no_thought() -> None:
 
 def test_marks_of_reasoning_within_text_are_text() -> None:
     for text in ("The tag <think> opens.", "Thus </think> it closes", "  spaced  "):
-        assert said(text) == Said("", text, ())
-
-
-def test_thoughts_can_stay_in_the_text() -> None:
-    text = f"<think>\nhm {CALL}</think>\n\nyes\n{CALL}"
-    parts = joined(stream(HERMES, [text], with_reasoning=False))
-    assert parts == [SaidText(f"<think>\nhm {CALL}</think>\n\nyes"), ReadCall(NAME, JSON)]
+        assert said(text) == ParsedReply("", text, ())
 
 
 @pytest.mark.parametrize(
@@ -123,18 +114,18 @@ def test_thoughts_can_stay_in_the_text() -> None:
     ],
 )
 def test_what_is_no_call_is_text_and_whole(text: str) -> None:
-    assert said(text) == Said("", text, ())
-    assert joined(stream(HERMES, list(text))) == [SaidText(text)]
+    assert said(text) == ParsedReply("", text, ())
+    assert joined(stream(HERMES, list(text))) == [ParsedText(text)]
 
 
 def test_a_false_call_does_not_hide_the_true_one_behind_it() -> None:
     read = said(f"<tool_call>oops {CALL}")
-    assert (read.text, read.calls) == ("<tool_call>oops", (ReadCall(NAME, JSON),))
+    assert (read.text, read.calls) == ("<tool_call>oops", (ParsedCall(NAME, JSON),))
 
 
 def test_without_tools_calls_are_text() -> None:
     text = f"See: {CALL} "
-    assert joined(stream(HERMES, list(text), schemas=None)) == [SaidText(text)]
+    assert joined(stream(HERMES, list(text), schemas=None)) == [ParsedText(text)]
 
 
 def test_harmony_speaks_in_channels() -> None:
@@ -146,20 +137,20 @@ def test_harmony_speaks_in_channels() -> None:
         f" <|constrain|>json<|message|>{JSON}<|call|>",
         dialect=HARMONY,
     )
-    assert read == Said("hmhm again", "I will look.", (ReadCall(NAME, JSON),))
+    assert read == ParsedReply("hmhm again", "I will look.", (ParsedCall(NAME, JSON),))
     final = "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
-    assert said(final, dialect=HARMONY) == Said("", "Done.", ())
+    assert said(final, dialect=HARMONY) == ParsedReply("", "Done.", ())
 
 
 def test_bare_json_is_a_call_only_where_the_reply_begins() -> None:
     llama = choose("<|python_tag|>", supports_tools=True)
     call = f'{{"name": "get_weather", "parameters": {JSON}}}'
-    assert said(f"\n{call}", dialect=llama).calls == (ReadCall(NAME, JSON),)
-    assert said(f"Such as {call}", dialect=llama) == Said("", f"Such as {call}", ())
+    assert said(f"\n{call}", dialect=llama).calls == (ParsedCall(NAME, JSON),)
+    assert said(f"Such as {call}", dialect=llama) == ParsedReply("", f"Such as {call}", ())
     answer = '{"city": "Bonn"}'
     parser = ReplyParser(llama, SCHEMAS, begins_in_reasoning=False)
-    assert parser.feed('{"ci') == [SaidText('{"ci')]
-    assert said(answer, dialect=llama) == Said("", answer, ())
+    assert parser.feed('{"ci') == [ParsedText('{"ci')]
+    assert said(answer, dialect=llama) == ParsedReply("", answer, ())
 
 
 def test_a_long_argument_in_small_pieces_takes_no_time() -> None:
@@ -169,7 +160,7 @@ def test_a_long_argument_in_small_pieces_takes_no_time() -> None:
     start = time.perf_counter()
     parts = stream(HERMES, [text[i : i + 4] for i in range(0, len(text), 4)])
     assert time.perf_counter() - start < 2  # it was six seconds when every piece was read
-    assert parts == [ReadCall(NAME, arguments)]
+    assert parts == [ParsedCall(NAME, arguments)]
 
 
 MARKS = sorted(
@@ -222,7 +213,6 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 def test_how_a_reply_is_cut_makes_no_difference(case: Case, data: st.DataObject) -> None:
     text = data.draw(replies(case))
     begins_in_reasoning = data.draw(st.booleans())
-    with_reasoning = data.draw(st.booleans())
     schemas = data.draw(st.sampled_from([SCHEMAS, None]))
     dialect = case.dialect
     whole, cut, single = (
@@ -232,14 +222,13 @@ def test_how_a_reply_is_cut_makes_no_difference(case: Case, data: st.DataObject)
                 pieces,
                 schemas=schemas,
                 begins_in_reasoning=begins_in_reasoning,
-                with_reasoning=with_reasoning,
             )
         )
         for pieces in ([text], data.draw(cuts(text)), list(text))
     )
     assert whole == cut == single
     for part in whole:
-        if isinstance(part, ReadCall):
+        if isinstance(part, ParsedCall):
             assert schemas is not None
             assert part.name in schemas
             assert isinstance(json.loads(part.arguments_json), dict)
@@ -251,17 +240,17 @@ def test_how_a_reply_is_cut_makes_no_difference(case: Case, data: st.DataObject)
 def test_nothing_is_lost_but_marks_and_space(case: Case, data: st.DataObject) -> None:
     text = data.draw(replies(case))
     parts = stream(case.dialect, [text])
-    if any(isinstance(part, ReadCall) for part in parts):
+    if any(isinstance(part, ParsedCall) for part in parts):
         return
     reasoning = case.dialect.reasoning
     assert reasoning is not None
     marks = (*case.dialect.hidden, reasoning.opening, reasoning.closing)
-    rest = "".join(part.text for part in parts if not isinstance(part, ReadCall))
+    rest = "".join(part.text for part in parts if not isinstance(part, ParsedCall))
     assert without(rest, marks) == without(text, marks)
 
 
 def without(text: str, marks: tuple[str, ...]) -> str:
-    """What remains of the letters when every mark is taken away, again and again."""
+    """Return the text without white space and marks, removed until none is left."""
     text = "".join(text.split())
     marks = tuple("".join(mark.split()) for mark in marks)
     while any(mark in text for mark in marks):
@@ -276,7 +265,7 @@ def test_the_calls_of_every_dialect_come_out_of_a_stream(case: Case) -> None:
     assert reasoning is not None
     text = f"{reasoning.opening}hm{reasoning.closing}\n\n{case.text}\n"
     parts = joined(stream(case.dialect, list(text)))
-    assert parts[0] == SaidReasoning("hm")
+    assert parts[0] == ParsedReasoning("hm")
     [call] = parts[1:]
-    assert isinstance(call, ReadCall)
+    assert isinstance(call, ParsedCall)
     assert (call.name, json.loads(call.arguments_json)) == (NAME, ARGUMENTS)

@@ -8,10 +8,12 @@ import pytest
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyCall
-from rekindle.chat.reply.parser import Said
-from rekindle.chat.reply.stream import ReplyReader, ReplyStream
+from rekindle.chat.reply.parser import ParsedReply
+from rekindle.chat.reply.stream import ReplyStream
 from tests.chat.test_responder import ByteTokenizer, script
+from tests.support.chat import reply_stream
 
 ASKED = Conversation((Message(Role.USER, (Text("?"),)),))
 TWO_CALLS = '[TOOL_CALLS][{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]'
@@ -20,9 +22,11 @@ SCHEMAS = {"a": {"type": "object"}, "b": {"type": "object"}}
 
 class Memory:
     def __init__(self) -> None:
-        self.turns: list[tuple[str, Said]] = []
+        self.turns: list[tuple[str, ParsedReply]] = []
 
-    def __call__(self, tokens: Sequence[int], _end: str, said: Said, _ids: Sequence[str]) -> None:
+    def __call__(
+        self, tokens: Sequence[int], _end: str, said: ParsedReply, _ids: Sequence[str]
+    ) -> None:
         self.turns.append((bytes(tokens).decode(), said))
 
 
@@ -31,7 +35,7 @@ def stream(text: str, memory: Memory, *, template: str, in_reasoning: bool = Fal
     tokenizer = ByteTokenizer()
     dialect = choose(template, supports_tools=True)
     reader = ReplyReader(dialect, SCHEMAS, in_reasoning, tokenizer.piece)
-    return ReplyStream("id", prompt, script(text), tokenizer, reader=reader)
+    return reply_stream(prompt, script(text), tokenizer, reader=reader)
 
 
 def test_a_client_that_leaves_between_two_calls_leaves_both_of_them_remembered() -> None:

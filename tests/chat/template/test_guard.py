@@ -1,4 +1,4 @@
-"""What the client writes stays text, however it is cut up and put together again."""
+"""The client's text stays plain text, even if a template cuts and joins it."""
 
 import json
 

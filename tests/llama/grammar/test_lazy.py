@@ -148,7 +148,7 @@ def backend(model: GgufModel) -> Iterator[LlamaBackend]:
 
 
 class Writer:
-    """A sampler whose logits are made up: it writes what it is told where the grammar lets it."""
+    """A sampler with made-up logits: it writes a given text where the grammar allows it."""
 
     def __init__(self, backend: LlamaBackend, vocabulary: Vocabulary, grammar: Grammar) -> None:
         self._vocabulary = vocabulary
@@ -334,7 +334,7 @@ def test_a_grammar_is_compiled_once_however_it_begins(
 ) -> None:
     source = "once [0-9]+"
     backend.check_grammar(Grammar(GrammarKind.REGEX, source))
-    monkeypatch.setattr("llguidance.LLMatcher", None)  # whoever compiles again fails
+    monkeypatch.setattr("llguidance.LLMatcher", None)  # compiling again fails
     start = GrammarStart(triggers=(Trigger("once"),))
     backend.check_grammar(Grammar(GrammarKind.REGEX, source, start))
 
@@ -350,7 +350,7 @@ def test_a_real_reply_is_unchanged_up_to_its_trigger_and_bound_from_there(
     )
 
     def replies(grammar: Grammar | None) -> list[str]:
-        """Of the reply, and of a greedy one beside it that has no grammar."""
+        """Return the reply, and a greedy one beside it that has no grammar."""
         backend.clear_all()
         samplings = [
             Sampling(temperature=temperature, seed=5, grammar=grammar),

@@ -21,7 +21,7 @@ STACK_KIB = 1024
 
 @cache
 def unharmed(*options: str) -> frozenset[str]:
-    """The names under which the texts came back. A child goes on behind one that crashed."""
+    """Return the names whose texts came back. After a crash, a new child continues."""
     names: set[str] = set()
     waiting = [pre for pre in PRE_TOKENIZERS if not options or pre not in FLAT]
     while waiting:
@@ -59,5 +59,5 @@ def test_long_runs_come_back_as_they_were(pre: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("pre", sorted({*PRE_TOKENIZERS} - FLAT))
 def test_no_match_is_longer_than_the_stack_that_it_is_given(pre: str) -> None:
-    """Two characters that take turns: a match may go on where a word and a gap alternate."""
+    """Two alternating characters: a match may continue across words and gaps."""
     assert pre in unharmed("--pairs")

@@ -1,1 +1,1 @@
-"""What this process knows of its requests so far: sessions, misses, log lines."""
+"""Records of past requests: sessions, reasons for cache misses, log lines."""

@@ -1,4 +1,4 @@
-"""What this process knows of its requests so far, and what each new one says about them."""
+"""Records of past requests, and the account of each new one."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from rekindle.chat.accounts.recent_prompts import PastPrompt, RecentPrompts, wit
 from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes
 from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.events import PromptEvaluated
 from rekindle.generation.request import Rank
 from rekindle.generation.status import Forecast
@@ -17,6 +17,8 @@ from rekindle.observe.request_record import Miss
 
 
 class Accounts:
+    """Sessions, computed prefixes and recent prompts since the start, of all models."""
+
     def __init__(self) -> None:
         self.sessions = Sessions()
         self.seen = SeenPrefixes()
@@ -26,18 +28,16 @@ class Accounts:
         self, asked: PastPrompt, options: ReplyOptions, text_of: TextOf, *, can_store: bool
     ) -> "Account":
         session = self.sessions.use(asked.namespace, asked.session)
+        declared = _declared(options)
         rank = rank_for(
-            session,
-            asked.conversation,
-            max_tokens=options.max_tokens,
-            declared=_declared(options),
+            session, asked.conversation, max_tokens=options.max_tokens, declared=declared
         )
         if asked.conversation is not None and asked.conversation.callable_tools:
             session.has_used_tools = True
         return Account(self, session, rank, asked, options, text_of, can_store=can_store)
 
     def forecast_miss(self, asked: PastPrompt, forecast: Forecast, text_of: TextOf) -> Miss | None:
-        """As a request with this prompt would be told, if it were sent now."""
+        """Return the miss that a request with this prompt would report if it were sent now."""
         n_known = self.seen.n_known(_space(asked), asked.tokens)
         earlier = self.recent.most_like(asked, n_cached=forecast.n_cached)
         return explain(
@@ -46,7 +46,7 @@ class Accounts:
 
 
 class Account:
-    """Of one request: opened when it is asked, settled when its prompt is evaluated."""
+    """The account of one request: settled when its prompt is evaluated, closed at its end."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Account:
         self._accounts = accounts
         self._session = session
         self._asked = asked
-        self._compare_with = options.compare_with
-        self._uses_cache = options.cache_prompt
+        self._options = options
         self._text_of = text_of
         self._can_store = can_store
         self._space = _space(asked)
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
+        """Book what the prompt cost, and return why it was not cached further."""
         n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
         self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
         self._accounts.sessions.book(
@@ -92,17 +92,20 @@ class Account:
             n_known=n_known,
             n_refused=event.n_refused,
             n_missing_checkpoint_tokens=event.n_missing_checkpoint_tokens,
-            uses_cache=self._uses_cache,
+            uses_cache=self._options.cache_prompt,
             can_store=self._can_store,
         )
         self.diagnosis = self._diagnosis(found)
         return self.diagnosis
 
     def close(
-        self, n_computed: int, reply: Sequence[int], said: Said, call_ids: Sequence[str]
+        self, n_computed: int, reply: Sequence[int], said: ParsedReply, call_ids: Sequence[str]
     ) -> None:
-        """`n_computed` of the prompt's tokens and the reply's: the last is often only sampled."""
-        if not self._uses_cache or n_computed < GRAIN:
+        """Record the tokens that were computed.
+
+        `n_computed` counts prompt and reply. The last token is often sampled only.
+        """
+        if not self._options.cache_prompt or n_computed < GRAIN:
             return
         sampled = np.fromiter(reply, np.int32, len(reply))
         computed = np.concatenate((self._asked.tokens, sampled))[:n_computed]
@@ -110,17 +113,17 @@ class Account:
         self._accounts.recent.add(with_reply(self._asked, computed, said, call_ids))
 
     def _diagnosis(self, found: CacheOutcome) -> Diagnosis:
-        recent = self._accounts.recent
+        recent, compare_with = self._accounts.recent, self._options.compare_with
         named = None
-        if self._compare_with is not None:
-            named = recent.named(self._asked.namespace, self._compare_with)
+        if compare_with is not None:
+            named = recent.named(self._asked.namespace, compare_with)
         earlier = named or recent.most_like(self._asked, n_cached=found.n_cached)
         miss = explain(self._asked, earlier, found, self._text_of)
-        return Diagnosis(miss, is_compared=self._compare_with is None or named is not None)
+        return Diagnosis(miss, is_compared=compare_with is None or named is not None)
 
 
 def _space(asked: PastPrompt) -> str:
-    """Where equal tokens have equal rows."""
+    """Return the name of the space in which equal tokens have equal rows."""
     return f"{asked.namespace}\0{asked.model}"
 
 

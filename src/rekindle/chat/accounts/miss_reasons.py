@@ -1,4 +1,4 @@
-"""Why a prompt did not find more in the cache: what changed since the one most like it."""
+"""Why a prompt missed the cache: what changed since the most similar earlier prompt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,19 +6,12 @@ from itertools import zip_longest
 
 from rekindle.chat.accounts.recent_prompts import PastPrompt, n_shared
 from rekindle.chat.accounts.seen_prefixes import GRAIN
-from rekindle.chat.conversation import (
-    Conversation,
-    Message,
-    Role,
-    Tool,
-    ToolCall,
-    ToolResult,
-)
+from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCall
 from rekindle.chat.prompt.meaning import canonical_json
 from rekindle.observe.request_record import Miss, MissReason
 
 BEFORE_CHARACTERS, SHOWN_CHARACTERS = 24, 80
-SHOWN_TOKENS = 64  # enough for that many characters, nearly always; picked
+SHOWN_TOKENS = 64  # nearly always enough for SHOWN_CHARACTERS; picked
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -26,19 +19,19 @@ TextOf = Callable[[Sequence[int]], str]
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     miss: Miss | None = None
-    is_compared: bool = True  # False: the client named an earlier reply that is not known
+    is_compared: bool = True  # False: the client named a reply that is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOutcome:
-    """What became of a prompt."""
+    """How much of a prompt was found in the cache."""
 
     n_cached: int
-    n_known: int  # of its tokens, computed earlier
-    n_refused: int = 0  # stored, and computed again because that is faster
-    n_missing_checkpoint_tokens: int = 0  # stored, but without a state to go on from
-    uses_cache: bool = True  # the client's wish
-    can_store: bool = True  # for this model
+    n_known: int  # tokens of the prompt that were computed earlier
+    n_refused: int = 0  # stored, but recomputing them was faster
+    n_missing_checkpoint_tokens: int = 0  # stored, but without a checkpoint to resume from
+    uses_cache: bool = True  # False: the client switched it off
+    can_store: bool = True  # False: this model cannot be cached
 
 
 def explain(
@@ -47,6 +40,7 @@ def explain(
     found: CacheOutcome,
     text_of: TextOf,
 ) -> Miss | None:
+    """Return why the prompt was not cached further; None: there is nothing to explain."""
     # The last token of a prompt is always computed.
     n_gone = max(
         min(found.n_known, len(now.tokens) - 1) - found.n_cached,
@@ -112,7 +106,10 @@ def _change(now: PastPrompt, earlier: PastPrompt, n_cached: int, text_of: TextOf
 def _raw_change(
     now: PastPrompt, earlier: PastPrompt, shared: int, n_lost: int, text_of: TextOf
 ) -> Miss | None:
-    """An edit, if how the earlier one ended comes again; otherwise only the beginning is common."""
+    """Return an edit if the end of the earlier prompt occurs again.
+
+    Otherwise the prompts only share a beginning, and None is returned.
+    """
     stop = earlier.n_prompt if shared < earlier.n_prompt else len(earlier.tokens)
     ending = earlier.tokens[max(shared, stop - GRAIN) : stop]
     if len(ending) < GRAIN or now.tokens[shared:].tobytes().find(ending.tobytes()) < 0:
@@ -122,7 +119,7 @@ def _raw_change(
 
 
 def _is_new_branch(messages: Sequence[Message], place: int) -> bool:
-    """Another question after a history that is the same; not an edit of what was said before."""
+    """Return whether a new question follows the same history. That is no edit of the history."""
     if messages[place].role is Role.SYSTEM:
         return False
     if place == len(messages) - 1:
@@ -148,7 +145,10 @@ def _definition(tool: Tool | None) -> str:
 
 
 def _first_change(before: Sequence[Message], now: Sequence[Message]) -> int | None:
-    """In meaning, or failing that in letters. What was added or dropped at the end is no change."""
+    """Return the index of the first message that changed in meaning, or else in spelling.
+
+    Messages that were added or dropped at the end are no change.
+    """
     pairs = list(zip(before, now, strict=False))
     for spelled in (str.strip, str):
         for index, (old, new) in enumerate(pairs):
@@ -169,14 +169,18 @@ def _message_changed(before: Conversation, now: Conversation, place: int, n_lost
 def _changed_part(
     old: Message, new: Message, spelled: Callable[[str], str]
 ) -> tuple[str, str, str] | None:
-    """Which part, and both texts. Reasoning that is left out is given back elsewhere."""
+    """Return the kind of part that changed, and both texts.
+
+    Missing reasoning is no change: the prompt builder restores it.
+    """
     if spelled(old.text) != spelled(new.text):
         return "text", old.text, new.text
     for call, other_call in zip_longest(old.calls, new.calls):
         one, other = _called(call, other_call), _called(other_call, call)
         if one != other:
             return "tool_call", one, other
-    for one, other in zip_longest(_results(old), _results(new), fillvalue=""):
+    results = ([result.text for result in message.results] for message in (old, new))
+    for one, other in zip_longest(*results, fillvalue=""):
         if spelled(one) != spelled(other):
             return "tool_result", one, other
     if new.reasoning and spelled(old.reasoning) != spelled(new.reasoning):
@@ -185,7 +189,7 @@ def _changed_part(
 
 
 def _called(call: ToolCall | None, other: ToolCall | None) -> str:
-    """Arguments are parsed only where they are not the same already: they can be whole files."""
+    """Return a call as text. Arguments are parsed only if they differ: they can be whole files."""
     if call is None:
         return ""
     arguments = call.arguments_json
@@ -194,12 +198,8 @@ def _called(call: ToolCall | None, other: ToolCall | None) -> str:
     return f"{call.name} {arguments}"
 
 
-def _results(message: Message) -> list[str]:
-    return [part.text for part in message.parts if isinstance(part, ToolResult)]
-
-
 def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:
-    """The message where the rendered texts part; where they do not, the earlier one's reply."""
+    """Return the message where the rendered texts diverge, or the reply of the earlier prompt."""
     assert now.conversation is not None
     end = _n_shared_characters(now.text, earlier.text)
     if end == len(earlier.text):
@@ -209,7 +209,7 @@ def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:
         text = message.text.strip()
         place = now.text.find(text, position)
         if place < 0:
-            return None  # the template has changed it; nobody can tell where it is
+            return None  # the template changed the text, so its place is unknown
         position = place + len(text)
         if position > end:
             return index
@@ -219,7 +219,7 @@ def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:
 def _token_texts(
     now: PastPrompt, earlier: PastPrompt, shared: int, text_of: TextOf
 ) -> tuple[str, str]:
-    """Both texts around the first token that differs, with what both have in front."""
+    """Return both texts around the first token that differs, with some text before it."""
     start = max(shared - BEFORE_CHARACTERS, 0)
     old, new = (each.tokens[start : shared + SHOWN_TOKENS].tolist() for each in (earlier, now))
     return text_of(old), text_of(new)
@@ -234,7 +234,7 @@ def _difference(
     part: str | None = None,
     tokens_lost: int,
 ) -> Miss:
-    """Cut to the first difference."""
+    """Return a miss with both texts cut around their first difference."""
     place = _n_shared_characters(expected, got)
     return Miss(
         reason=reason,

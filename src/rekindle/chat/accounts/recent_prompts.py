@@ -1,58 +1,50 @@
-"""The last prompts with their replies, to tell what a new one changed."""
+"""The last prompts with their replies, to find what a new prompt changed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
-from rekindle.chat.conversation import (
-    Conversation,
-    Message,
-    Part,
-    Reasoning,
-    Role,
-    Text,
-    ToolCall,
-    ToolResult,
-)
+from rekindle.chat.conversation import Conversation, Message
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.request import CacheTerms
 
 MAX_BYTES = 64 << 20  # all of these are picked
 MAX_PROMPTS = 512
 MAX_PER_SESSION = 8
 MAX_COMPARED = 32
-COMPARED_TOKENS = 4096  # at once: most prompts part early
-MESSAGE_BYTES = 256  # what a message takes beside its text, about
+COMPARED_TOKENS = 4096  # at once: most prompts diverge early
+MESSAGE_BYTES = 256  # of a message besides its text, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PastPrompt:
-    """A prompt, and once it is answered its reply."""
+    """A prompt, and its reply once there is one."""
 
-    tokens: Tokens  # all that was computed
-    n_prompt: int  # of these, before the reply
-    text: str  # of the prompt alone
+    tokens: Tokens  # all computed tokens
+    n_prompt: int  # the tokens before the reply
+    text: str  # of the prompt, without the reply
     conversation: Conversation | None
-    digests: tuple[int, ...]  # one per message; equal ones are written alike, reasoning apart
+    digests: tuple[int, ...]  # one per message, without its reasoning
     model: str
     namespace: str
     session: str
-    reply_id: str | None = None  # by which a client may name it
+    reply_id: str | None = None  # a client may name the prompt by it
 
     @property
     def n_bytes(self) -> int:
-        # The text stands in the conversation as well.
+        # The conversation holds the text a second time.
         return self.tokens.nbytes + 2 * len(self.text) + MESSAGE_BYTES * len(self.digests)
 
 
 def past_prompt(
     prompt: Prompt, terms: CacheTerms, *, model: str, reply_id: str | None = None
 ) -> PastPrompt:
-    """Blocking: it takes milliseconds for a long prompt."""
+    """Return the prompt as a past one. Takes milliseconds for a long prompt."""
     messages = prompt.conversation.messages if prompt.conversation else ()
     return PastPrompt(
         np.fromiter(prompt.tokens, np.int32, len(prompt.tokens)),
@@ -68,64 +60,50 @@ def past_prompt(
 
 
 def with_reply(
-    past: PastPrompt, computed: Tokens, said: Said, call_ids: Sequence[str]
+    past: PastPrompt, computed: Tokens, said: ParsedReply, call_ids: Sequence[str]
 ) -> PastPrompt:
-    """As a client would send it back. A message that was left open goes on in the reply."""
-    conversation = past.conversation
-    if conversation is None or said == Said("", "", ()):
+    """Return the past prompt with its reply, as a client would send it back."""
+    if past.conversation is None or said == ParsedReply("", "", ()):
         return replace(past, tokens=computed)
-    messages, text = conversation.messages, said.text
-    if conversation.continue_last:
-        text = messages[-1].text + text
-        messages = messages[:-1]
-    parts: list[Part] = [Reasoning(said.reasoning)] if said.reasoning else []
-    if text:
-        parts.append(Text(text))
-    for call_id, call in zip(call_ids, said.calls, strict=True):
-        parts.append(ToolCall(call_id, call.name, call.arguments_json))
-    reply = Message(Role.ASSISTANT, tuple(parts))
-    return replace(
-        past,
-        tokens=computed,
-        conversation=replace(conversation, messages=(*messages, reply), continue_last=False),
-        digests=(*past.digests[: len(messages)], _digest(reply)),
+    conversation = past.conversation.with_reply(
+        said.text, said.tool_calls(call_ids), reasoning=said.reasoning
     )
+    *before, reply = conversation.messages
+    digests = (*past.digests[: len(before)], _digest(reply))
+    return replace(past, tokens=computed, conversation=conversation, digests=digests)
 
 
 class RecentPrompts:
-    """Bounded in bytes, in all and for each session."""
+    """The last prompts, bounded in bytes, and in prompts per session."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._prompts: list[PastPrompt] = []  # the newest last
-        self._n_bytes = 0
+        self._prompts = BoundedCache[int, PastPrompt](max_items=MAX_PROMPTS, max_bytes=max_bytes)
+        self._numbers = count()
 
     @property
     def n_bytes(self) -> int:
-        return self._n_bytes
+        return self._prompts.n_bytes
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def add(self, past: PastPrompt) -> None:
-        self._prompts.append(past)
-        self._n_bytes += past.n_bytes
-        of_session = [each for each in self._prompts if _is_of_session(each, past)]
-        if len(of_session) > MAX_PER_SESSION:
-            self._remove(self._prompts.index(of_session[0]))
-        while self._n_bytes > self._max_bytes or len(self._prompts) > MAX_PROMPTS:
-            self._remove(0)
+        of_session = [
+            number
+            for number, each in zip(self._prompts, self._prompts.values(), strict=True)
+            if (each.namespace, each.session) == (past.namespace, past.session)
+        ]
+        if len(of_session) == MAX_PER_SESSION:
+            self._prompts.pop(of_session[0])
+        self._prompts.put(next(self._numbers), past, n_bytes=past.n_bytes)
 
     def named(self, namespace: str, reply_id: str) -> PastPrompt | None:
-        for each in reversed(self._prompts):
-            if each.reply_id == reply_id and each.namespace == namespace:
-                return each
-        return None
+        return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
     def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
-        """The one with the most in common; of equals one of its session, then the newest.
+        """Return the most similar prompt: first of its own session, then the newest.
 
-        One that shares less than was found cannot tell why not more was.
+        A prompt that shares less than was cached cannot explain the miss, and is skipped.
         """
         best: PastPrompt | None = None
         best_likeness = (0, False)
@@ -136,13 +114,11 @@ class RecentPrompts:
         return best
 
     def _of_namespace(self, namespace: str) -> Iterator[PastPrompt]:
-        return (each for each in reversed(self._prompts) if each.namespace == namespace)
-
-    def _remove(self, index: int) -> None:
-        self._n_bytes -= self._prompts.pop(index).n_bytes
+        return (each for each in reversed(self._prompts.values()) if each.namespace == namespace)
 
 
 def n_shared(a: Tokens, b: Tokens) -> int:
+    """Return the length of the common prefix."""
     n = min(len(a), len(b))
     for start in range(0, n, COMPARED_TOKENS):
         stop = min(start + COMPARED_TOKENS, n)
@@ -153,7 +129,7 @@ def n_shared(a: Tokens, b: Tokens) -> int:
 
 
 def _likeness(a: PastPrompt, b: PastPrompt) -> int:
-    """Equal messages at equal places, and tools; for raw prompts the tokens that they share."""
+    """Return the number of equal messages, or of shared tokens for raw prompts; 0: unlike."""
     if a.conversation is None or b.conversation is None:
         return n_shared(a.tokens, b.tokens) if a.conversation is b.conversation else 0
     n_equal = sum(x == y for x, y in zip(a.digests, b.digests, strict=False))
@@ -166,11 +142,7 @@ def _can_explain(earlier: PastPrompt, now: PastPrompt, n_cached: int) -> bool:
     return n_shared(earlier.tokens, now.tokens) > n_cached - GRAIN
 
 
-def _is_of_session(a: PastPrompt, b: PastPrompt) -> bool:
-    return (a.namespace, a.session) == (b.namespace, b.session)
-
-
 def _digest(message: Message) -> int:
     calls = tuple((call.name, call.arguments_json) for call in message.calls)
-    results = tuple(part.text for part in message.parts if isinstance(part, ToolResult))
+    results = tuple(result.text for result in message.results)
     return hash((message.role, message.text.strip(), calls, results))

@@ -1,4 +1,4 @@
-"""One line per reply, when it ends."""
+"""The log line of a reply, written when it ends."""
 
 import logging
 
@@ -32,7 +32,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 def by_source(spans: Spans) -> str:
-    """`live:512,disk:1024`; a source may have several spans."""
+    """Return the tokens by source, such as `live:512,disk:1024`."""
     counts = spans.by_source()
     parts = [f"{source}:{counts[source]}" for source in CacheSource if source in counts]
     return ",".join(parts) or "-"

@@ -1,36 +1,33 @@
-"""Sessions: whose requests belong together, what they cost, and which of them are asides.
+"""Sessions: requests that belong together, their cost, and the rank of each request.
 
-A session is only a name. It does not fence the cache: equal tokens give equal rows.
+A session is only a name. All sessions of a namespace share the cache: equal tokens give equal rows.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
-MAX_SESSIONS = 1024  # the least recently used goes first; picked
-MAX_ASIDE_TOKENS = 64  # of a reply that can only be a title or the like; picked
+MAX_SESSIONS = 1024  # the least recently used is dropped first; picked
+MAX_ASIDE_TOKENS = 64  # of a reply that can only be a title or a label; picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
+    """Counts of requests and tokens."""
+
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefilled_tokens: int = 0
-    prefilled_twice_tokens: int = 0  # of these, computed earlier in this process
+    prefilled_twice_tokens: int = 0  # prefilled though this process had computed them before
 
     def __add__(self, other: "Ledger") -> "Ledger":
-        return Ledger(
-            requests=self.requests + other.requests,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            prefilled_tokens=self.prefilled_tokens + other.prefilled_tokens,
-            prefilled_twice_tokens=self.prefilled_twice_tokens + other.prefilled_twice_tokens,
-        )
+        mine, theirs = asdict(self), asdict(other)
+        return Ledger(**{name: mine[name] + theirs[name] for name in mine})
 
 
 @dataclass(slots=True)
@@ -44,17 +41,15 @@ class Session:
 
 class Sessions:
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
-        self._max_sessions = max_sessions
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._sessions = BoundedCache[tuple[str, str], Session](max_items=max_sessions)
         self._totals = Ledger()
 
     def use(self, namespace: str, session_id: str) -> Session:
+        """Return the session, made on its first use, and mark it as used now."""
         key = (namespace, session_id)
-        session = self._sessions.setdefault(key, Session(namespace, session_id))
+        session = self._sessions.peek(key) or Session(namespace, session_id)
         session.used_at = time.time()
-        self._sessions.move_to_end(key)
-        while len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
+        self._sessions.put(key, session)
         return session
 
     def book(self, session: Session, entry: Ledger) -> None:
@@ -62,11 +57,11 @@ class Sessions:
         self._totals += entry
 
     def totals(self) -> Ledger:
-        """Of every session since the start, those that have left included."""
+        """Return the sum over all sessions since the start, dropped ones included."""
         return self._totals
 
     def list(self, namespace: str) -> Sequence[Session]:
-        """The last used first."""
+        """Return the sessions of a namespace, most recently used first."""
         return [each for each in reversed(self._sessions.values()) if each.namespace == namespace]
 
 
@@ -77,15 +72,16 @@ def rank_for(
     max_tokens: int | None,
     declared: Rank | None,
 ) -> Rank:
-    """As declared; otherwise titles and summaries are told by where an agent asks for them.
+    """Return the declared rank; otherwise guess whether the request is a title or a summary.
 
-    The session is as it was before this request.
+    Titles and summaries come without tools in a session that used tools. `session` is as it
+    was before this request.
     """
     if declared is not None:
         return declared
     if conversation is None or conversation.callable_tools or not session.has_used_tools:
         return Rank.MAIN
-    # Without a name it may be several clients, one with tools and one without.
+    # The default session may hold several clients, one with tools and one without.
     is_named = session.id != DEFAULT_SESSION
     is_first_turn = is_named and all(m.role is not Role.ASSISTANT for m in conversation.messages)
     is_short = max_tokens is not None and 0 < max_tokens <= MAX_ASIDE_TOKENS

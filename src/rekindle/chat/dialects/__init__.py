@@ -1,24 +1,22 @@
-"""The dialects, and which one a chat template speaks. No model is known by its name."""
+"""The dialects, and the choice of one by the chat template. Model names do not matter."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rekindle.chat.dialects.base import Dialect, ReasoningMarks
-from rekindle.chat.dialects.deepseek import deepseek
+from rekindle.chat.dialects.deepseek import BARE, FENCED
 from rekindle.chat.dialects.functionary import FUNCTIONARY
-from rekindle.chat.dialects.gemma import gemma
+from rekindle.chat.dialects.gemma import FUNCTION_GEMMA, GEMMA4
 from rekindle.chat.dialects.glm import GLM
 from rekindle.chat.dialects.harmony import HARMONY
 from rekindle.chat.dialects.harmony import HIDDEN as HARMONY_HIDDEN
 from rekindle.chat.dialects.harmony import REASONING as HARMONY_REASONING
-from rekindle.chat.dialects.hermes import GENERIC, HERMES
-from rekindle.chat.dialects.json_lists import COMMAND_R, NEMOTRON, granite
+from rekindle.chat.dialects.json_calls import COMMAND_R, GENERIC, GRANITE, HERMES, NEMOTRON, PHI
 from rekindle.chat.dialects.kimi import KIMI
 from rekindle.chat.dialects.llama3 import LLAMA3
 from rekindle.chat.dialects.minimax import MINIMAX
-from rekindle.chat.dialects.mistral import mistral
-from rekindle.chat.dialects.pythonic import LFM2
-from rekindle.chat.dialects.qwen_xml import qwen_xml
+from rekindle.chat.dialects.mistral import LISTED, NAMED
+from rekindle.chat.dialects.pythonic import LFM2, TOOL_CODE
+from rekindle.chat.dialects.qwen_xml import QWEN_XML, SEED
 from rekindle.errors import StartupError
 
 GENERIC_NAME = "generic"
@@ -26,41 +24,50 @@ GENERIC_NAME = "generic"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Templates that contain every one of `signs`."""
+    """Templates that contain all of `signs`."""
 
     name: str
     signs: tuple[str, ...]
-    dialect: Callable[[str], Dialect]  # of a template source: families have variants
+    dialect: Dialect
+    variants: tuple[tuple[str, Dialect], ...] = ()  # by a sign that the template contains too
+
+    def dialect_of(self, source: str) -> Dialect:
+        return next((each for sign, each in self.variants if sign in source), self.dialect)
 
 
 _BAR = "\uff5c"  # DeepSeek's
 
-# The first that fits: the later ones are less certain.
+# The first match is used: the later ones are less certain.
 _FAMILIES = (
-    Family("harmony", ("<|channel|>", "<|message|>"), lambda source: HARMONY),
-    Family("kimi", ("<|tool_calls_section_begin|>",), lambda source: KIMI),
-    Family("deepseek", (f"{_BAR}>", "tool\u2581call"), deepseek),
-    Family("minimax", ("<minimax:tool_call>",), lambda source: MINIMAX),
-    Family("glm", ("<arg_key>",), lambda source: GLM),
-    Family("qwen_xml", ("<function=", "<parameter="), qwen_xml),
-    Family("functionary", ("<function=",), lambda source: FUNCTIONARY),
-    Family("mistral", ("[TOOL_CALLS]",), mistral),
-    Family("command_r", ("<|START_ACTION|>",), lambda source: COMMAND_R),
-    Family("nemotron", ("<TOOLCALL>",), lambda source: NEMOTRON),
-    Family("lfm2", ("<|tool_list_start|>",), lambda source: LFM2),
-    Family("lfm2", ("<|tool_call_start|>",), lambda source: LFM2),
-    Family("gemma", ("<|tool_call>",), gemma),
-    Family("gemma", ("<start_function_call>",), gemma),
-    Family("gemma", ("tool_code",), gemma),
-    Family("granite", ("<|tool_call|>",), granite),
-    Family("hermes", ("<tool_call>",), lambda source: HERMES),
-    Family("llama3", ("<|python_tag|>",), lambda source: LLAMA3),
-    Family("llama3", ("<|start_header_id|>", '"parameters"'), lambda source: LLAMA3),
+    Family("harmony", ("<|channel|>", "<|message|>"), HARMONY),
+    Family("kimi", ("<|tool_calls_section_begin|>",), KIMI),
+    Family("deepseek", (f"{_BAR}>", "tool\u2581call"), BARE, (("```json", FENCED),)),
+    Family("minimax", ("<minimax:tool_call>",), MINIMAX),
+    Family("glm", ("<arg_key>",), GLM),
+    Family("qwen_xml", ("<function=", "<parameter="), QWEN_XML, (("<seed:tool_call>", SEED),)),
+    Family("functionary", ("<function=",), FUNCTIONARY),
+    Family("mistral", ("[TOOL_CALLS]",), LISTED, (("[ARGS]", NAMED),)),
+    Family("command_r", ("<|START_ACTION|>",), COMMAND_R),
+    Family("nemotron", ("<TOOLCALL>",), NEMOTRON),
+    Family("lfm2", ("<|tool_list_start|>",), LFM2),
+    Family("lfm2", ("<|tool_call_start|>",), LFM2),
+    Family(
+        "gemma",
+        ("<|tool_call>",),
+        GEMMA4,
+        (("<start_function_call>", FUNCTION_GEMMA), ("tool_code", TOOL_CODE)),
+    ),
+    Family("gemma", ("<start_function_call>",), FUNCTION_GEMMA),
+    Family("gemma", ("tool_code",), TOOL_CODE),
+    Family("granite", ("<|tool_call|>",), GRANITE, (("<|/tool_call|>", PHI),)),
+    Family("hermes", ("<tool_call>",), HERMES),
+    Family("llama3", ("<|python_tag|>",), LLAMA3),
+    Family("llama3", ("<|start_header_id|>", '"parameters"'), LLAMA3),
 )
 
 NAMES = (*dict.fromkeys(family.name for family in _FAMILIES), GENERIC_NAME)
 
-_THINK = ReasoningMarks("<think>", "</think>")  # models write it unasked
+_THINK = ReasoningMarks("<think>", "</think>")  # models write it even without instruction
 
 _REASONING = (
     ReasoningMarks("<|channel>thought\n", "<channel|>", anywhere=True),
@@ -73,7 +80,10 @@ _REASONING = (
 
 
 def choose(template_source: str, *, supports_tools: bool, override: str | None = None) -> Dialect:
-    """`override` is one of NAMES. Raises StartupError if it is not."""
+    """Return the template's dialect, or the one named by `override`.
+
+    Raises StartupError if `override` is not one of NAMES.
+    """
     dialect = _dialect(template_source, supports_tools=supports_tools, override=override)
     return replace(
         dialect,
@@ -85,14 +95,14 @@ def choose(template_source: str, *, supports_tools: bool, override: str | None =
 
 def _dialect(source: str, *, supports_tools: bool, override: str | None) -> Dialect:
     if override is not None and override not in NAMES:
-        raise StartupError(f"There is no tool dialect {override!r}: choose of {', '.join(NAMES)}.")
+        raise StartupError(f"Unknown tool dialect {override!r}. Known: {', '.join(NAMES)}.")
     if override == GENERIC_NAME or (override is None and not supports_tools):
         return GENERIC
     for family in _FAMILIES:
         if family.name == override or (
             override is None and all(sign in source for sign in family.signs)
         ):
-            return family.dialect(source)
+            return family.dialect_of(source)
     return HERMES
 
 
@@ -111,6 +121,6 @@ def _hidden(source: str) -> tuple[str, ...]:
 
 
 def _hidden_at_edges(source: str) -> tuple[str, ...]:
-    if "<response></response>" in source:  # Granite is told to write its answer into these
+    if "<response></response>" in source:  # Granite's template asks for answers in these
         return ("<response>", "</response>")
     return ()

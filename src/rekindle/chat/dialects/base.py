@@ -1,7 +1,7 @@
-"""What a tool dialect is: how one family of models writes its calls, and its thoughts.
+"""A tool dialect: how one family of models writes its calls and its reasoning.
 
-Everything here is text. A dialect reads whole calls, and writes the grammar that makes a model
-write them; `reply_parser` does the streaming for all of them.
+A dialect reads whole calls from text, and writes the grammar that makes a model write them.
+`reply/parser.py` does the streaming for all dialects.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,20 +15,20 @@ Literal = Callable[[str], str]  # text as a Lark expression: control strings bec
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCall:
+class ParsedCall:
     name: str
     arguments_json: str  # always a valid JSON object
-    id: str = ""  # where the model writes one, and results refer to it
+    id: str = ""  # if the model writes one, and results refer to it
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCalls:
-    calls: tuple[ReadCall, ...]
-    n_chars: int  # of the text that they took
+class ParsedCalls:
+    calls: tuple[ParsedCall, ...]
+    n_chars: int  # the length of their text
 
 
 class NotACall(Exception):
-    """The text began like a call and is none: it stays text."""
+    """The text begins like a call but is none. It stays text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class ReasoningMarks:
 
 
 class CallReader(Protocol):
-    def __call__(self, text: str, schemas: Schemas, /) -> ReadCalls | None:
-        """The calls at the beginning of `text`, which starts with a trigger.
+    def __call__(self, text: str, schemas: Schemas, /) -> ParsedCalls | None:
+        """Read the calls at the beginning of `text`, which starts with a trigger.
 
-        None: more text is needed. Raises NotACall. An answer other than None stays the same
-        whatever follows.
+        Return None if more text is needed. Raises NotACall. Once calls are returned, more text
+        does not change them.
         """
         ...
 
 
 class GrammarWriter(Protocol):
     def __call__(self, schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        """Lark source whose `start` matches calls from the trigger on, up to the end of the turn.
+        """Return Lark source. Its `start` matches calls from the trigger to the end of the turn.
 
-        White space in front of the first trigger is allowed.
+        White space before the first trigger is allowed.
         """
         ...
 
@@ -60,11 +60,11 @@ class GrammarWriter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     name: str
-    triggers: tuple[Trigger, ...]  # what a call begins with
-    endings: tuple[str, ...]  # what it may end with: no need to read before one has come
+    triggers: tuple[Trigger, ...]  # strings that begin a call
+    endings: tuple[str, ...]  # strings that may end a call: it is not read before one came
     read: CallReader
     grammar: GrammarWriter
     reasoning: ReasoningMarks | None = None
-    hidden: tuple[str, ...] = ()  # headers between the parts of a reply, shown to nobody
-    # The same where the reply begins or behind a call; elsewhere an answer may talk of them.
+    hidden: tuple[str, ...] = ()  # headers between the parts of a reply, never shown
+    # Hidden only at the beginning of the reply and behind a call. Elsewhere they are answer text.
     hidden_at_edges: tuple[str, ...] = ()

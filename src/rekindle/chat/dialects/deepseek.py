@@ -1,14 +1,14 @@
-"""DeepSeek: V3 and R1 fence the arguments as a Markdown block, V3.1 writes them bare.
+"""DeepSeek: V3 and R1 put the arguments into a Markdown block, V3.1 writes them bare.
 
-Its marks are spelled with a fullwidth bar and a block character in the place of the underscore.
+Its marks contain a fullwidth bar, and a block character instead of the underscore.
 """
 
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import arguments
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import arguments
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 from rekindle.generation.request import Trigger
 
 
@@ -22,30 +22,25 @@ SEPARATOR = _mark("tool sep")
 FENCE = "```"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if cursor.accept(CALLS_BEGIN):
         cursor.skip_space()
     cursor.expect(CALL_BEGIN)
     name = cursor.name()
-    cursor.skip_space()
-    cursor.expect(SEPARATOR)
-    cursor.skip_space()
-    if cursor.peek() != "{":  # V3: the type stood first, which is always "function"
+    cursor.skip_space().expect(SEPARATOR)
+    if cursor.skip_space().peek() != "{":  # V3: the type stood first, which is always "function"
         name = cursor.name()
-        cursor.skip_space()
-    fenced = cursor.accept(f"{FENCE}json", FENCE)
-    cursor.skip_space()
-    written = arguments(cursor.json_value("{"))
-    cursor.skip_space()
+    fenced = cursor.skip_space().accept(f"{FENCE}json", FENCE)
+    written = arguments(cursor.skip_space().json_value("{"))
     if fenced:
-        cursor.accept(FENCE)
-        cursor.skip_space()
-    cursor.expect(CALL_END)
-    return [ReadCall(name, written)]
+        cursor.skip_space().accept(FENCE)
+    cursor.skip_space().expect(CALL_END)
+    return [ParsedCall(name, written)]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    return _source(schemas, "{name} {separator} {arguments} SPACE?", literal, parallel=parallel)
+    form = "{name} {separator} {arguments} SPACE?"
+    return _source(schemas, form, literal, parallel=parallel)
 
 
 def _fenced_grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
@@ -55,16 +50,12 @@ def _fenced_grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> st
 
 def _source(schemas: Schemas, form: str, literal: Literal, *, parallel: bool) -> str:
     rules = Rules(literal)
-    written = rules.one_of(
-        "written",
-        (
-            form.format(
-                name=quote(name),
-                separator=literal(SEPARATOR),
-                arguments=rules.json(f"arguments_{i}", schema),
-            )
-            for i, (name, schema) in enumerate(closed(schemas).items())
+    written = rules.calls(
+        schemas,
+        lambda name, arguments: form.format(
+            name=quote(name), separator=literal(SEPARATOR), arguments=arguments
         ),
+        name="written",
     )
     call = rules.add("call", f"{literal(CALL_BEGIN)} {written} {literal(CALL_END)}")
     calls = repeated(call, parallel=parallel)
@@ -80,7 +71,3 @@ BARE = Dialect(
     hidden=(CALLS_END,),
 )
 FENCED = replace(BARE, grammar=_fenced_grammar)
-
-
-def deepseek(template_source: str) -> Dialect:
-    return FENCED if f"{FENCE}json" in template_source else BARE

@@ -1,38 +1,30 @@
-"""Gemma 4 and FunctionGemma: objects with bare keys, and strings in quotes of their own.
-
-Gemma 3 knows no format, but some of its templates ask for Python in a `tool_code` block.
-"""
+"""Gemma 4 and FunctionGemma: objects with bare keys, and strings between special marks."""
 
 import re
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import dump, load
-from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
-from rekindle.chat.dialects.members import Item, declared, separated
-from rekindle.chat.dialects.parameters import resolved, types
-from rekindle.chat.dialects.pythonic import TOOL_CODE
-from rekindle.chat.dialects.tagged import text_pattern
-from rekindle.generation.request import Trigger
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.json_text import dump, load
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
+from rekindle.chat.dialects.syntax.members import Item, declared, separated
+from rekindle.chat.dialects.syntax.parameters import resolved, types
+from rekindle.chat.dialects.syntax.tagged import text_pattern
 
 _KEY = re.compile(r"[^\s:{}\[\],<>|]{1,256}")
-MAX_DEPTH = 8  # of the schemas that are followed: some refer to themselves
+MAX_DEPTH = 8  # of nested schemas: some refer to themselves
 
 _SCALAR = re.compile(r"[-+.a-zA-Z0-9]+")
 
 
 def _object(cursor: Cursor, mark: str) -> dict[str, Any]:
     cursor.expect("{")
-    cursor.skip_space()
     found: dict[str, Any] = {}
-    while not cursor.accept("}"):
+    for _ in cursor.items("}"):
         key = cursor.until(mark) if cursor.accept(mark) else cursor.scan(_KEY)
-        cursor.skip_space()
-        cursor.expect(":")
+        cursor.skip_space().expect(":")
         cursor.skip_space()
         found[key] = _value(cursor, mark)
-        _separator(cursor, "}")
     return found
 
 
@@ -43,30 +35,14 @@ def _value(cursor: Cursor, mark: str) -> Any:
         case "{":
             return _object(cursor, mark)
         case "[":
-            return _list(cursor, mark)
+            cursor.expect("[")
+            return [_value(cursor, mark) for _ in cursor.items("]")]
         case _:
             return load(cursor.scan(_SCALAR))
 
 
-def _list(cursor: Cursor, mark: str) -> list[Any]:
-    cursor.expect("[")
-    cursor.skip_space()
-    found = []
-    while not cursor.accept("]"):
-        found.append(_value(cursor, mark))
-        _separator(cursor, "]")
-    return found
-
-
-def _separator(cursor: Cursor, end: str) -> None:
-    cursor.skip_space()
-    if not cursor.sees(end):
-        cursor.expect(",")
-        cursor.skip_space()
-
-
 class _ArgumentWriter:
-    """Rules for values of one schema."""
+    """Writes the grammar rules for values of one schema."""
 
     def __init__(self, rules: Rules, mark: str, root: Schema) -> None:
         self._rules = rules
@@ -93,7 +69,7 @@ class _ArgumentWriter:
         return self._anything()
 
     def object(self, name: str, schema: Schema, depth: int = 0) -> str:
-        """Keys in the order of the alphabet, as the template sorts them."""
+        """Return an object with its keys sorted, as the template sorts them."""
         members = declared(schema)
         if members is None:
             self._anything()
@@ -111,14 +87,14 @@ class _ArgumentWriter:
 
     def _one_of(self, name: str, choices: list[str]) -> str:
         mark = self._rules.literal(self._mark)
-        # One lexeme with the mark: they are taken as long as possible, and never given back.
+        # One lexeme with the mark: llguidance matches lexemes greedily, without backtracking.
         texts = (f"{mark} {self._rules.literal(choice + self._mark)}" for choice in choices)
         return self._rules.one_of(name, texts)
 
     def _anything(self) -> str:
         rules = self._rules
         text = rules.raw_until("any_text", self._mark)
-        # No %json: its lexemes live in a world of their own, and could not be told from text.
+        # No %json: its lexemes could not be distinguished from the text lexeme.
         scalar = r'/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/ | "true" | "false" | "null"'
         rules.add("any_member", '/[a-zA-Z_][a-zA-Z0-9_]{0,63}/ ":" any_value')
         rules.add("any_object", '"{" (any_member ("," any_member)*)? "}"')
@@ -128,38 +104,27 @@ class _ArgumentWriter:
 
 
 def _dialect(opening: str, closing: str, mark: str) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
-        cursor.skip_space()
-        cursor.expect("call:")
+        cursor.skip_space().expect("call:")
         name = cursor.name()
         found = _object(cursor, mark)
-        cursor.skip_space()
-        cursor.expect(closing)
-        return [ReadCall(name, dump(found))]
+        cursor.skip_space().expect(closing)
+        return [ParsedCall(name, dump(found))]
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)
-        calls = []
-        for i, (name, schema) in enumerate(closed(schemas).items()):
-            written = _ArgumentWriter(rules, mark, schema).object(f"arguments_{i}", schema)
-            calls.append(f"{literal(opening)} {quote(f'call:{name}')} {written} {literal(closing)}")
-        return rules.source(repeated(rules.one_of("call", calls), parallel=parallel))
+        call = rules.calls(
+            schemas,
+            lambda name, arguments: (
+                f"{literal(opening)} {quote(f'call:{name}')} {arguments} {literal(closing)}"
+            ),
+            lambda rule, schema: _ArgumentWriter(rules, mark, schema).object(rule, schema),
+        )
+        return rules.source(repeated(call, parallel=parallel))
 
-    return Dialect(
-        name="gemma",
-        triggers=(Trigger(opening),),
-        endings=(closing,),
-        read=reader(walk),
-        grammar=grammar,
-    )
+    return dialect_between("gemma", opening, closing, walk, grammar)
 
 
 GEMMA4 = _dialect("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = _dialect("<start_function_call>", "<end_function_call>", "<escape>")
-
-
-def gemma(template_source: str) -> Dialect:
-    if "<start_function_call>" in template_source:
-        return FUNCTION_GEMMA
-    return TOOL_CODE if "tool_code" in template_source else GEMMA4

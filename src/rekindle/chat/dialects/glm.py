@@ -1,51 +1,42 @@
-"""GLM 4.5 and later: the name, then keys and values in tags that take turns."""
+"""GLM 4.5 and later: the name, then keys and values in alternating tags."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.chat.dialects.parameters import arguments_json
-from rekindle.chat.dialects.tagged import parameters
-from rekindle.generation.request import Trigger
+from functools import partial
+
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.parameters import arguments_json
+from rekindle.chat.dialects.syntax.tagged import parameters
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
-    cursor.skip_space()
-    name = cursor.name()
+    name = cursor.skip_space().name()
     cursor.skip_space()
     found: dict[str, str] = {}
     while cursor.expect(KEY, CLOSING) == KEY:
         key = cursor.until(KEY_END).strip()
-        cursor.skip_space()
-        cursor.expect(VALUE)
+        cursor.skip_space().expect(VALUE)
         found[key] = cursor.until(VALUE_END)
         cursor.skip_space()
-    return [ReadCall(name, arguments_json(found, schemas.get(name, {})))]
+    return [ParsedCall(name, arguments_json(found, schemas.get(name, {})))]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
     rules = Rules(literal)
-    calls = []
-    for i, (name, schema) in enumerate(closed(schemas).items()):
-        written = parameters(
-            rules,
-            f"arguments_{i}",
-            schema,
-            opening=(f"SPACE? {literal(KEY)}", f"{literal(KEY_END)} SPACE? {literal(VALUE)}"),
-            closing=VALUE_END,
-        )
-        calls.append(f"{literal(OPENING)} {quote(name)} {written} SPACE? {literal(CLOSING)}")
-    return rules.source(repeated(rules.one_of("call", calls), parallel=parallel))
+    opening = (f"SPACE? {literal(KEY)}", f"{literal(KEY_END)} SPACE? {literal(VALUE)}")
+    call = rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f"{literal(OPENING)} {quote(name)} {arguments} SPACE? {literal(CLOSING)}"
+        ),
+        partial(parameters, rules, opening=opening, closing=VALUE_END),
+    )
+    return rules.source(repeated(call, parallel=parallel))
 
 
-GLM = Dialect(
-    name="glm",
-    triggers=(Trigger(OPENING),),
-    endings=(CLOSING,),
-    read=reader(_walk),
-    grammar=_grammar,
-)
+GLM = dialect_between("glm", OPENING, CLOSING, _walk, _grammar)

@@ -1,12 +1,12 @@
 """gpt-oss: messages in channels. Analysis is reasoning, commentary to a function is a call.
 
-A call ends the turn, with a token of its own that is not part of the reply.
+A call ends the turn with an end token of its own, which is not part of the reply.
 """
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, ReasoningMarks, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import arguments
-from rekindle.chat.dialects.lark import Rules, closed, quote
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, ReasoningMarks, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import arguments
+from rekindle.chat.dialects.syntax.lark import Rules, quote
 from rekindle.generation.request import Trigger
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -26,22 +26,19 @@ HIDDEN = (
 )
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.accept(f"{START}assistant")
-    cursor.skip_space()
-    _skip_channel(cursor)
+    _skip_channel(cursor.skip_space())
     cursor.expect(TO)
     name = cursor.name()
-    cursor.skip_space()
-    _skip_channel(cursor)
+    _skip_channel(cursor.skip_space())
     if cursor.accept(CONSTRAIN):
         cursor.skip_space()
     if not cursor.sees(MESSAGE):
-        cursor.name()  # the type of the content, which is always JSON
+        cursor.name()  # the content type, which is always JSON
         cursor.skip_space()
     cursor.expect(MESSAGE)
-    cursor.skip_space()
-    return [ReadCall(name, arguments(cursor.json_value("{")))]
+    return [ParsedCall(name, arguments(cursor.skip_space().json_value("{")))]
 
 
 def _skip_channel(cursor: Cursor) -> None:
@@ -51,18 +48,20 @@ def _skip_channel(cursor: Cursor) -> None:
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    """The recipient may stand in front of the channel or behind it."""
+    """Write the grammar. The recipient may stand before the channel or behind it."""
     rules = Rules(literal)
     start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
     json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'
     rules.add("to_front", f'({start} " ")? "{TO}"')
     rules.add("to_behind", f'({start})? {channel} ("commentary" | "analysis") " {TO}"')
-    calls = []
-    for i, (name, schema) in enumerate(closed(schemas).items()):
-        written = f"{json_type} {rules.json(f'arguments_{i}', schema)}"
-        calls.append(f'to_front {quote(name)} {channel} "commentary" {written}')
-        calls.append(f"to_behind {quote(name)} {written}")
-    return rules.source(rules.one_of("call", calls))
+    call = rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f'(to_front {quote(name)} {channel} "commentary" | to_behind {quote(name)})'
+            f" {json_type} {arguments}"
+        ),
+    )
+    return rules.source(call)
 
 
 HARMONY = Dialect(

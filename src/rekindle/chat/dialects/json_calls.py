@@ -1,17 +1,22 @@
-"""Calls that are JSON objects, and the dialects that put a list of them between two marks."""
+"""Calls that are JSON objects, and the dialects that put them between two marks.
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import arguments, elements, load, members
-from rekindle.chat.dialects.lark import PLAIN, Form, Rules, json_call, repeated
-from rekindle.generation.request import Trigger
+Hermes, Qwen 2.5 and 3, and the many that copied them write one object; others write a list.
+`generic` is the form that `toolless` asks models for.
+"""
+
+from dataclasses import replace
+
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
+from rekindle.chat.dialects.syntax.lark import PLAIN, Form, Rules, json_call, repeated
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
-def call_from(source: str) -> ReadCall:
-    """Raises NotACall."""
+def call_from(source: str) -> ParsedCall:
+    """Return the call in a JSON object. Raises NotACall."""
     found = members(source)
     if "name" not in found and "function" in found:  # the form of OpenAI's API
         found = members(found["function"])
@@ -19,22 +24,40 @@ def call_from(source: str) -> ReadCall:
     if not isinstance(name, str):
         raise NotACall("no name")
     written = next((found[key] for key in _ARGUMENTS_KEYS if key in found), "{}")
-    return ReadCall(name, arguments(written))
+    return ParsedCall(name, arguments(written))
 
 
-def calls_from(source: str) -> list[ReadCall]:
-    """Raises NotACall."""
+def calls_from(source: str) -> list[ParsedCall]:
+    """Return the calls in a JSON array. Raises NotACall."""
     return [call_from(element) for element in elements(source)]
 
 
-def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
+    """Return a dialect with a JSON object between marks for each call."""
+
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
-        cursor.skip_space()
-        calls = cursor.json_value("[")
+        call = cursor.skip_space().json_value("{")
+        cursor.skip_space().expect(closing)
+        return [call_from(call)]
+
+    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+        rules = Rules(literal)
+        call = json_call(rules, schemas)
+        tagged = f"{literal(opening)} SPACE? {call} SPACE? {literal(closing)}"
+        return rules.source(repeated(rules.add("tagged", tagged), parallel=parallel))
+
+    return dialect_between(name, opening, closing, walk, grammar)
+
+
+def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
+    """Return a dialect with a JSON list of calls. `closing` None: the list ends the turn."""
+
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
+        cursor.expect(opening)
+        calls = cursor.skip_space().json_value("[")
         if closing is not None:
-            cursor.skip_space()
-            cursor.expect(closing)
+            cursor.skip_space().expect(closing)
         return calls_from(calls)
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
@@ -44,10 +67,17 @@ def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = P
         end = f"SPACE? {literal(closing)}" if closing is not None else ""
         return rules.source(f'{literal(opening)} SPACE? "[" SPACE? {calls} SPACE? "]" {end}')
 
-    return Dialect(
-        name=name,
-        triggers=(Trigger(opening),),
-        endings=(closing or "]",),
-        read=reader(walk),
-        grammar=grammar,
-    )
+    return dialect_between(name, opening, closing or "]", walk, grammar)
+
+
+_CALL_ID = r'"\"tool_call_id\"" SPACE? ":" SPACE? /"[0-9]{1,3}"/ "," SPACE?'
+_NUMBERED = Form(head=rf'"{{" SPACE? {_CALL_ID} "\"tool_name\""', arguments_key="parameters")
+
+HERMES = object_dialect("hermes", opening="<tool_call>", closing="</tool_call>")
+GENERIC = replace(HERMES, name="generic")
+COMMAND_R = list_dialect(
+    "command_r", opening="<|START_ACTION|>", closing="<|END_ACTION|>", form=_NUMBERED
+)
+NEMOTRON = list_dialect("nemotron", opening="<TOOLCALL>", closing="</TOOLCALL>")
+GRANITE = list_dialect("granite", opening="<|tool_call|>", closing=None)
+PHI = list_dialect("granite", opening="<|tool_call|>", closing="<|/tool_call|>")

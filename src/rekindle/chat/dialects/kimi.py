@@ -1,11 +1,11 @@
-"""Kimi K2: a section of calls, each with an id that tells the name, and JSON arguments."""
+"""Kimi K2: a section of calls, each with an id that contains the name, and JSON arguments."""
 
 import re
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import arguments
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import arguments
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
 from rekindle.generation.request import Trigger
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -15,31 +15,26 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if cursor.accept(SECTION_BEGIN):
         cursor.skip_space()
     cursor.expect(CALL_BEGIN)
-    cursor.skip_space()
-    call_id = _ID.fullmatch(cursor.name())
-    cursor.skip_space()
-    cursor.expect(ARGUMENTS)
-    cursor.skip_space()
-    written = arguments(cursor.json_value("{"))
-    cursor.skip_space()
-    cursor.expect(CALL_END)
+    call_id = _ID.fullmatch(cursor.skip_space().name())
+    cursor.skip_space().expect(ARGUMENTS)
+    written = arguments(cursor.skip_space().json_value("{"))
+    cursor.skip_space().expect(CALL_END)
     if call_id is None:
         raise NotACall("no name in the id")
-    return [ReadCall(call_id[1], written)]
+    return [ParsedCall(call_id[1], written)]
 
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
     rules = Rules(literal)
-    call = rules.one_of(
-        "call",
-        (
+    call = rules.calls(
+        schemas,
+        lambda name, arguments: (
             f"{literal(CALL_BEGIN)} {quote(f'functions.{name}:')} /[0-9]{{1,3}}/"
-            f" {literal(ARGUMENTS)} {rules.json(f'arguments_{i}', schema)} {literal(CALL_END)}"
-            for i, (name, schema) in enumerate(closed(schemas).items())
+            f" {literal(ARGUMENTS)} {arguments} {literal(CALL_END)}"
         ),
     )
     calls = repeated(call, parallel=parallel)

@@ -1,25 +1,24 @@
 """Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
 from rekindle.chat.dialects.json_calls import call_from
-from rekindle.chat.dialects.json_text import members
-from rekindle.chat.dialects.lark import Form, Rules, json_call, quote, repeated
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.json_text import members
+from rekindle.chat.dialects.syntax.lark import Form, Rules, json_call, quote, repeated
 from rekindle.generation.request import Trigger
 
 PYTHON_TAG = "<|python_tag|>"
 
-# A brace alone would take every answer in JSON for a call.
+# With a brace alone as trigger, every answer in JSON would be read as a call.
 _NAMED = tuple(f'{brace}"name"' for brace in ("{", "{ ", "{\n", "{\n  ", "{\n    "))
 _TYPED = ('{"type": "function"', '{"type":"function"')
 _BEGINNINGS = _NAMED + _TYPED
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     if not cursor.accept(PYTHON_TAG):
         cursor.accept(";")
-    cursor.skip_space()
-    source = cursor.json_value("{")
+    source = cursor.skip_space().json_value("{")
     if not members(source).keys() & {"parameters", "arguments", "function"}:
         raise NotACall("no arguments")
     return [call_from(source)]
@@ -39,7 +38,7 @@ LLAMA3 = Dialect(
     triggers=(
         Trigger(PYTHON_TAG),
         *(Trigger(beginning, at_start=True) for beginning in _BEGINNINGS),
-        # Several calls are joined so. What stands behind a call is still the beginning.
+        # Several calls are joined like this. The text behind a call still counts as the start.
         *(Trigger(f"; {beginning}", at_start=True) for beginning in _BEGINNINGS),
     ),
     endings=("}",),

@@ -1,25 +1,26 @@
-"""MiniMax M2: <invoke> tags with a <parameter> each, in a block of their own."""
+"""MiniMax M2: a block of <invoke> tags, each with <parameter> tags."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.chat.dialects.parameters import arguments_json
-from rekindle.chat.dialects.tagged import parameters
-from rekindle.generation.request import Trigger
+from functools import partial
+
+from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.parameters import arguments_json
+from rekindle.chat.dialects.syntax.tagged import parameters
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
 PARAMETER, PARAMETER_END = '<parameter name="', "</parameter>"
 
 
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     cursor.expect(OPENING)
     calls = []
     cursor.skip_space()
     while cursor.expect(INVOKE, CLOSING) == INVOKE:
         name = cursor.name()
         cursor.expect('">')
-        calls.append(ReadCall(name, arguments_json(_found(cursor), schemas.get(name, {}))))
+        calls.append(ParsedCall(name, arguments_json(_found(cursor), schemas.get(name, {}))))
         cursor.skip_space()
     return calls
 
@@ -36,24 +37,16 @@ def _found(cursor: Cursor) -> dict[str, str]:
 
 def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
     rules = Rules(literal)
-    calls = []
-    for i, (name, schema) in enumerate(closed(schemas).items()):
-        written = parameters(
-            rules,
-            f"arguments_{i}",
-            schema,
-            opening=(literal(PARAMETER), literal('">')),
-            closing=f"{PARAMETER_END}\n",
-        )
-        calls.append(f'{literal(INVOKE)} {quote(name)} "\\">\\n" {written} {literal(INVOKE_END)}')
-    call = repeated(rules.one_of("call", calls), parallel=parallel, separator='"\\n"')
-    return rules.source(f'{literal(OPENING)} "\\n" {call} "\\n" {literal(CLOSING)}')
+    opening = (literal(PARAMETER), literal('">'))
+    call = rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f'{literal(INVOKE)} {quote(name)} "\\">\\n" {arguments} {literal(INVOKE_END)}'
+        ),
+        partial(parameters, rules, opening=opening, closing=f"{PARAMETER_END}\n"),
+    )
+    calls = repeated(call, parallel=parallel, separator='"\\n"')
+    return rules.source(f'{literal(OPENING)} "\\n" {calls} "\\n" {literal(CLOSING)}')
 
 
-MINIMAX = Dialect(
-    name="minimax",
-    triggers=(Trigger(OPENING),),
-    endings=(CLOSING,),
-    read=reader(_walk),
-    grammar=_grammar,
-)
+MINIMAX = dialect_between("minimax", OPENING, CLOSING, _walk, _grammar)

@@ -1,63 +1,47 @@
-"""LFM2 and others: calls as Python would write them, with keyword arguments only."""
+"""LFM2 and others: calls in Python syntax, with keyword arguments only."""
 
 import re
+from functools import partial
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.json_text import dump
-from rekindle.chat.dialects.lark import Rules, Schema, closed, quote, repeated, with_definitions
-from rekindle.chat.dialects.members import Item, declared, separated
-from rekindle.chat.dialects.parameters import resolved, types
-from rekindle.generation.request import Trigger
+from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.syntax.json_text import dump
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
+from rekindle.chat.dialects.syntax.members import Item, declared, separated
+from rekindle.chat.dialects.syntax.parameters import PYTHON_CONSTANTS, resolved, types
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _NUMBER = re.compile(r"[-+0-9.eE]+")
 _STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "\"'"}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
-_PYTHON = {"True": True, "False": False, "None": None}
-_CONSTANTS = {**_PYTHON, "true": True, "false": False, "null": None}
+_CONSTANTS = {**PYTHON_CONSTANTS, "true": True, "false": False, "null": None}
 
 
-def _calls(cursor: Cursor) -> list[ReadCall]:
+def _calls(cursor: Cursor) -> list[ParsedCall]:
     if cursor.peek() != "[":
         return [_call(cursor)]
-    calls: list[ReadCall] = []
     cursor.expect("[")
-    cursor.skip_space()
-    while not cursor.accept("]"):
-        calls.append(_call(cursor))
-        _separator(cursor, "]")
-    return calls
+    return [_call(cursor) for _ in cursor.items("]")]
 
 
-def _call(cursor: Cursor) -> ReadCall:
+def _call(cursor: Cursor) -> ParsedCall:
     name = cursor.scan(_WORD)
     cursor.expect("(")
-    cursor.skip_space()
     found: dict[str, Any] = {}
-    while not cursor.accept(")"):
+    for _ in cursor.items(")"):
         key = cursor.scan(_WORD)
-        cursor.skip_space()
-        cursor.expect("=")
-        cursor.skip_space()
-        found[key] = _value(cursor)
-        _separator(cursor, ")")
-    return ReadCall(name, dump(found))
-
-
-def _separator(cursor: Cursor, end: str) -> None:
-    cursor.skip_space()
-    if not cursor.sees(end):
-        cursor.expect(",")
-        cursor.skip_space()
+        cursor.skip_space().expect("=")
+        found[key] = _value(cursor.skip_space())
+    return ParsedCall(name, dump(found))
 
 
 def _value(cursor: Cursor) -> Any:
     match cursor.peek():
         case "[":
-            return _list(cursor)
+            cursor.expect("[")
+            return [_value(cursor) for _ in cursor.items("]")]
         case "{":
             return _dict(cursor)
         case '"' | "'" as mark:
@@ -73,29 +57,15 @@ def _value(cursor: Cursor) -> Any:
     return _CONSTANTS[word]
 
 
-def _list(cursor: Cursor) -> list[Any]:
-    cursor.expect("[")
-    cursor.skip_space()
-    found = []
-    while not cursor.accept("]"):
-        found.append(_value(cursor))
-        _separator(cursor, "]")
-    return found
-
-
 def _dict(cursor: Cursor) -> dict[str, Any]:
     cursor.expect("{")
-    cursor.skip_space()
     found = {}
-    while not cursor.accept("}"):
+    for _ in cursor.items("}"):
         key = _value(cursor)
-        cursor.skip_space()
-        cursor.expect(":")
-        cursor.skip_space()
+        cursor.skip_space().expect(":")
         if not isinstance(key, str):
             raise NotACall("a key is no string")
-        found[key] = _value(cursor)
-        _separator(cursor, "}")
+        found[key] = _value(cursor.skip_space())
     return found
 
 
@@ -108,7 +78,7 @@ def _number(text: str) -> int | float:
 
 def _unescaped(text: str) -> str:
     text = _ESCAPE.sub(lambda match: _character(match[1]), text)
-    # Pairs of \u escapes make one character.
+    # Two \u escapes of a surrogate pair become one character.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -117,7 +87,7 @@ def _character(escape: str) -> str:
 
 
 def _write_value(rules: Rules, name: str, schema: Schema, root: Schema) -> str:
-    """JSON, which Python reads too but for the constants."""
+    """Add a rule for a value: JSON, with Python's constants."""
     kinds = types(resolved(schema, root))
     constants = {"boolean": '"True" | "False"', "null": '"None"'}
     texts = [text for kind, text in constants.items() if kind in kinds]
@@ -143,36 +113,27 @@ def _arguments(rules: Rules, name: str, schema: Schema) -> str:
 
 
 def _dialect(name: str, opening: str, closing: str, *, listed: bool) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         cursor.expect(opening)
-        cursor.skip_space()
-        calls = _calls(cursor)
-        cursor.skip_space()
-        cursor.expect(closing)
+        calls = _calls(cursor.skip_space())
+        cursor.skip_space().expect(closing)
         return calls
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)
-        call = rules.one_of(
-            "call",
-            (
-                f'{quote(name)} "(" {_arguments(rules, f"arguments_{i}", schema)} ")"'
-                for i, (name, schema) in enumerate(closed(schemas).items())
-            ),
+        call = rules.calls(
+            schemas,
+            lambda name, arguments: f'{quote(name)} "(" {arguments} ")"',
+            partial(_arguments, rules),
         )
         calls = repeated(call, parallel=parallel and listed, separator='", "')
         if listed:
             calls = f'"[" {calls} "]"'
         return rules.source(f"{literal(opening)} SPACE? {calls} SPACE? {literal(closing)}")
 
-    return Dialect(
-        name=name,
-        triggers=(Trigger(opening),),
-        endings=(closing,),
-        read=reader(walk),
-        grammar=grammar,
-    )
+    return dialect_between(name, opening, closing, walk, grammar)
 
 
 LFM2 = _dialect("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", listed=True)
+# Gemma 3 has no format of its own, but some templates ask for Python in such a block.
 TOOL_CODE = _dialect("gemma", "```tool_code", "```", listed=False)

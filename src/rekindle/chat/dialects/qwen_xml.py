@@ -1,17 +1,19 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS: a tag per function and per parameter."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, ReadCall, Schemas
-from rekindle.chat.dialects.cursor import Cursor, reader
-from rekindle.chat.dialects.lark import Rules, closed, quote, repeated
-from rekindle.chat.dialects.parameters import arguments_json
-from rekindle.chat.dialects.tagged import parameters
+from functools import partial
+
+from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.parameters import arguments_json
+from rekindle.chat.dialects.syntax.tagged import parameters
 from rekindle.generation.request import Trigger
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 
-def _call(cursor: Cursor, schemas: Schemas) -> ReadCall:
+def _call(cursor: Cursor, schemas: Schemas) -> ParsedCall:
     cursor.expect(FUNCTION)
     name = cursor.name()
     cursor.expect(">")
@@ -21,11 +23,11 @@ def _call(cursor: Cursor, schemas: Schemas) -> ReadCall:
         key = cursor.until(">")
         found[key] = _without_line_breaks(_value(cursor))
         cursor.skip_space()
-    return ReadCall(name, arguments_json(found, schemas.get(name, {})))
+    return ParsedCall(name, arguments_json(found, schemas.get(name, {})))
 
 
 def _value(cursor: Cursor) -> str:
-    """Ends where another tag of the call follows: a closing tag alone may be part of it."""
+    """Read a value up to another tag of the call. A closing tag alone may be part of it."""
     value = ""
     while True:
         value += cursor.until(PARAMETER_END)
@@ -38,33 +40,28 @@ def _value(cursor: Cursor) -> str:
 
 
 def _without_line_breaks(value: str) -> str:
-    """The format puts one at each end."""
+    """Remove the line break that the format puts at each end."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
 def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
-    def walk(cursor: Cursor, schemas: Schemas) -> list[ReadCall]:
+    def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         opened = cursor.accept(opening)
-        cursor.skip_space()
-        call = _call(cursor, schemas)
+        call = _call(cursor.skip_space(), schemas)
         if opened:
-            cursor.skip_space()
-            cursor.expect(closing)
+            cursor.skip_space().expect(closing)
         return [call]
 
     def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         rules = Rules(literal)
-        functions = []
-        for i, (name, schema) in enumerate(closed(schemas).items()):
-            written = parameters(
-                rules,
-                f"arguments_{i}",
-                schema,
-                opening=(literal(PARAMETER), literal(f">{line_break}")),
-                closing=f"{line_break}{PARAMETER_END}\n",
-            )
-            functions.append(f'{literal(FUNCTION)} {quote(name)} ">\\n" {written}')
-        function = rules.one_of("function", functions)
+        before_value = (literal(PARAMETER), literal(f">{line_break}"))
+        behind_value = f"{line_break}{PARAMETER_END}\n"
+        function = rules.calls(
+            schemas,
+            lambda name, arguments: f'{literal(FUNCTION)} {quote(name)} ">\\n" {arguments}',
+            partial(parameters, rules, opening=before_value, closing=behind_value),
+            name="function",
+        )
         end = f'{literal(FUNCTION_END)} "\\n" {literal(closing)}'
         call = rules.add("call", f'({literal(opening)} "\\n")? {function} {end}')
         return rules.source(repeated(call, parallel=parallel))
@@ -75,15 +72,10 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
         endings=(closing, FUNCTION_END),
         read=reader(walk),
         grammar=grammar,
-        hidden_at_edges=(
-            closing,
-        ),  # Qwen3-Coder is known to leave out the opening tag, but not this
+        # Qwen3-Coder sometimes leaves out the opening tag, but writes this one.
+        hidden_at_edges=(closing,),
     )
 
 
 QWEN_XML = _dialect("<tool_call>", "</tool_call>", line_break="\n")
 SEED = _dialect("<seed:tool_call>", "</seed:tool_call>", line_break="")
-
-
-def qwen_xml(template_source: str) -> Dialect:
-    return SEED if "<seed:tool_call>" in template_source else QWEN_XML

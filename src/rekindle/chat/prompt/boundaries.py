@@ -1,4 +1,4 @@
-"""Where messages end in a prompt: positions that a later request is likely to share and leave."""
+"""Where messages end in a prompt: positions where a later prompt is likely to diverge."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,12 +11,12 @@ from rekindle.chat.template.template import ChatTemplate
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
-# Clients drop or rewrite the last message, or a whole tool loop, not what came long before.
+# Clients drop or rewrite the last message or a whole tool loop, not much older messages.
 MAX_USER_BOUNDARIES = 2
 
 
 class Boundaries:
-    """A message's end is where the template ends when it renders no more than that."""
+    """Finds a message's end by rendering the conversation up to that message."""
 
     def __init__(
         self, template: ChatTemplate, tokenizer: Tokenizer, tokenize: PieceTokenizer
@@ -26,7 +26,7 @@ class Boundaries:
         self._tokenize = tokenize
 
     def prefix_lengths(self, conversation: Conversation, text: str) -> tuple[int, list[int]]:
-        """Where the history ends in the text, and where those of its earlier cuts do."""
+        """Return where the history ends in the text, and the lengths of its prefixes."""
         messages = conversation.messages
         users = [i for i, message in enumerate(messages) if message.role is Role.USER and i > 0]
         cuts = {*users[:1], *users[-MAX_USER_BOUNDARIES:], len(messages)}
@@ -41,7 +41,7 @@ class Boundaries:
         return history_end, lengths
 
     def _prefix_length(self, conversation: Conversation, n_messages: int, text: str) -> int | None:
-        """Where the first messages end in the text; None: the template writes them otherwise."""
+        """Return where the first messages end; None: alone they are rendered differently."""
         messages = conversation.messages[:n_messages]
         shorter = replace(conversation, messages=messages, continue_last=False)
         try:
@@ -55,17 +55,18 @@ class Boundaries:
     def locate(
         self, conversation: Conversation, text: str, spliced: Spliced, n_messages: int
     ) -> int | None:
+        """Return the token position where the first messages end; None: unknown."""
         length = self._prefix_length(conversation, n_messages, text)
         positions = () if length is None else self.boundaries(spliced, [length])
         return positions[0] if positions else None
 
     def boundaries(self, spliced: Spliced, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Character offsets become token positions; an offset inside a token is none."""
+        """Return the token positions of character offsets. Offsets inside a token are dropped."""
         found = set()
         wanted = sorted(set(lengths), reverse=True)
         for offset, position, piece in reversed(spliced.marks):
             while wanted and wanted[0] >= offset + len(piece.text):
-                wanted.pop(0)  # it lies in a spliced turn
+                wanted.pop(0)  # the offset lies in a spliced turn
             while wanted and wanted[0] >= offset:
                 inner = self._position_in(piece, wanted.pop(0) - offset)
                 if inner is not None and position + inner > 0:

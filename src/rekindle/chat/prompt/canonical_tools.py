@@ -1,7 +1,7 @@
-"""Tool definitions as one text, whatever order a client gives the keys of its JSON objects.
+"""Tool definitions with their JSON keys in a fixed order.
 
-The definitions stand near the head of a prompt: a key in another place would cost the whole
-cached prefix. Values and the order of arrays are never touched.
+The definitions stand near the head of a prompt: another order of keys would miss the whole
+cached prefix. Values and the order of arrays are never changed.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from rekindle.chat.template.sandbox import Json
 
-# As authors write them and models have seen them; the remaining keys follow, sorted.
+# The order that authors use and models know; the remaining keys follow, sorted.
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 SCHEMA_KEYS = ("type", "description", "properties", "required", "items", "enum")
 
@@ -18,7 +18,7 @@ PLAIN_VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 
 
 def canonical_definition(function: Mapping[str, Json]) -> str:
-    """The whole `{"type": "function", "function": ...}`, as `Tool.definition_json` holds it."""
+    """Return the whole `{"type": "function", "function": ...}` for `Tool.definition_json`."""
     ordered = {
         key: _schema(function[key]) if key == "parameters" else _plain(function[key])
         for key in _leading(FUNCTION_KEYS, function)
@@ -48,22 +48,17 @@ def _keyword(key: str, schema: dict[str, Json]) -> Json:
 
 
 def _required(schema: dict[str, Json]) -> list[str]:
-    """An array, so its order is the author's even after a shuffle of all keys."""
+    """Return the required names. An array keeps its order when clients shuffle keys."""
     names = schema.get("required")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _plain(value: Json) -> Json:
-    match value:
-        case dict():
-            return {key: _plain(value[key]) for key in sorted(value)}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+    """Return the value with the keys of all objects sorted."""
+    return json.loads(json.dumps(value, sort_keys=True))
 
 
 def _leading(first: Iterable[str], members: Mapping[str, Json]) -> list[str]:
-    """The names of all members: those of `first` in its order, then the rest sorted."""
+    """Return the names of all members: those in `first` in its order, then the rest sorted."""
     leading = [name for name in dict.fromkeys(first) if name in members]
     return leading + sorted(members.keys() - leading)

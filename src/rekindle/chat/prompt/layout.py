@@ -1,15 +1,14 @@
-"""A rendered conversation with the places where it may be cut."""
+"""A rendered conversation that can be cut at any character."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from rekindle.chat.template.guard import Guard, PromptPiece
 
 
 class Layout:
-    """Offsets are in characters of `text`."""
+    """Rendered text and its pieces. Offsets are in characters of `text`."""
 
     def __init__(self, pieces: Sequence[PromptPiece], guard: Guard) -> None:
         self.text = "".join(piece.text for piece in pieces)
@@ -24,7 +23,7 @@ class Layout:
         self._control_starts = [start for start, _ in self._controls]
 
     def cut(self, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
-        """The pieces of a part of the text, each with its offset."""
+        """Return the pieces of a part of the text, each with its offset."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         parts = []
         for index in range(first, len(self._pieces)):
@@ -33,23 +32,23 @@ class Layout:
                 break
             if offset < start or offset + len(piece.text) > stop:
                 begin = max(start - offset, 0)
-                piece = replace(piece, text=piece.text[begin : stop - offset])
+                piece = piece._replace(text=piece.text[begin : stop - offset])
                 offset += begin
             if piece.text:
                 parts.append((offset, piece))
         return parts
 
     def followed_by(self, text: str, start: int, stop: int) -> list[tuple[int, PromptPiece]]:
-        """As `cut`, as if the template had written `text` behind it."""
+        """Return the pieces of a part of the text, as if the template had written `text` next."""
         parts = self.cut(start, stop)
         more = list(self._guard.pieces(text, self._guard.sentinel(text)))
         if parts and more and not self._guard.control_string(more[0]):
             offset, last = parts.pop()
-            more[0] = replace(last, text=last.text + more[0].text)
+            more[0] = last._replace(text=last.text + more[0].text)
             return [*parts, (offset, more[0]), *((stop, piece) for piece in more[1:])]
         return parts + [(stop, piece) for piece in more]
 
     def controls(self, start: int) -> Iterator[tuple[int, str]]:
-        """The control strings that the template wrote, from `start` on, with their offsets."""
+        """Yield offset and text of the template's control strings from `start` on."""
         for index in range(bisect_left(self._control_starts, start), len(self._controls)):
             yield self._controls[index]

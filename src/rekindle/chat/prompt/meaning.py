@@ -1,44 +1,44 @@
-"""What a turn means, however the client spells it: white space around it, JSON, call ids."""
+"""The meaning of a turn: equal for turns that differ in outer white space, JSON or call ids."""
 
 import json
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
-from rekindle.chat.conversation import Message, Role, ToolResult
-from rekindle.chat.dialects.base import ReasoningMarks
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.conversation import Message, Role, ToolCall
+from rekindle.chat.dialects.base import ParsedCall, ReasoningMarks
+from rekindle.chat.reply.parser import ParsedReply
 
 KEY_BYTES = 16
 CALL_ID_PREFIX = "call_"
-# Arguments of calls come again with every request. Both are picked.
+# The arguments of past calls come again with every request. Both are picked.
 MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 1024
 
 
-def means_the_same(message: Message, said: Said, marks: ReasoningMarks | None) -> bool:
-    """Whether a client's assistant message is what the model said. Left out reasoning is."""
+def means_the_same(message: Message, said: ParsedReply, marks: ReasoningMarks | None) -> bool:
+    """Return whether a client's assistant message is this reply, with or without reasoning."""
     reasoning, text = split_reasoning(message, marks)
     if text.strip() != said.text.strip():
         return False
     if reasoning.strip() and reasoning.strip() != said.reasoning.strip():
         return False
-    return _calls_of(message) == said_calls(said)
+    return call_meanings(message.calls) == call_meanings(said.calls)
 
 
-def said_calls(said: Said) -> list[tuple[str, str]]:
-    return [(call.name, canonical_json(call.arguments_json)) for call in said.calls]
+def call_meanings(calls: Iterable[ToolCall | ParsedCall]) -> list[tuple[str, str]]:
+    """Return name and canonical arguments of each call."""
+    return [(call.name, canonical_json(call.arguments_json)) for call in calls]
 
 
 def canonical_json(source: str) -> str:
-    """Equal for equal JSON values; what is no JSON stands for itself."""
+    """Return one text for equal JSON values. Text that is not JSON is returned stripped."""
     return _canonical(source) if len(source) > MAX_KNOWN_CHARS else _known(source)
 
 
 def _canonical(source: str) -> str:
     try:
-        return json.dumps(_plain(json.loads(source or "{}")), sort_keys=True)
+        return json.dumps(json.loads(source or "{}", parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return source.strip()
 
@@ -46,17 +46,10 @@ def _canonical(source: str) -> str:
 _known = lru_cache(MAX_KNOWN)(_canonical)
 
 
-def _plain(value: Any) -> Any:
-    """JavaScript has one kind of number: 1.0 comes back as 1."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+def _number(text: str) -> int | float:
+    """Turn 1.0 into 1: JavaScript clients have one kind of number."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def new_call_id() -> str:
@@ -64,7 +57,7 @@ def new_call_id() -> str:
 
 
 def call_keys(call_ids: Iterable[str]) -> list[bytes]:
-    """Of our own ids, which are unique: models that write ids use the same ones again."""
+    """Return keys of our own ids, which are unique. Ids that models write repeat."""
     # One client drops the underscore of `call_x`.
     bare = ["".join(filter(str.isalnum, call_id)).lower() for call_id in call_ids]
     ours = (each for each in bare if each.startswith(CALL_ID_PREFIX.rstrip("_")))
@@ -72,7 +65,7 @@ def call_keys(call_ids: Iterable[str]) -> list[bytes]:
 
 
 def history_keys(messages: Iterable[Message], marks: ReasoningMarks | None) -> list[bytes]:
-    """For each message a key of all up to it; equal for conversations that mean the same."""
+    """Return a key of the conversation up to each message, equal for equal meaning."""
     keys = [b""]
     for message in messages:
         keys.append(next_key(keys[-1], message, marks))
@@ -85,9 +78,8 @@ def next_key(history: bytes, message: Message, marks: ReasoningMarks | None) -> 
         parts.append(split_reasoning(message, marks)[1].strip())
     else:
         parts.append(message.text.strip())
-    parts += [part for call in _calls_of(message) for part in call]
-    results = (part for part in message.parts if isinstance(part, ToolResult))
-    parts += [result.text.strip() for result in results]
+    parts += [part for call in call_meanings(message.calls) for part in call]
+    parts += [result.text.strip() for result in message.results]
     return digest(history, *(part.encode("utf-8", "replace") for part in parts))
 
 
@@ -99,12 +91,8 @@ def digest(*parts: bytes) -> bytes:
     return state.digest()
 
 
-def _calls_of(message: Message) -> list[tuple[str, str]]:
-    return [(call.name, canonical_json(call.arguments_json)) for call in message.calls]
-
-
 def split_reasoning(message: Message, marks: ReasoningMarks | None) -> Sequence[str]:
-    """Reasoning and text; some clients put the one in front of the other, with its marks."""
+    """Return reasoning and text. Some clients send both as text, with the model's marks."""
     text = message.text
     if marks is None or message.reasoning or not text.lstrip().startswith(marks.opening):
         return message.reasoning, text

@@ -1,14 +1,14 @@
-"""Which turns of a conversation that is too long go: whole ones, the oldest first, many at once.
+"""Drops whole turns of a conversation that is too long, the oldest first, many at once.
 
-A client sends the whole history again with every request. The cut is made as if the turns had
-come one by one: when they no longer fit, enough go that only half is taken. So the same turns
-go next time, and the shortened prompt stays the same prefix for many turns.
+A client sends the whole history again with every request. The cut is made as if the turns came
+one by one: when they no longer fit, turns are dropped until half of the context is free. The
+next request then drops the same turns, and the shortened prompt stays a stable prefix.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rekindle.chat.conversation import Conversation, Message, Role
+from rekindle.chat.conversation import Conversation, Message, Role, n_leading_systems
 
 FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
 KEPT_SHARE = 1 / 2
@@ -23,9 +23,9 @@ class Trimmed:
 def trim(
     conversation: Conversation, *, n_ctx: int, n_head: int, size_of: Callable[[Message], int]
 ) -> Trimmed:
-    """`n_head` tokens are system and tools, which stay; so does the last turn.
+    """Drop the oldest turns. System, tools (`n_head` tokens) and the last turn stay.
 
-    Within the last turn, a tool loop, the oldest rounds go: a call never without its results.
+    If the last turn alone is too long, its oldest rounds of calls and results are dropped.
     """
     head, turns = _turns(conversation.messages)
     full, kept = int(n_ctx * FULL_SHARE) - n_head, int(n_ctx * KEPT_SHARE) - n_head
@@ -44,6 +44,7 @@ def trim(
 
 
 def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
+    """Return the index of the first item that stays."""
     first = total = 0
     for index, size in enumerate(sizes):
         total += size
@@ -55,8 +56,8 @@ def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
 
 
 def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """The system messages in front, then from each user message to the next."""
-    n_head = next((i for i, m in enumerate(messages) if m.role is not Role.SYSTEM), len(messages))
+    """Return the leading system messages, and turns: from each user message to the next."""
+    n_head = n_leading_systems(messages)
     turns: list[list[Message]] = []
     for message in messages[n_head:]:
         is_first = message.role is Role.USER and (not turns or turns[-1][-1].role is not Role.USER)
@@ -67,7 +68,7 @@ def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Messag
 
 
 def _rounds(turn: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """What was asked, then each assistant message with the results of its calls."""
+    """Return the user messages, and rounds: each assistant message with its results."""
     n_asked = next((i for i, m in enumerate(turn) if m.role is Role.ASSISTANT), len(turn))
     rounds: list[list[Message]] = []
     for message in turn[n_asked:]:

@@ -1,28 +1,27 @@
-"""From a conversation, a text or token ids to the prompt: token ids, and the boundaries in them.
+"""Builds prompts from conversations, texts or token ids: token ids, and the boundaries in them.
 
-A boundary is a position that a later request is likely to share and then leave: after system
-and tools, before each of the last user messages, before the generation prompt.
+A boundary is a position where a later prompt is likely to diverge: after system and tools,
+before each of the last user messages, before the generation prompt.
 
-Replies that this server gave keep the tokens they were sampled as, wherever the client sends
-them back with the same meaning.
+A reply that comes back with the same meaning keeps the tokens that were sampled for it.
 """
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from threading import Lock
 from typing import Any
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import (
     Conversation,
     Message,
     Reasoning,
     Role,
     Text,
-    ToolCall,
-    ToolResult,
+    Tool,
+    n_leading_systems,
 )
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.prompt.boundaries import Boundaries
@@ -35,26 +34,29 @@ from rekindle.chat.prompt.meaning import (
     split_reasoning,
 )
 from rekindle.chat.prompt.overflow import FULL_SHARE, trim
+from rekindle.chat.prompt.reasoning_policy import ReasoningPolicy
 from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.prompt.text_splicer import TextSplicer
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
-TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, until what is left fits; picked
-MESSAGE_TOKENS = 8  # of a template's own, about, for each message
-MAX_TURNS_TRIED = 16  # of those that may be one message; picked
+TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, tried until the prompt fits; picked
+MESSAGE_TOKENS = 8  # that a template adds to each message, about
+MAX_TURNS_TRIED = 16  # for one message; picked
 MAX_LOOKS = 4  # for the end of a message; picked
-MAX_NAMESPACES = 64  # whose texts are known as tokens at once; picked
-MAX_NAMESPACES_BYTES = 256_000_000  # of all that; picked
+MAX_NAMESPACES = 64  # with a builder at once; picked
+MAX_NAMESPACES_BYTES = 256_000_000  # of all these builders; picked
 
-Remember = Callable[[Sequence[int], str, Said, Sequence[str]], None]
+_NEXT = "the next message"
+
+Remember = Callable[[Sequence[int], str, ParsedReply, Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +64,30 @@ class Prompt:
     tokens: tuple[int, ...]
     boundaries: tuple[int, ...]
     text: str
-    conversation: Conversation | None = None  # None: raw text, which has no parts
+    conversation: Conversation | None = None  # None: raw text or token ids
     begins_in_reasoning: bool = False
-    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
-    n_dropped: int = 0  # messages that were left out because they do not fit
+    remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
+    n_dropped: int = 0  # messages left out because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     namespace: str = ""
     build_seconds: float = field(default=0.0, compare=False)
-    # Where a number of messages ends; None: it cannot be told.
+    # Returns the position where a number of messages ends; None: unknown.
     locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
-    # Called with the reply's tokens, the text of the token that ended it, what it said, call ids.
+    # Takes the reply's tokens, the text of its end token, the parsed reply, the call ids.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
-    @property
-    def n_remembered(self) -> int:
-        return len(self.remembered)
-
     def position_of(self, n_messages: int) -> int:
-        """Where that many messages end, or the last boundary before: 0: none is known.
+        """Return where that many messages end, or the last boundary before; 0: unknown.
 
-        Of 0 messages: where tools and system end.
+        For 0 messages, return where tools and system messages end.
         """
         if self.conversation is None:
             return 0
         messages = self.conversation.messages
-        if n_messages == 0:
-            heads = (m.role is Role.SYSTEM for m in messages)
-            n_messages = next((i for i, is_head in enumerate(heads) if not is_head), len(messages))
+        n_messages = n_messages or n_leading_systems(messages)
         if n_messages >= len(messages):
             return len(self.tokens)
-        # Each look renders the history. A template that fits nowhere near fits nowhere at all.
+        # Each look renders the history. If a few positions are unknown, all of them are.
         for n in range(n_messages, max(n_messages - MAX_LOOKS, -1), -1):
             if (position := self.locate(n)) is not None:
                 return position
@@ -99,7 +95,7 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Blocking: rendering and tokenising a long history takes tens of milliseconds."""
+    """Builds prompts of one namespace. Blocks for tens of milliseconds with a long history."""
 
     def __init__(
         self,
@@ -107,14 +103,14 @@ class PromptBuilder:
         tokenizer: Tokenizer,
         dialect: Dialect,
         memory: TurnMemory,
-        reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+        reasoning_history: ReasoningHistory,
         *,
-        volatile: VolatileRules | None = None,
+        volatile: VolatileRules,
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
-        self._volatile = volatile or VolatileRules()
-        self._others: OrderedDict[str, PromptBuilder] = OrderedDict()
+        self._volatile = volatile
+        self._others = BoundedCache[str, PromptBuilder](max_items=MAX_NAMESPACES)
         self._others_lock = Lock()
         self._template = template
         self._tokenizer = tokenizer
@@ -124,14 +120,14 @@ class PromptBuilder:
         self._tokenize = PieceTokenizer(tokenizer)
         self._bounds = Boundaries(template, tokenizer, self._tokenize)
         self._texts = TextSplicer(memory, tokenizer, self._tokenize)
-        self._switches = _keeping_switches(template.source)
+        self._reasoning = ReasoningPolicy(reasoning_history, template.source)
 
     def within(self, namespace: str) -> "PromptBuilder":
-        """One that remembers nothing of what others said, nor how long it took to read."""
+        """Return the builder of a namespace. Builders share no turns and no known texts."""
         if namespace == self._namespace:
             return self
         with self._others_lock:
-            other = self._others.pop(namespace, None) or PromptBuilder(
+            other = self._others.peek(namespace) or PromptBuilder(
                 self._template,
                 self._tokenizer,
                 self._dialect,
@@ -140,23 +136,27 @@ class PromptBuilder:
                 volatile=self._volatile,
                 namespace=namespace,
             )
-            self._others[namespace] = other
-            while len(self._others) > 1 and self._knows_too_much():
-                self._others.popitem(last=False)
+            self._others.put(namespace, other)
+            # Builders grow while they are used, so their sizes are added up each time.
+            while len(self._others) > 1 and self._n_bytes_of_others() > MAX_NAMESPACES_BYTES:
+                self._others.pop_oldest()
         return other
 
-    def _knows_too_much(self) -> bool:
-        n_bytes = sum(
-            each._tokenize.n_bytes + each._memory.n_bytes for each in self._others.values()
-        )
-        return len(self._others) > MAX_NAMESPACES or n_bytes > MAX_NAMESPACES_BYTES
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of the texts and turns that this namespace knows as tokens."""
+        return self._tokenize.n_bytes + self._memory.n_bytes
+
+    def _n_bytes_of_others(self) -> int:
+        return sum(other.n_bytes for other in self._others.values())
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
-        """Without `recalls` every turn is taken as it was sent."""
-        conversation, neutralised = self._volatile.calm(conversation)
+        """Build the prompt. Without `recalls`, no remembered turn is spliced in."""
+        conversation, neutralised = self._volatile.neutralise(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
-        shown, layout, spliced = self._spliced(self._with_switches(conversation), candidates)
+        switched = self._reasoning.switched_on(conversation)
+        shown, layout, spliced = self._spliced(switched, candidates)
         self._memory.note_use(list(spliced.turns.values()))
         history_end, lengths = self._bounds.prefix_lengths(shown, layout.text)
         tokens = tuple(spliced.run.tokens)
@@ -164,9 +164,10 @@ class PromptBuilder:
         begins_in_reasoning = self._begins_in_reasoning(layout.text)
 
         def remember(
-            reply: Sequence[int], end_text: str, said: Said, call_ids: Sequence[str]
+            reply: Sequence[int], end_text: str, said: ParsedReply, call_ids: Sequence[str]
         ) -> None:
-            *before, answer = _with_reply(conversation, said, call_ids).messages
+            answered = conversation.with_reply(said.text, said.tool_calls(call_ids))
+            *before, answer = answered.messages
             turn = Turn(
                 prompt_key=spliced.run.key(),
                 n_replies_before=sum(m.role is Role.ASSISTANT for m in before),
@@ -196,10 +197,10 @@ class PromptBuilder:
     def from_trimmed(
         self, conversation: Conversation, *, n_ctx: int, recalls: bool = True
     ) -> Prompt:
-        """Without its oldest turns, if it does not leave room for a reply."""
+        """Build the prompt, and drop the oldest turns if it leaves no room for a reply."""
         prompt = self.from_conversation(conversation, recalls=recalls)
         n_head = self._head_size(conversation)
-        for share in TRIMMED_SHARES:  # sizes are estimates: the first one nearly always does
+        for share in TRIMMED_SHARES:  # sizes are estimates; the first share nearly always fits
             if len(prompt.tokens) <= n_ctx * FULL_SHARE:
                 break
             shorter = trim(
@@ -210,9 +211,9 @@ class PromptBuilder:
         return prompt
 
     def _size(self, message: Message) -> int:
-        """Tokens, about; the same whenever it is asked for."""
+        """Return the approximate number of tokens, always the same for the same message."""
         texts = [message.text, *(call.arguments_json for call in message.calls)]
-        texts += [part.text for part in message.parts if isinstance(part, ToolResult)]
+        texts += [result.text for result in message.results]
         pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
         return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
 
@@ -223,18 +224,20 @@ class PromptBuilder:
         )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
-    def after_reply(self, prompt: Prompt, said: Said, call_ids: Sequence[str]) -> tuple[int, ...]:
-        """What prompts after this reply will begin with, up to the next user message."""
+    def after_reply(
+        self, prompt: Prompt, said: ParsedReply, call_ids: Sequence[str]
+    ) -> tuple[int, ...]:
+        """Return the tokens that begin the next turn's prompt, up to its user message."""
         assert prompt.conversation is not None
-        answered = _with_reply(prompt.conversation, said, call_ids)
+        answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
             keys = history_keys(asked.messages, self._dialect.reasoning)
             candidates = self._candidates(asked, keys)
-            _, layout, spliced = self._spliced(self._with_switches(asked), candidates)
+            _, layout, spliced = self._spliced(self._reasoning.switched_on(asked), candidates)
         except InvalidRequest:
-            return ()  # some templates refuse the conversation that would follow
+            return ()  # some templates refuse the next turn's conversation
         place = layout.text.rfind(_NEXT)
         before = [position for offset, position, _ in spliced.marks if offset <= place]
         return tuple(spliced.run.tokens[: before[-1]]) if before else ()
@@ -267,7 +270,7 @@ class PromptBuilder:
             raise InvalidRequest("The prompt is empty.", param="prompt")
 
         def remember(
-            reply: Sequence[int], _end_text: str, _said: Said, _call_ids: Sequence[str]
+            reply: Sequence[int], _end_text: str, _said: ParsedReply, _call_ids: Sequence[str]
         ) -> None:
             self._texts.remember(run.key(), text, reply)
 
@@ -280,28 +283,21 @@ class PromptBuilder:
             remember=remember,
         )
 
-    def _with_switches(self, conversation: Conversation) -> Conversation:
-        """Templates that can keep earlier reasoning do, unless the client says otherwise."""
-        if self._reasoning_history is ReasoningHistory.TEMPLATE or not self._switches:
-            return conversation
-        kwargs = self._switches | conversation.template_kwargs
-        return replace(conversation, template_kwargs=kwargs)
-
     def _candidates(
         self, conversation: Conversation, keys: Sequence[bytes]
     ) -> dict[int, Candidate]:
-        """For each assistant message the turns that mean the same."""
+        """Find the turns that mean the same, for each assistant message."""
         wanted = {
             index: [*call_keys(call.id for call in message.calls), keys[index]]
             for index, message in enumerate(conversation.messages)
             if message.role is Role.ASSISTANT
         }
         found = self._memory.find([key for each in wanted.values() for key in each])
-        loop_start = _tool_loop_start(conversation.messages)
+        first_kept = self._reasoning.first_kept(conversation)
         candidates = {}
         for n_before, (index, its_keys) in enumerate(wanted.items()):
             message = conversation.messages[index]
-            # A message that copies an earlier one, ids included, must not stand in for it.
+            # A copy of an earlier message, ids included, must not get the tokens of that one.
             turns = {
                 turn.id: turn
                 for key in its_keys
@@ -312,45 +308,34 @@ class PromptBuilder:
                 turn
                 for turn in turns.values()
                 if means_the_same(message, turn.said, self._dialect.reasoning)
-                or (turn in found[keys[index]] and self._goes_on(message, turn.said))
+                or (turn in found[keys[index]] and self._continues(message, turn.said))
             ]
             if fitting:
-                keeps = self._keeps_reasoning(conversation, in_tool_loop=index >= loop_start)
-                candidates[index] = Candidate(fitting[:MAX_TURNS_TRIED], keeps)
+                candidates[index] = Candidate(
+                    fitting[:MAX_TURNS_TRIED], keeps_reasoning=index >= first_kept
+                )
         return candidates
 
-    def _goes_on(self, message: Message, said: Said) -> bool:
-        """Whether a message that means the same as one left open and its reply ends with it."""
+    def _continues(self, message: Message, said: ParsedReply) -> bool:
+        """Return whether the message ends with this reply, which continued an open message."""
         reasoning, text = split_reasoning(message, self._dialect.reasoning)
         return not reasoning and not said.reasoning and text.strip().endswith(said.text.strip())
-
-    def _keeps_reasoning(self, conversation: Conversation, *, in_tool_loop: bool) -> bool:
-        match self._reasoning_history:
-            case ReasoningHistory.KEEP:
-                return True
-            case ReasoningHistory.TEMPLATE:
-                return False
-            case ReasoningHistory.AUTO:
-                return in_tool_loop or self._is_switched_on(conversation)
-
-    def _is_switched_on(self, conversation: Conversation) -> bool:
-        """The template keeps reasoning, and the client did not tell it otherwise."""
-        chosen = self._switches | conversation.template_kwargs
-        return bool(self._switches) and all(
-            chosen[name] == value for name, value in self._switches.items()
-        )
 
     def _spliced(
         self, conversation: Conversation, candidates: Mapping[int, Candidate]
     ) -> tuple[Conversation, Layout, Spliced]:
-        """Reasoning that the client left out is given back to the turns that are spliced."""
+        """Render the conversation and splice turns in. Spliced turns get their reasoning back.
+
+        If a turn was not spliced, its reasoning is replaced by another turn's or removed, and
+        the rendering is retried.
+        """
         marks = self._dialect.reasoning
         restored = {
             index: candidate.turns[0].said.reasoning
             for index, candidate in candidates.items()
             if not split_reasoning(conversation.messages[index], marks)[0]
         }
-        schemas = schemas_of(conversation)
+        schemas = schemas_of(conversation.callable_tools)
         layout: Layout | None = None
         changed: set[int] = set()
         while True:
@@ -382,22 +367,16 @@ class PromptBuilder:
         return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
 
 
-def schemas_of(conversation: Conversation) -> Schemas:
+def schemas_of(tools: Iterable[Tool]) -> Schemas:
     schemas: dict[str, dict[str, Any]] = {}
-    for tool in conversation.callable_tools:
+    for tool in tools:
         function = json.loads(tool.definition_json)["function"]
         schemas[tool.name] = function.get("parameters") or {"type": "object"}
     return schemas
 
 
-def _tool_loop_start(messages: Sequence[Message]) -> int:
-    """The index behind the last user message: what follows works on one task."""
-    users = [index for index, message in enumerate(messages) if message.role is Role.USER]
-    return users[-1] + 1 if users else 0
-
-
 def _other_reasoning(turn: Turn | None, tried: str) -> str:
-    """For a message that was not spliced: that of the turn which it may be, if not tried yet."""
+    """Return the turn's reasoning for a message that was not spliced, unless it was tried."""
     return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
 
 
@@ -408,36 +387,3 @@ def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> 
         if reasoning:
             messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
     return replace(conversation, messages=tuple(messages))
-
-
-def _with_reply(conversation: Conversation, said: Said, call_ids: Sequence[str]) -> Conversation:
-    """As a client will send it back. A message that was left open goes on in the reply."""
-    messages = conversation.messages
-    text = said.text
-    if conversation.continue_last:
-        text = messages[-1].text + text
-        messages = messages[:-1]
-    calls = (
-        ToolCall(call_id, call.name, call.arguments_json)
-        for call_id, call in zip(call_ids, said.calls, strict=True)
-    )
-    reply = Message(Role.ASSISTANT, (Text(text), *calls) if text else tuple(calls))
-    return replace(conversation, messages=(*messages, reply), continue_last=False)
-
-
-_NEXT = "the next message"
-
-# By these templates can be told to keep the reasoning of earlier turns.
-_SWITCHES: dict[str, Any] = {
-    "clear_thinking": False,
-    "preserve_thinking": True,
-    "preserve_reasoning": True,
-    "keep_past_thinking": True,
-    "keep_thinking": True,
-    "truncate_history_thinking": False,
-    "drop_thinking": False,
-}
-
-
-def _keeping_switches(source: str) -> dict[str, Any]:
-    return {name: value for name, value in _SWITCHES.items() if name in source}

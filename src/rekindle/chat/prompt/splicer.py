@@ -1,8 +1,8 @@
-"""Puts remembered turns into a rendered conversation: their sampled tokens in place of its text.
+"""Splices remembered turns into a rendered conversation: sampled tokens replace rendered text.
 
-A turn is spliced only where three things hold. The tokens in front of it are the prompt it was
-sampled after. What the template rendered there reads, by the model's own dialect, as what the
-model said. And it ends where the template ends the turn. Anything else is tokenised as rendered.
+A turn is spliced only where three things hold. The tokens before it are the prompt it was
+sampled after. The rendered text parses, in the model's dialect, to the same reply. The reply
+ends where the template ends the turn. All other text is tokenised as rendered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ from os.path import commonprefix
 
 from rekindle.chat.dialects.base import Dialect, Schemas
 from rekindle.chat.prompt.layout import Layout
-from rekindle.chat.prompt.meaning import said_calls
+from rekindle.chat.prompt.meaning import call_meanings
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn
-from rekindle.chat.reply.parser import Said, parse
+from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import PromptPiece
 
-MAX_ENDS_TRIED = 32  # of a turn whose own end is not there; picked
+MAX_ENDS_TRIED = 32  # for a turn whose own end text is missing; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class Candidate:
     """Turns that may be the message, best first."""
 
     turns: Sequence[Turn]
-    keeps_reasoning: bool  # also where the template leaves it out
+    keeps_reasoning: bool  # splice sampled reasoning even where the template leaves it out
 
 
 @dataclass(slots=True)
 class Spliced:
     run: TokenRun
     turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
-    # Those that follow their prompt, too, and are shown otherwise than they were said.
+    # Turns whose prompt matched, but whose text the template rendered differently.
     rendered_differently: dict[int, Turn] = field(default_factory=dict)
-    end: int = 0  # where the last of the turns ends in the text
+    end: int = 0  # offset in the text where the last spliced turn ends
     # Offset in the text and position in the tokens of each piece that was tokenised.
     marks: list[tuple[int, int, PromptPiece]] = field(default_factory=list)
 
@@ -56,7 +56,10 @@ class Splicer:
         self._end_strings = frozenset(end_strings)
 
     def splice(self, run: TokenRun, candidates: Mapping[int, Candidate]) -> Spliced:
-        """`run` holds what comes before the text. Keys are indexes of messages, ascending."""
+        """Append the text to `run`, with turns in place of messages where they fit.
+
+        `run` holds the tokens before the text. Keys are indexes of messages, ascending.
+        """
         done = Spliced(run)
         for index, candidate in candidates.items():
             for turn in candidate.turns:
@@ -83,7 +86,10 @@ class Splicer:
     def _prompt(
         self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
     ) -> list[tuple[int, PromptPiece]] | None:
-        """What stands between the turn and the one before it; None: it was another prompt."""
+        """Return the pieces between the last spliced turn and this one.
+
+        Return None if the turn was sampled after another prompt.
+        """
         text = self._layout.text
         history_end = done.end + turn.gap_chars
         opening = turn.generation_prompt
@@ -97,7 +103,7 @@ class Splicer:
         return prompt if key == turn.prompt_key else None
 
     def _end(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> int | None:
-        """Where the turn ends in the text; None: the text there says something else."""
+        """Return the offset where the turn ends; None: the text there parses differently."""
         text = self._layout.text
         history_end = done.end + turn.gap_chars
         is_opened = text.startswith(turn.generation_prompt, history_end)
@@ -117,10 +123,12 @@ class Splicer:
                         return later
         return None
 
-    def _split_end(self, end: int, shown: Said, turn: Turn, *, keeps_reasoning: bool) -> int | None:
-        """Where the calls end that were put into a message of their own, behind the text.
+    def _split_end(
+        self, end: int, shown: ParsedReply, turn: Turn, *, keeps_reasoning: bool
+    ) -> int | None:
+        """Return the offset where the calls end, if they are in a second message.
 
-        Templates that would leave the text out get two messages for one turn.
+        Templates that would omit the text beside calls get two messages for one turn.
         """
         text, opening = self._layout.text, turn.generation_prompt
         [control] = [control for _, control in islice(self._layout.controls(end), 1)] or [""]
@@ -130,13 +138,13 @@ class Splicer:
         body = start + len(opening)
         for later in self._ends(body, turn):
             calls = parse(self._dialect, self._schemas, text[body:later], begins_in_reasoning=False)
-            both = Said(shown.reasoning, shown.text + calls.text, calls.calls)
+            both = ParsedReply(shown.reasoning, shown.text + calls.text, calls.calls)
             if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
                 return later
         return None
 
     def _ends(self, body: int, turn: Turn) -> Iterator[int]:
-        """Where the turn that begins at `body` may end, likeliest first."""
+        """Yield the offsets where the turn that begins at `body` may end, likeliest first."""
         likely: list[int] = []
         others: list[int] = []
         for offset, control in self._layout.controls(body):
@@ -145,7 +153,7 @@ class Splicer:
                 break
             if control in self._end_strings:
                 if likely:
-                    break  # it ends the turn behind this one
+                    break  # this one ends the next turn
                 likely.append(offset)
                 if not turn.end_text:
                     break
@@ -153,15 +161,17 @@ class Splicer:
             if not turn.said.calls and len(others) == MAX_ENDS_TRIED:
                 break
         yield from likely
-        # The template may write another end than the model does, behind headers of its own.
-        if not turn.said.calls:  # whose syntax is full of control strings
+        # The template may end the turn with another string than the model, behind own headers.
+        if not turn.said.calls:  # the syntax of calls is full of control strings
             yield from (offset for offset in others if offset not in likely)
 
 
-def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
-    if shown.text.strip() != said.text.strip() or said_calls(shown) != said_calls(said):
+def _is_same(shown: ParsedReply, said: ParsedReply, *, keeps_reasoning: bool) -> bool:
+    if shown.text.strip() != said.text.strip():
         return False
-    # Results refer to the ids that are shown: sampled ones must be the same.
+    if call_meanings(shown.calls) != call_meanings(said.calls):
+        return False
+    # Results refer to the rendered ids, so sampled ids must be equal to them.
     if any(a.id != b.id for a, b in zip(shown.calls, said.calls, strict=True) if b.id):
         return False
     reasoning = shown.reasoning.strip()
@@ -169,13 +179,13 @@ def _is_same(shown: Said, said: Said, *, keeps_reasoning: bool) -> bool:
 
 
 def _bodies(text: str, history_end: int, opening: str) -> Iterator[int]:
-    """Where the turn's own text may begin: behind the opening, or as much of it as is there."""
+    """Yield the offsets where the turn's text may begin: behind the opening, or a part of it."""
     if text.startswith(opening, history_end):
         yield history_end + len(opening)
         return
     shared = commonprefix([opening, text[history_end : history_end + len(opening)]])  # noqa: RUF071
     yield history_end + len(shared)
     if (line := shared.rfind("\n") + 1) and line < len(shared):
-        yield history_end + line  # the answer may begin as the rest of the opening does
+        yield history_end + line  # the answer may begin with the same text as the opening's rest
     if (control := shared.rfind(">") + 1) and control < len(shared):
         yield history_end + control

@@ -1,7 +1,7 @@
-"""Raw text that begins with a prompt and the reply to it keeps the tokens of both.
+"""Splices remembered replies into raw text that begins with a prompt and its reply.
 
-There is no template, and nothing marks where a reply ends. It is found by keys of the text's
-beginnings at fixed lengths, and the text is compared up to the reply's last character.
+Raw text has no template and no marks where a reply ends. Replies are found by keys of the
+text's beginnings at fixed lengths. The text is then compared up to the reply's last character.
 """
 
 from array import array
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from rekindle.chat.prompt.meaning import KEY_BYTES, digest
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
-from rekindle.chat.reply.parser import Said
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
-# Steps of lengths, the second from FINE_LIMIT on: fine enough that texts which share a long
-# beginning have keys of their own. All picked.
+# Steps between the lengths, the coarse one from FINE_LIMIT on. They are fine enough that texts
+# with a long common beginning have different keys. All picked.
 FINE_CHARS, FINE_LIMIT, COARSE_CHARS = 64, 65_536, 1024
-MAX_BACK = 8  # tokens of a reply that may be given up for a clean cut; picked
-# Of the text around a cut, enough to see whether a merge crosses it; picked.
+MAX_BACK = 8  # tokens of a reply that may be dropped for a clean cut; picked
+# Text around a cut, enough to see whether a token crosses it; picked.
 CHARS_BEFORE, CHARS_BEHIND = 1024, 256
 
 
@@ -34,9 +34,9 @@ class TextSplicer:
         self._adds_space = tokenizer.detokenize(letter, render_special=True) == b" a"
 
     def splice(self, run: TokenRun, text: str, *, recalls: bool = True) -> list[Turn]:
-        """Appends the text's tokens to `run`; the turns that kept theirs."""
+        """Append the text's tokens to `run`. Return the turns that were spliced."""
         used: list[Turn] = []
-        position = 0  # in the text: what comes before it is in the run
+        position = 0  # in the text; all text before it is in the run
         for turn in self._turns_in(text) if recalls else ():
             prompt_end = turn.gap_chars
             if prompt_end < position:
@@ -66,13 +66,13 @@ class TextSplicer:
             begins_in_reasoning=False,
             tokens=tuple(tokens),
             end_text="",
-            said=Said("", text, ()),
+            said=ParsedReply("", text, ()),
         )
         *_, (_, key) = _beginnings(whole)
         self._memory.remember(turn, [key])
 
     def _turns_in(self, text: str) -> list[Turn]:
-        """Those whose prompt and reply the text begins with, shortest first."""
+        """Return the turns whose prompt and reply begin the text, shortest first."""
         keys = {key: length for length, key in _beginnings(text)}
         turns = {
             turn.id: turn
@@ -84,11 +84,11 @@ class TextSplicer:
 
     def _tokens(self, text: str, *, inside: bool) -> "array[int]":
         if inside and self._adds_space:
-            text = text.removeprefix(" ")  # which the vocabulary writes unasked
+            text = text.removeprefix(" ")  # the vocabulary adds it
         return self._tokenize(PromptPiece(text, parse_special=True)) if text else array("i")
 
     def _cut(self, turn: Turn, text: str) -> "_Cut | None":
-        """The last place in the reply where the text would be cut too if tokenised in one go."""
+        """Return the last place in the reply where tokenising the whole text also cuts."""
         end = turn.gap_chars + len(turn.said.text)
         start = max(0, end - CHARS_BEFORE)
         natural = self._token_ends(text[start : end + CHARS_BEHIND])
@@ -107,7 +107,7 @@ class TextSplicer:
         return not self._adds_space or not text or (text[0] == " " and len(text) > 1)
 
     def _token_ends(self, text: str) -> set[int]:
-        """In bytes of the text."""
+        """Return the byte offsets where tokens of the text end."""
         tokens = self._tokenizer.tokenize(text, parse_special=True)
         lengths = [len(self._tokenizer.detokenize((t,), render_special=True)) for t in tokens]
         return {length - self._adds_space for length in accumulate(lengths)}
@@ -117,7 +117,7 @@ class TextSplicer:
 
 
 class _Cut(NamedTuple):
-    n_tokens: int  # of the reply that stay
+    n_tokens: int  # of the reply that are kept
     position: int  # in the text
 
 
@@ -130,7 +130,7 @@ def _begins_inside_character(data: bytes) -> bool:
 
 
 def _beginnings(text: str) -> Iterator[tuple[int, bytes]]:
-    """Keys of the text's beginnings, by length."""
+    """Yield the lengths and keys of the text's beginnings."""
     state = blake2b(digest_size=KEY_BYTES)
     start = 0
     lengths = [*range(FINE_CHARS, FINE_LIMIT, FINE_CHARS)]

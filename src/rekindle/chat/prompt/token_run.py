@@ -1,24 +1,26 @@
-"""Tokens as they are put together, with a key of all of them so far; and texts known as tokens."""
+"""Tokens of a prompt while it is built, with a key of all of them; and texts known as tokens."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 from sys import getsizeof
 from threading import Lock
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.prompt.meaning import KEY_BYTES
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_KNOWN_BYTES = 32_000_000  # about two dozen histories of 100k tokens; picked
-PIECE_BYTES = 280  # what CPython needs for one beside its text and its tokens, about
+PIECE_BYTES = 370  # that CPython needs for a piece besides its text and tokens, about
 
 
 class TokenRun:
+    """The tokens of a prompt so far."""
+
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
-        self.remembered: list[tuple[int, int]] = []  # where turns that were sampled begin and end
+        self.remembered: list[tuple[int, int]] = []  # start and end of each sampled turn
         self._state = blake2b(digest_size=KEY_BYTES)
         self.extend(array("i", tokens))
 
@@ -32,7 +34,7 @@ class TokenRun:
         self.remembered.append((start, len(self.tokens)))
 
     def key(self, more: "Iterable[array[int]]" = ()) -> bytes:
-        """Of these tokens, and of `more` behind them."""
+        """Return the key of these tokens, followed by `more`."""
         state = self._state.copy()
         for tokens in more:
             state.update(tokens)
@@ -40,27 +42,25 @@ class TokenRun:
 
 
 class PieceTokenizer:
-    """Each piece of a prompt is tokenised once, however often it comes back. Thread-safe."""
+    """Tokenises each piece of a prompt once, and keeps its tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[PromptPiece, array[int]] = OrderedDict()
-        self.n_bytes = 0
+        self._known = BoundedCache[PromptPiece, "array[int]"](max_bytes=MAX_KNOWN_BYTES)
         self._lock = Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        return self._known.n_bytes
 
     def __call__(self, piece: PromptPiece) -> "array[int]":
         with self._lock:
             if (tokens := self._known.get(piece)) is not None:
-                self._known.move_to_end(piece)
                 return tokens
         parse_special = piece.parse_special
         tokens = array("i", self._tokenizer.tokenize(piece.text, parse_special=parse_special))
         with self._lock:
-            if piece not in self._known:
-                self._known[piece] = tokens
-                self.n_bytes += _size(piece, tokens)
-            while self.n_bytes > MAX_KNOWN_BYTES:
-                self.n_bytes -= _size(*self._known.popitem(last=False))
+            self._known.put(piece, tokens, n_bytes=_size(piece, tokens))
         return tokens
 
 

@@ -1,28 +1,28 @@
-"""The exact tokens of past replies, so that a history that comes back as text gets them again.
+"""The exact tokens of past replies. A history that comes back as text gets them again.
 
-A turn is found by the ids of its tool calls, by what the conversation up to it means, or, for
-raw completions, by its text. Whether it fits is for whoever asks to check.
+A turn is found by the ids of its tool calls, by the meaning of the conversation up to it, or by
+its text for raw completions. Callers check whether it fits.
 """
 
 import json
 import logging
 import struct
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from threading import Lock
 
-from rekindle.chat.dialects.base import ReadCall
-from rekindle.chat.prompt.fenced_turns import FencedTurns
-from rekindle.chat.prompt.meaning import digest
-from rekindle.chat.reply.parser import Said
+from rekindle.bounded_cache import BoundedCache
+from rekindle.chat.dialects.base import ParsedCall
+from rekindle.chat.prompt.meaning import KEY_BYTES, digest
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-MAX_DECODED_BYTES = 32_000_000  # picked: some hundred turns of a thousand tokens
+MAX_DECODED_BYTES = 32_000_000  # several hundred turns of a thousand tokens; picked
 TOKEN_BYTES = 40  # of a Python integer in a tuple
 
 _LENGTH = struct.Struct("<I")
@@ -34,12 +34,12 @@ class Turn:
 
     prompt_key: bytes  # of the prompt's tokens
     n_replies_before: int  # in the conversation
-    gap_chars: int  # of the prompt's text, from the last remembered turn in it to its history's end
-    generation_prompt: str  # what the template wrote behind the history
+    gap_chars: int  # of the prompt's text between the last spliced turn and the history's end
+    generation_prompt: str  # the template's text behind the history
     begins_in_reasoning: bool
     tokens: tuple[int, ...]
-    end_text: str  # of the token that ended the turn; empty: nothing did
-    said: Said
+    end_text: str  # of the token that ended the turn; empty: no token did
+    said: ParsedReply
 
     @property
     def id(self) -> bytes:
@@ -49,24 +49,23 @@ class Turn:
 class TurnMemory:
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._decoded: OrderedDict[bytes, tuple[bytes, Turn | None]] = OrderedDict()
-        self._n_bytes = 0
+        self._decoded = BoundedCache[bytes, tuple[bytes, Turn | None]](max_bytes=MAX_DECODED_BYTES)
         self._lock = Lock()
 
     @property
     def n_bytes(self) -> int:
-        """Of what is decoded."""
-        return self._n_bytes
+        """Return the size of the decoded turns."""
+        return self._decoded.n_bytes
 
     def within(self, namespace: str) -> "TurnMemory":
-        """Nothing is found there that was remembered here, nor the other way round."""
-        return TurnMemory(FencedTurns(self._store, namespace))
+        """Return a memory for one namespace, which finds no turns of other namespaces."""
+        return TurnMemory(NamespacedTurns(self._store, namespace))
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
         self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
-        """By key, most recently used first. Blocks for a moment."""
+        """Return the turns by key, most recently used first. Blocks for a moment."""
         found: dict[bytes, list[Turn]] = {key: [] for key in keys}
         for stored in self._store.find(keys) if keys else ():
             if (turn := self._turn(stored)) is not None:
@@ -79,27 +78,51 @@ class TurnMemory:
         if turns:
             self._store.touch([turn.id for turn in turns])
 
-    def close(self) -> None:
-        self._store.close()
-
     def _turn(self, stored: StoredTurn) -> Turn | None:
         with self._lock:
             known = self._decoded.get(stored.id)
             if known is not None and known[0] == stored.data:
-                self._decoded.move_to_end(stored.id)
                 return known[1]
         turn = _decoded(stored)
         with self._lock:
-            self._n_bytes += _size(stored.data) - _size(self._decoded.pop(stored.id, (b"",))[0])
-            self._decoded[stored.id] = stored.data, turn
-            while self._n_bytes > MAX_DECODED_BYTES:
-                _, (data, _) = self._decoded.popitem(last=False)
-                self._n_bytes -= _size(data)
+            self._decoded.put(stored.id, (stored.data, turn), n_bytes=_size(stored.data))
         return turn
 
 
+class NamespacedTurns:
+    """The turns of one namespace in a store that all namespaces share.
+
+    Ids and keys are digests. They are combined with a digest of the namespace, so no other
+    namespace finds them.
+    """
+
+    def __init__(self, store: TurnStore, namespace: str) -> None:
+        self._store = store
+        mask = blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
+        self._mask = int.from_bytes(mask, "big")
+
+    def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
+        return [self._masked_turn(turn) for turn in self._store.find([*map(self._masked, keys)])]
+
+    def keep(self, turn: StoredTurn) -> None:
+        self._store.keep(self._masked_turn(turn))
+
+    def touch(self, ids: Sequence[bytes]) -> None:
+        self._store.touch([*map(self._masked, ids)])
+
+    def close(self) -> None:
+        """Do nothing: the store belongs to its opener."""
+
+    def _masked_turn(self, turn: StoredTurn) -> StoredTurn:
+        return replace(turn, id=self._masked(turn.id), keys=tuple(map(self._masked, turn.keys)))
+
+    def _masked(self, digest: bytes) -> bytes:
+        """Mask a digest, or unmask a masked one: masking twice gives the digest again."""
+        return (int.from_bytes(digest, "big") ^ self._mask).to_bytes(len(digest), "big")
+
+
 def _size(data: bytes) -> int:
-    """As the data and decoded, where most of it is tokens."""
+    """Return the size of the data and of the decoded turn, which is mostly tokens."""
     return len(data) * (1 + TOKEN_BYTES // array("i").itemsize)
 
 
@@ -121,7 +144,7 @@ def _encoded(turn: Turn) -> bytes:
 
 
 def _decoded(stored: StoredTurn) -> Turn | None:
-    """None for what another version wrote, or nobody: it is as if it were not there."""
+    """Return the turn; None if another version wrote it or it is damaged. That is a miss."""
     try:
         [n_head] = _LENGTH.unpack_from(stored.data)
         fields = json.loads(stored.data[_LENGTH.size : _LENGTH.size + n_head])
@@ -129,7 +152,7 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             return None
         tokens = array("i")
         tokens.frombytes(stored.data[_LENGTH.size + n_head :])
-        calls = tuple(ReadCall(*call) for call in fields["calls"])
+        calls = tuple(ParsedCall(*call) for call in fields["calls"])
         turn = Turn(
             prompt_key=bytes.fromhex(fields["prompt_key"]),
             n_replies_before=fields["n_replies_before"],
@@ -138,9 +161,9 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             begins_in_reasoning=fields["begins_in_reasoning"],
             tokens=tuple(tokens),
             end_text=fields["end_text"],
-            said=Said(fields["reasoning"], fields["text"], calls),
+            said=ParsedReply(fields["reasoning"], fields["text"], calls),
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
-        _log.warning("a remembered turn cannot be read: %s", error)
+        _log.warning("turns: a stored turn cannot be read: %s", error)
         return None
     return turn if turn.id == stored.id else None

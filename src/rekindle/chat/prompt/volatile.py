@@ -1,7 +1,7 @@
-"""Text that changes with every request at the head of a prompt, replaced by a constant.
+"""Replaces text at the head of a prompt that changes with every request by a constant.
 
-A clock or an id in a system prompt makes all behind it new each time. What a rule matches in
-system messages and descriptions of tools is replaced before rendering: the model does not see it.
+After a clock or an id in a system prompt, no token can be reused. Rules replace matching text
+in system messages and tool descriptions before rendering, so the model does not see it.
 Nothing is replaced unless a rule is switched on.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.errors import StartupError
 
-# Known ones, by name. What is in brackets stays: it tells the model what stood there.
+# Rules by name. The first group of a pattern stays, so that the model sees the kind of text.
 SHIPPED = {
     # Claude Code's first system block: the hash differs in every conversation and sub-agent.
     "claude-code-attribution": r"(?m)^(x-anthropic-billing-header:).*$",
-    # 2026-11-15T09:30:12.123Z and the like, with or without seconds and zone.
+    # Example: 2026-11-15T09:30:12.123Z, with or without seconds and zone.
     "timestamps": (
         r"\b()\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?"
     ),
@@ -50,13 +50,15 @@ class _Rule:
 
 
 class VolatileRules:
-    """`settings` are names of known rules, or regular expressions."""
+    """Rules that replace text. `settings` are names of shipped rules, or regular expressions."""
 
-    def __init__(self, settings: Sequence[str] = ()) -> None:
+    def __init__(self, settings: Sequence[str]) -> None:
         self._rules = [_rule(index, setting) for index, setting in enumerate(settings)]
 
-    def calm(self, conversation: Conversation) -> tuple[Conversation, tuple[Neutralised, ...]]:
-        """The conversation with what the rules match replaced, and how often each did."""
+    def neutralise(
+        self, conversation: Conversation
+    ) -> tuple[Conversation, tuple[Neutralised, ...]]:
+        """Return the conversation with matching text replaced, and the count for each rule."""
         if not self._rules:
             return conversation, ()
         counts = dict.fromkeys((rule.name for rule in self._rules), 0)
@@ -67,19 +69,19 @@ class VolatileRules:
                 counts[rule.name] += n_found
             return text
 
-        calmed = replace(
+        neutralised = replace(
             conversation,
-            messages=tuple(_calmed(message, replaced) for message in conversation.messages),
+            messages=tuple(_neutralised(message, replaced) for message in conversation.messages),
             tools=tuple(
-                Tool(tool.name, _calmed_json(tool.definition_json, replaced))
+                Tool(tool.name, _neutralised_json(tool.definition_json, replaced))
                 for tool in conversation.tools
             ),
         )
         found = tuple(Neutralised(name, count) for name, count in counts.items() if count)
-        return (calmed, found) if found else (conversation, ())
+        return (neutralised, found) if found else (conversation, ())
 
 
-def _calmed(message: Message, replaced: Callable[[str], str]) -> Message:
+def _neutralised(message: Message, replaced: Callable[[str], str]) -> Message:
     if message.role is not Role.SYSTEM:
         return message
     parts = tuple(
@@ -88,26 +90,17 @@ def _calmed(message: Message, replaced: Callable[[str], str]) -> Message:
     return replace(message, parts=parts)
 
 
-def _calmed_json(source: str, replaced: Callable[[str], str]) -> str:
-    """Only descriptions: all else in a definition is what calls are checked against."""
+def _neutralised_json(source: str, replaced: Callable[[str], str]) -> str:
+    """Replace text in descriptions only: calls are checked against the rest of a definition."""
 
-    def calmed(value: Any) -> Any:
-        match value:
-            case dict():
-                return {
-                    key: replaced(item)
-                    if key == "description" and isinstance(item, str)
-                    else calmed(item)
-                    for key, item in value.items()
-                }
-            case list():
-                return [calmed(item) for item in value]
-            case _:
-                return value
+    def neutralised(members: dict[str, Any]) -> dict[str, Any]:
+        description = members.get("description")
+        if not isinstance(description, str):
+            return members
+        return {**members, "description": replaced(description)}
 
-    definition = json.loads(source)
-    changed = calmed(definition)
-    return source if changed == definition else json.dumps(changed, ensure_ascii=False)
+    changed = json.loads(source, object_hook=neutralised)
+    return source if changed == json.loads(source) else json.dumps(changed, ensure_ascii=False)
 
 
 def _rule(index: int, setting: str) -> _Rule:

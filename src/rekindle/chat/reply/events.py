@@ -1,4 +1,4 @@
-"""What a reply is made of, in text: the events that every wire format turns into its own frames."""
+"""The events of a reply, as text. Every wire format turns them into its own frames."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,7 +11,7 @@ from rekindle.observe.request_record import Miss
 
 
 class ToolMode(StrEnum):
-    NONE = "none"  # the definitions stay in the prompt, which stays the same
+    NONE = "none"  # the definitions stay in the prompt, so its prefix stays the same
     AUTO = "auto"
     REQUIRED = "required"
 
@@ -19,7 +19,7 @@ class ToolMode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     mode: ToolMode = ToolMode.AUTO
-    names: tuple[str, ...] = ()  # the tools that may be called; none named: every one
+    names: tuple[str, ...] = ()  # the tools that may be called; empty: all
     parallel: bool = True  # several calls in one reply
 
 
@@ -29,18 +29,18 @@ class ReplyOptions:
     max_tokens: int | None = None  # None: until the context ends
     stop: tuple[str, ...] = ()
     n_top_logprobs: int | None = None  # None: no log probabilities
-    cache_prompt: bool = True  # False: nothing is read from the cache, nothing is kept
+    cache_prompt: bool = True  # False: the cache is neither read nor written
     tool_choice: ToolChoice = ToolChoice()
     terms: CacheTerms = field(default_factory=CacheTerms)
-    rank: Rank | None = None  # as the client declares it; None: found out
-    explain: bool = False  # the reply says why it did not find more in the cache
-    reply_id: str | None = None  # by which a later request may name this one
-    compare_with: str | None = None  # such an id: the miss is told as a change since then
+    rank: Rank | None = None  # declared by the client; None: guessed
+    explain: bool = False  # the reply reports why the prompt missed the cache
+    reply_id: str | None = None  # a later request may name this reply by it
+    compare_with: str | None = None  # a `reply_id`: report the miss as a change since then
 
 
 @dataclass(frozen=True, slots=True)
 class TopToken:
-    """One token as text. `data` are its exact bytes, which may be part of a character only."""
+    """One token as text. `data` are its exact bytes, possibly only a part of a character."""
 
     token: int
     text: str
@@ -65,7 +65,7 @@ class ReplyText:
 
 @dataclass(frozen=True, slots=True)
 class ReplyReasoning:
-    """Part of what the model thought before it answered."""
+    """Part of the model's reasoning before its answer."""
 
     text: str
     scored: tuple[ScoredToken, ...] = ()
@@ -73,12 +73,12 @@ class ReplyReasoning:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCall:
-    """A whole tool call: one that is cut off is text, and never comes as a call."""
+    """A whole tool call. A call that is cut off is sent as text."""
 
     index: int  # among the calls of this reply
     id: str
     name: str
-    arguments_json: str  # as it was sampled, where the model writes JSON
+    arguments_json: str  # as sampled, if the model writes JSON
     scored: tuple[ScoredToken, ...] = ()
 
 
@@ -88,7 +88,7 @@ class ReplyProgress:
     n_total: int
     n_cached: int
     elapsed_seconds: float
-    spans: Spans = NO_SPANS  # where the cached tokens came from
+    spans: Spans = NO_SPANS  # the cached tokens by source
     diagnosis: Diagnosis | None = None  # None: the prompt is not evaluated yet
 
 
@@ -103,9 +103,9 @@ class ReplyStats:
     n_prompt: int
     n_cached: int
     n_generated: int
-    spans: Spans  # where the cached tokens came from
-    remembered: tuple[tuple[int, int], ...] = ()  # where turns stand that kept their tokens
-    n_dropped_messages: int = 0  # left out of the prompt because they do not fit
+    spans: Spans  # the cached tokens by source
+    remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
+    n_dropped_messages: int = 0  # left out of the prompt because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     queue_seconds: float
     restore_seconds: float
@@ -113,9 +113,9 @@ class ReplyStats:
     decode_seconds: float
     session: str = DEFAULT_SESSION
     rank: Rank = Rank.MAIN
-    n_recomputed: int = 0  # prompt tokens that were computed though they had been before
+    n_recomputed: int = 0  # prompt tokens that had been computed before
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    is_explained: bool = False  # the client wants to know
+    is_explained: bool = False  # the client asked for the diagnosis
     is_kept: bool = True  # False: the cache was not used
 
     @property
@@ -124,7 +124,7 @@ class ReplyStats:
 
     @property
     def n_written(self) -> int:
-        """Prompt tokens that were new to the cache."""
+        """Return the prompt tokens that were new to the cache."""
         return self.n_prefilled if self.is_kept else 0
 
     @property

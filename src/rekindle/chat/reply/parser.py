@@ -1,60 +1,69 @@
-"""A reply, as it streams, taken apart into text, reasoning and calls.
+"""Splits a streaming reply into text, reasoning and calls.
 
-Only what may be the beginning of a mark is held back, and a call until it is whole. Nothing is
-lost but marks and the white space around them: a call that turns out to be none is text.
+The parser holds back the possible beginning of a mark, and a call until it is whole. Only marks
+and the white space around them are dropped. Text that looks like a call but is none stays text.
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from rekindle.chat.dialects.base import Dialect, NotACall, ReadCall, ReadCalls, Schemas
+from rekindle.chat.conversation import ToolCall
+from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls, Schemas
+from rekindle.chat.reply.stop_strings import overlap
 
 
 @dataclass(frozen=True, slots=True)
-class SaidText:
+class ParsedText:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class SaidReasoning:
+class ParsedReasoning:
     text: str
 
 
-Part = SaidText | SaidReasoning | ReadCall
+Part = ParsedText | ParsedReasoning | ParsedCall
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedReply:
     reasoning: str
     text: str
-    calls: tuple[ReadCall, ...]
+    calls: tuple[ParsedCall, ...]
+
+    def tool_calls(self, call_ids: Sequence[str]) -> Iterator[ToolCall]:
+        """Yield the calls with the ids that the client knows them by."""
+        for call_id, call in zip(call_ids, self.calls, strict=True):
+            yield ToolCall(call_id, call.name, call.arguments_json)
 
 
 def parse(
     dialect: Dialect, schemas: Schemas | None, text: str, *, begins_in_reasoning: bool
-) -> Said:
+) -> ParsedReply:
+    """Parse a whole reply. `schemas` as for `ReplyParser`."""
     parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = parser.feed(text) + parser.finish()
-    return Said(
-        reasoning="".join(part.text for part in parts if isinstance(part, SaidReasoning)),
-        text="".join(part.text for part in parts if isinstance(part, SaidText)),
-        calls=tuple(part for part in parts if isinstance(part, ReadCall)),
+    return ParsedReply(
+        reasoning="".join(part.text for part in parts if isinstance(part, ParsedReasoning)),
+        text="".join(part.text for part in parts if isinstance(part, ParsedText)),
+        calls=tuple(part for part in parts if isinstance(part, ParsedCall)),
     )
 
 
 class _Mode(Enum):
     TEXT = auto()
     REASONING = auto()
-    CALL = auto()  # what is held begins with a trigger
+    CALL = auto()  # the held text begins with a trigger
 
 
 class _MarkKind(Enum):
     OPENING = auto()
     TRIGGER = auto()
     HIDDEN = auto()
-    EDGE = auto()  # hidden where the reply begins or behind a call, and then to its end
+    EDGE = auto()  # hidden from the first one on that begins the reply or follows a call
 
 
 class _Mark(NamedTuple):
@@ -63,34 +72,28 @@ class _Mark(NamedTuple):
     kind: _MarkKind
 
 
-_EAGER_CHARS = 512  # picked: up to here every piece is read, as most false calls show early
+_EAGER_CHARS = 512  # shorter calls are read at every piece: most false calls show early; picked
 
 
 class ReplyParser:
-    """`schemas` None: calls are not looked for, and what looks like one is text."""
+    """Parses one reply, piece by piece. `schemas` None: calls are not looked for."""
 
     def __init__(
-        self,
-        dialect: Dialect,
-        schemas: Schemas | None,
-        *,
-        begins_in_reasoning: bool,
-        with_reasoning: bool = True,  # False: thoughts are text, with their marks
+        self, dialect: Dialect, schemas: Schemas | None, *, begins_in_reasoning: bool
     ) -> None:
         self._dialect = dialect
         self._schemas = schemas
-        self._with_reasoning = with_reasoning
         self._marks = _Marks(dialect, with_calls=schemas is not None)
         begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
         self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
-        self._may_reopen = begins_in_reasoning  # some repeat the mark that the prompt ends with
+        self._may_reopen = begins_in_reasoning  # some models repeat the mark of the prompt's end
         self._parts: list[Part] = []
         self._held = ""
         self._trigger = ""
-        self._n_read = 0  # of what is held, when it was last read in vain
-        self._space = ""  # behind what was shown: shown itself only if something follows
-        self._drop_space = begins_in_reasoning and with_reasoning  # in front of what follows
-        self._at_start = True  # no text was shown yet
+        self._n_read = 0  # length of the held text when it was last read as a call
+        self._space = ""  # white space behind the last part, emitted only if more follows
+        self._drop_space = begins_in_reasoning  # before the next text
+        self._at_start = True  # no text was emitted yet
         self._behind_call = False
         self._hides_edges = False
 
@@ -100,18 +103,19 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
-        return self._advance(final=False)
+        self._advance(final=False)
+        return self._take_parts()
 
     def finish(self) -> list[Part]:
-        """What was held back. The parser is of no use afterwards."""
-        parts = self._advance(final=True)
-        if self._mode is _Mode.REASONING and self._with_reasoning:
-            parts.append(SaidReasoning(self._space))
+        """Return the parts that were held back. The parser cannot be used afterwards."""
+        self._advance(final=True)
+        if self._mode is _Mode.REASONING:
+            self._emit(ParsedReasoning, self._space)
         elif not self._behind_call:
-            parts.append(SaidText(self._space))
-        return _merged(parts)
+            self._emit(ParsedText, self._space)
+        return self._take_parts()
 
-    def _advance(self, *, final: bool) -> list[Part]:
+    def _advance(self, *, final: bool) -> None:
         steps = {
             _Mode.TEXT: self._text_step,
             _Mode.REASONING: self._reasoning_step,
@@ -119,10 +123,12 @@ class ReplyParser:
         }
         while self._held and steps[self._mode](final=final):
             pass
-        parts, self._parts = self._parts, []
-        return _merged(parts)
 
-    # Each step says whether there may be more to do with what is held.
+    def _take_parts(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    # Each step returns whether the held text may allow another step.
 
     def _text_step(self, *, final: bool) -> bool:
         mark = self._marks.first(self._held, at_start=self._at_start)
@@ -168,7 +174,7 @@ class ReplyParser:
             self._pass_reasoning_mark(len(marks.closing))
             self._mode = _Mode.TEXT
             return True
-        n_held = 0 if final else _overlap(self._held, marks.closing)
+        n_held = 0 if final else overlap(self._held, marks.closing)
         self._think(self._take(len(self._held) - n_held))
         return False
 
@@ -193,12 +199,12 @@ class ReplyParser:
         return True
 
     def _may_have_ended(self) -> bool:
-        """Reading a long call at every piece of it would take time with its square."""
+        """Return whether an ending came. Reading a long call at every piece would be quadratic."""
         endings = self._dialect.endings
         n_known = self._n_read - max(map(len, endings)) + 1
         return any(self._held.find(ending, n_known) >= 0 for ending in endings)
 
-    def _read(self) -> ReadCalls | None:
+    def _read(self) -> ParsedCalls | None:
         assert self._schemas is not None
         read = self._dialect.read(self._held, self._schemas)
         if read is not None and any(call.name not in self._schemas for call in read.calls):
@@ -210,34 +216,33 @@ class ReplyParser:
         return taken
 
     def _pass_reasoning_mark(self, n_chars: int) -> None:
-        mark = self._take(n_chars)
-        if self._with_reasoning:
-            self._space = ""
-            self._drop_space = True
-        else:
-            self._think(mark)
+        self._take(n_chars)
+        self._space = ""
+        self._drop_space = True
 
     def _think(self, text: str) -> None:
-        if not self._with_reasoning:
-            self._parts.append(SaidText(self._space + text))
-            self._space = ""
-            return
-        shown = self._without_space(text)
-        if shown:
-            self._parts.append(SaidReasoning(shown))
+        self._emit(ParsedReasoning, self._without_space(text))
 
     def _say(self, text: str) -> None:
         shown = self._without_space(text)
         if shown:
-            self._parts.append(SaidText(shown))
+            self._emit(ParsedText, shown)
             self._behind_call = False
             self._at_start = False
-        if self._schemas is None and not self._at_start and self._space:
-            self._parts.append(SaidText(self._space))  # no call can follow and take it away
+        if self._schemas is None and not self._at_start:
+            self._emit(ParsedText, self._space)  # no call can follow, which would drop it
             self._space = ""
 
+    def _emit(self, kind: type[ParsedText] | type[ParsedReasoning], text: str) -> None:
+        """Extend the last part if it is of the same kind, or add a part unless it is empty."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, kind):
+            self._parts[-1] = kind(last.text + text)
+        elif text:
+            self._parts.append(kind(text))
+
     def _without_space(self, text: str) -> str:
-        """What can be shown of it now. White space at its end waits for what follows."""
+        """Return the text that can be emitted now. White space at its end is held back."""
         if self._drop_space:
             text = text.lstrip()
         if text:
@@ -251,7 +256,7 @@ class ReplyParser:
 
 
 class _Marks:
-    """What may interrupt text."""
+    """The marks that end a stretch of text."""
 
     def __init__(self, dialect: Dialect, *, with_calls: bool) -> None:
         self._anywhere = dict.fromkeys(dialect.hidden, _MarkKind.HIDDEN)
@@ -267,7 +272,7 @@ class _Marks:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def first(self, text: str, *, at_start: bool) -> _Mark | None:
-        """The first mark; the longest of those that stand at one place."""
+        """Return the first mark; the longest one if several begin there."""
         match = self._pattern.search(text)
         found = _Mark(match.start(), match[0], self._anywhere[match[0]]) if match else None
         if at_start:
@@ -282,30 +287,10 @@ class _Marks:
         return found
 
     def n_decided(self, text: str, *, at_start: bool) -> int:
-        """How much of the text no mark that is still incomplete can begin in."""
-        n_open = max((_overlap(text, mark) for mark in self._anywhere), default=0)
+        """Return how many characters cannot belong to a mark that is still incomplete."""
+        n_open = max((overlap(text, mark) for mark in self._anywhere), default=0)
         if at_start:
             rest = text.lstrip()
             if any(len(rest) < len(mark) and mark.startswith(rest) for mark in self._at_start):
                 n_open = max(n_open, len(rest))
         return len(text) - n_open
-
-
-def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind become one, and nothing is empty."""
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, SaidText) and isinstance(last, SaidText):
-            merged[-1] = SaidText(last.text + part.text)
-        elif isinstance(part, SaidReasoning) and isinstance(last, SaidReasoning):
-            merged[-1] = SaidReasoning(last.text + part.text)
-        elif isinstance(part, ReadCall) or part.text:
-            merged.append(part)
-    return merged
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How long an end of `text` is a beginning of `mark`, and not the whole of it."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,4 @@
-"""What a reply may call: which calls are read from it, and the grammar that makes them valid."""
+"""Tools for one reply: the calls that are parsed, and the grammar that makes them valid."""
 
 import json
 import logging
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rekindle.chat.conversation import Tool
 from rekindle.chat.dialects.base import Dialect, Schemas
-from rekindle.chat.dialects.lark import literals, usable_schemas
+from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
 from rekindle.chat.prompt.prompt import Prompt, schemas_of
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
@@ -17,19 +18,19 @@ from rekindle.generation.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-MAX_GRAMMARS = 64  # picked: agents come with a handful of sets of tools
+MAX_GRAMMARS = 64  # agents use a handful of sets of tools; picked
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """For one reply."""
+    """How one reply is sampled and parsed."""
 
-    schemas: Schemas | None  # None: no calls are looked for
+    schemas: Schemas | None  # None: calls are not looked for
     sampling: Sampling
 
 
 class ToolUses:
-    """`check` compiles a grammar, and raises InvalidRequest where it cannot. Blocking."""
+    """Plans the tool use of replies. `check` compiles a grammar, or raises InvalidRequest."""
 
     def __init__(
         self, dialect: Dialect, tokenizer: Tokenizer, check: Callable[[Grammar], None]
@@ -42,7 +43,7 @@ class ToolUses:
         self._is_usable = lru_cache(1024)(self._compiles)
 
     def marks(self) -> tuple[str, ...]:
-        """Every fixed string of the dialect: a control token among them is part of a reply."""
+        """Return every fixed string of the dialect. Control tokens among them are reply text."""
         marks: list[str] = []
 
         def literal(text: str) -> str:
@@ -57,7 +58,10 @@ class ToolUses:
         return tuple(marks)
 
     def plan(self, prompt: Prompt, options: ReplyOptions) -> ToolUse:
-        """Raises InvalidRequest where what was asked for cannot be held to."""
+        """Return how the reply is sampled and parsed. Blocks while grammars compile.
+
+        Raises InvalidRequest for a grammar that cannot be compiled.
+        """
         sampling = options.sampling
         choice = options.tool_choice
         conversation = prompt.conversation
@@ -80,19 +84,18 @@ class ToolUses:
             for tool in conversation.callable_tools
             if not choice.names or tool.name in choice.names
         )
-        schemas = schemas_of(replace(conversation, tools=tools, more_tools=()))
+        schemas = schemas_of(tools)
         if choice.mode is ToolMode.AUTO:
             if sampling.ignore_eos:  # a complete call must be able to end
                 return ToolUse(schemas, sampling)
             start = replace(start, triggers=self._dialect.triggers)
-        definitions = tuple(tool.definition_json for tool in tools)
-        grammar = Grammar(GrammarKind.LARK, self._source(definitions, choice.parallel), start)
+        grammar = Grammar(GrammarKind.LARK, self._source(tools, choice.parallel), start)
         try:
             self._check(grammar)
         except InvalidRequest as error:
             if choice.mode is ToolMode.REQUIRED:
                 raise InvalidRequest(error.message, "tools") from error
-            _log.warning("calls are not held to their schemas: %s", error.message)
+            _log.warning("tools: calls are not constrained to their schemas: %s", error.message)
             return ToolUse(schemas, sampling)
         return ToolUse(schemas, replace(sampling, grammar=grammar))
 
@@ -107,13 +110,10 @@ class ToolUses:
             begins_quiet=prompt.begins_in_reasoning,
         )
 
-    def _make_source(self, definitions: tuple[str, ...], parallel: bool) -> str:  # noqa: FBT001
-        functions = [json.loads(definition)["function"] for definition in definitions]
-        schemas = {
-            function["name"]: function.get("parameters") or {"type": "object"}
-            for function in functions
-        }
-        usable = usable_schemas(schemas, lambda schema: self._is_usable(json.dumps(schema)))
+    def _make_source(self, tools: tuple[Tool, ...], parallel: bool) -> str:  # noqa: FBT001
+        usable = usable_schemas(
+            schemas_of(tools), lambda schema: self._is_usable(json.dumps(schema))
+        )
         return self._dialect.grammar(usable, parallel=parallel, literal=self._literal)
 
     def _compiles(self, schema_json: str) -> bool:
@@ -124,7 +124,7 @@ class ToolUses:
         return True
 
     def _against_calls(self) -> list[tuple[int, float]]:
-        """Where a call begins with one token that nothing else does, it cannot be sampled."""
+        """Return biases that forbid the single tokens that only begin a call."""
         tokens = [
             self._tokenizer.tokenize(trigger.text, parse_special=True)
             for trigger in self._dialect.triggers
@@ -134,6 +134,7 @@ class ToolUses:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special strings that are single tokens."""
     found = {}
     for text in tokenizer.special_strings:
         tokens = tokenizer.tokenize(text, parse_special=True)

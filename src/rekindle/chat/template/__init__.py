@@ -1,1 +1,1 @@
-"""The model's Jinja template: what it renders, and how client text stays text."""
+"""The model's Jinja template, and the guard that keeps client text plain."""

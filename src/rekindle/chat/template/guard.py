@@ -1,15 +1,15 @@
 """Keeps the client's text from turning into control tokens.
 
 Client strings are marked before the template sees them: a sentinel character breaks up every
-special string they hold or could complete. After rendering, what still carries a sentinel is
-tokenized as plain text, and everything else as the template wrote it.
+special string that they hold or could complete. After rendering, text with a sentinel is
+tokenised as plain text, and all other text as the template wrote it.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 from rekindle.errors import InvalidRequest
 from rekindle.generation.string_pattern import any_of
@@ -20,13 +20,16 @@ _SENTINELS = tuple(map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900))))
 _NEVER = "(?!)"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPiece:
+class PromptPiece(NamedTuple):
+    """Text of a prompt that is tokenised in one call. A tuple, since it is hashed often."""
+
     text: str
     parse_special: bool
 
 
 class Guard:
+    """Marks client text, and cuts rendered text into pieces."""
+
     def __init__(self, special_strings: tuple[str, ...]) -> None:
         specials = sorted({s for s in special_strings if s})
         self._taken = repr(specials).lower()
@@ -42,8 +45,8 @@ class Guard:
         )
 
     def sentinel(self, *client: object) -> str:
-        """A character that occurs nowhere in these values, whatever their shape."""
-        # repr spells these characters as \uXXXX, which is also how JSON inside them would.
+        """Return a character that occurs nowhere in these values."""
+        # repr writes these characters as \uXXXX, and so does JSON inside the values.
         taken = repr(client).lower() + self._taken
         for sentinel in _SENTINELS:
             if f"\\u{ord(sentinel):x}" not in taken:
@@ -51,6 +54,7 @@ class Guard:
         raise InvalidRequest("The conversation uses every private-use character of Unicode.")
 
     def mark(self, text: str, sentinel: str) -> str:
+        """Return the text with a sentinel inside every special string that it could form."""
         cuts = {match.end() for match in self._start.finditer(text)}
         cuts.update(self._loose_ends(text))
         if not cuts:
@@ -62,7 +66,7 @@ class Guard:
         return sum(1 for _ in self._special.finditer(text))
 
     def pieces(self, rendered: str, sentinel: str) -> tuple[PromptPiece, ...]:
-        """Cut in front of every control string that the template wrote: no token spans a cut."""
+        """Cut the text before every control string of the template. No token spans a cut."""
         pieces = []
         for start, body, end in self._sections(rendered):
             if rendered.find(sentinel, body, end) < 0:
@@ -76,12 +80,12 @@ class Guard:
         return tuple(pieces)
 
     def control_string(self, piece: PromptPiece) -> str:
-        """The one that the piece begins with, if any."""
+        """Return the control string that the piece begins with, or an empty string."""
         found = self._special.match(piece.text) if piece.parse_special else None
         return found[0] if found else ""
 
     def _sections(self, rendered: str) -> Iterator[tuple[int, int, int]]:
-        """Each control string of the template's own, and what follows it: start, body, end."""
+        """Yield start, body and end: a control string of the template, and the text behind it."""
         start = body = 0
         for match in self._special.finditer(rendered):
             yield start, body, match.start()
@@ -89,9 +93,9 @@ class Guard:
         yield start, body, len(rendered)
 
     def _loose_ends(self, text: str) -> Iterator[int]:
-        """Where to cut so that neither end completes a special string with its neighbours.
+        """Yield cuts so that neither end of the text completes a special string.
 
-        Templates trim, so the ends that count are also those inside the white space.
+        Templates trim, so the ends inside the white space count as well.
         """
         for end in {len(text), len(text.rstrip())}:
             for match in self._first.finditer(text, max(0, end - self._longest_prefix), end):
@@ -103,7 +107,7 @@ class Guard:
 
 
 def _wholes(specials: list[str]) -> str:
-    # One character cannot be broken up: the client's is the one that a sentinel follows.
+    # A single character cannot be broken up: in client text a sentinel follows it.
     return "|".join(
         any_of(group) + (f"(?![{SENTINEL_CLASS}])" if len(group[0]) == 1 else "")
         for group in ([s for s in specials if len(s) > 1], [s for s in specials if len(s) == 1])
@@ -112,7 +116,7 @@ def _wholes(specials: list[str]) -> str:
 
 
 def _starts(specials: list[str]) -> str:
-    """Matches the first character of each occurrence, so that overlapping ones are all found."""
+    """Return a pattern of the first character of each occurrence, so that overlaps are found."""
     return "|".join(
         f"{re.escape(first)}(?={any_of([s[1:] for s in group])})"
         for first, group in groupby(specials, key=itemgetter(0))
@@ -120,8 +124,8 @@ def _starts(specials: list[str]) -> str:
 
 
 # Templates put names and keys between brackets (`'<' ~ key ~ '>'`), so `|im_end|` is dangerous
-# too. Only brackets count: `object` must stay itself although `<|object_ref_start|>` exists.
-# By the schema words templates look things up, and a marked one would not be found.
+# too. Only brackets count: `object` stays unmarked although `<|object_ref_start|>` exists.
+# Templates look up schema words, and would not find marked ones.
 _SCHEMA_WORDS = (
     *("type", "function", "name", "description", "parameters", "properties", "required"),
     *("items", "enum", "default", "title", "object", "array", "string", "number"),

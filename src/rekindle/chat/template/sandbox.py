@@ -1,6 +1,6 @@
-"""The sandbox that chat templates run in, with what published ones expect to find there.
+"""The sandbox that chat templates run in.
 
-That is what Hugging Face's `apply_chat_template` offers, since templates are written against it.
+The sandbox offers the names of Hugging Face's `apply_chat_template`: templates rely on them.
 """
 
 import json
@@ -38,7 +38,7 @@ class Sandbox(SandboxedEnvironment):
         )
         self._guard = guard
         self.filters["tojson"] = tojson
-        self.filters["safe"] = str  # Markup would escape what is added to it, as if for HTML.
+        self.filters["safe"] = str  # Markup would escape added text, as for HTML.
         self.filters["replace"] = self._replace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -49,7 +49,7 @@ class Sandbox(SandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Jinja2 limits `range` alone; these two can fill the memory just as well."""
+        """Limit `*` and `**`, which can fill the memory. Jinja2 limits `range` alone."""
         if operator == "**" and right > _MAX_EXPONENT:
             raise SecurityError("an exponent in the template is too large")
         if isinstance(left, str | list | tuple) and len(left) * right > _MAX_REPEATED:
@@ -57,9 +57,9 @@ class Sandbox(SandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _replace(self, text: object, old: str, new: str, count: int = -1) -> str:
-        """Templates take their switches (`/think`) out of the client's text.
+        """Replace text, as templates do to remove switches (`/think`) from the client's text.
 
-        What would close up around the gap to a control string stays as it is.
+        Leave the text as it is if the replacement would form a control string.
         """
         before = str(text)
         after = before.replace(old, new, count)
@@ -69,7 +69,7 @@ class Sandbox(SandboxedEnvironment):
 
 
 class _Missing(Undefined):
-    """Adds nothing to a text: many tools lack the descriptions that templates take for granted."""
+    """An undefined value that adds nothing to a text. Many tools lack an expected description."""
 
     def __add__(self, other: Json) -> Json:
         return other
@@ -78,7 +78,7 @@ class _Missing(Undefined):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what training learns from; in a prompt it is just its body."""
+    """`{% generation %}`, which marks text for training. In a prompt it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 

@@ -1,7 +1,7 @@
 """The model's own chat template: a conversation in, guarded pieces of prompt text out.
 
-The template came with a model file and is not trusted: it runs in a sandbox, and whatever it
-raises is its refusal of the conversation, told to the client.
+The template came with a model file and is not trusted: it runs in a sandbox. Any error that it
+raises becomes an InvalidRequest: the template refused the conversation.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from rekindle.chat.template.sandbox import Json, Sandbox, tojson
 from rekindle.chat.template.traits import Traits, probe, reshape
 from rekindle.errors import InvalidRequest, StartupError
 
-# For models that bring no template.
+# For models without a template.
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -39,7 +39,7 @@ CHATML = """\
 
 Mark = Callable[[str], str]
 
-_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # what Mistral's templates insist on
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # Mistral's templates require it
 _SENTINEL = re.compile(f"[{SENTINEL_CLASS}]")
 
 
@@ -62,7 +62,7 @@ class ChatTemplate:
     def render(
         self, conversation: Conversation, *, add_generation_prompt: bool
     ) -> tuple[PromptPiece, ...]:
-        """An open last message ends the prompt, whatever `add_generation_prompt` says."""
+        """Render the conversation. An open last message ends the prompt in any case."""
         try:
             sentinel = self.guard.sentinel(conversation, self.source)
             shaped = reshape(conversation, self.traits)
@@ -96,7 +96,7 @@ class ChatTemplate:
     def _evaluate(self, context: dict[str, Json]) -> str:
         try:
             return self._template.render(context)
-        except Exception as error:  # It is the template's code that runs here, not ours.
+        except Exception as error:  # the template's code runs here, not ours
             reason = _SENTINEL.sub("", str(error)) or type(error).__name__
             raise InvalidRequest(
                 f"The chat template refused this conversation: {reason}"
@@ -108,7 +108,7 @@ class ChatTemplate:
             **self._special_tokens,
             "messages": [_message(message, traits, mark) for message in conversation.messages],
             "tools": tools or (None if traits.null_tools else []),
-            # Firefunction appends this to its text, where others go through `tools`.
+            # Firefunction appends this to its text; other templates loop over `tools`.
             "functions": tojson(tools, indent=4) if tools else "",
         }
         theirs = {
@@ -162,7 +162,7 @@ def _arguments(call: ToolCall, traits: Traits, mark: Mark) -> Json:
     if traits.mapped_arguments:
         try:
             arguments = json.loads(source)
-        except ValueError:  # A model may have written anything; the template has the last word.
+        except ValueError:  # a model may write anything; the template decides
             return mark(source)
         if isinstance(arguments, dict):
             return _marked(arguments, mark)

@@ -1,4 +1,4 @@
-"""Tools for templates that know none: definitions, calls and results become plain text.
+"""Tools for templates without tool support: definitions, calls and results become plain text.
 
 The calls use the JSON-in-tags form that most instruction-tuned models have seen in training.
 """
@@ -18,7 +18,7 @@ from rekindle.chat.conversation import (
 
 
 def describe_tools(conversation: Conversation) -> Conversation:
-    """The definitions go into the system message."""
+    """Move the definitions into the system message."""
     if not conversation.tools:
         return conversation
     instructions = _instructions(conversation.tools)
@@ -32,17 +32,17 @@ def describe_tools(conversation: Conversation) -> Conversation:
 
 
 def write_out_calls(conversation: Conversation) -> Conversation:
-    """Calls become part of what the assistant said."""
+    """Turn calls into text of the assistant message."""
     messages = tuple(map(_with_calls_as_text, conversation.messages))
     return replace(conversation, messages=messages)
 
 
 def quote_results(conversation: Conversation) -> Conversation:
-    """Results become user messages; those of one turn share one, as templates with tools do it."""
+    """Turn results into user messages. The results of one turn share one message."""
     messages: list[Message] = []
     after_result = False
     for message in conversation.messages:
-        quoted = [_response(part) for part in message.parts if isinstance(part, ToolResult)]
+        quoted = [*map(_response, message.results)]
         if not quoted:
             messages.append(message)
         elif after_result:

@@ -1,7 +1,7 @@
-"""What a chat template can render, found out by trying, and conversations reshaped to fit it.
+"""The abilities of a chat template, found by probing, and conversations reshaped to fit it.
 
-A trait is probed by rendering a tiny conversation of marker words and looking for them in the
-output. No template is known by its name.
+A trait is probed by rendering a tiny conversation of marker words and searching the output for
+them. No template is recognised by its name.
 """
 
 import re
@@ -18,6 +18,7 @@ from rekindle.chat.conversation import (
     Tool,
     ToolCall,
     ToolResult,
+    n_leading_systems,
 )
 from rekindle.chat.template.toolless import describe_tools, quote_results, write_out_calls
 from rekindle.errors import InvalidRequest
@@ -25,10 +26,10 @@ from rekindle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """The defaults describe the most capable template."""
+    """Abilities of a template. The defaults describe the most capable one."""
 
     string_content: bool = True  # otherwise a list of parts
-    null_tools: bool = True  # when there are none; otherwise []
+    null_tools: bool = True  # None stands for no tools; otherwise []
     system: bool = True
     late_system: bool = True  # after the first user message
     consecutive_users: bool = True
@@ -38,8 +39,8 @@ class Traits:
     results: bool = True
     short_call_ids: bool = False
     mapped_arguments: bool = True  # otherwise their JSON as one string
-    null_content: bool = False  # beside calls without text; otherwise ""
-    split_calls: bool = False  # from the text of the same message, which would be left out
+    null_content: bool = False  # None beside calls without text; otherwise ""
+    split_calls: bool = False  # calls need a message of their own, or the text is omitted
     user_after_result: bool = True
 
 
@@ -47,7 +48,7 @@ Attempt = Callable[[Conversation, Traits], str]
 
 
 def probe(attempt: Attempt) -> Traits:
-    """`attempt` renders a conversation as it is, and raises InvalidRequest where it cannot."""
+    """Find the traits. `attempt` renders a conversation unchanged, or raises InvalidRequest."""
 
     def best(candidates: Iterable[Traits], conversation: Conversation) -> Traits | None:
         return next((t for t in candidates if _shows(attempt, conversation, t)), None)
@@ -97,17 +98,17 @@ def _shows(attempt: Attempt, conversation: Conversation, traits: Traits) -> bool
         rendered = attempt(conversation, traits)
     except InvalidRequest:
         return False
-    # A mapping printed as Python's repr is no JSON: such a template wants the string.
+    # A mapping printed as Python's repr is no JSON: such a template needs a string.
     is_json = "'Wkey': 'Wvalue'" not in rendered
     return is_json and all(word in rendered for word in _MARKER.findall(repr(conversation)))
 
 
 def reshape(conversation: Conversation, traits: Traits) -> Conversation:
-    """The same conversation in a form that the template renders whole."""
+    """Return the conversation in a form that the template renders completely."""
     conversation = replace(conversation, messages=tuple(_one_result_each(conversation.messages)))
     if not traits.tools:
         conversation = describe_tools(conversation)
-    # Our description asks for our form of calls, so the history must show them in that form.
+    # Our description asks for our form of calls, so past calls must have that form.
     if not (traits.tools and traits.calls):
         conversation = write_out_calls(conversation)
     if not (traits.tools and traits.results):
@@ -123,7 +124,7 @@ def reshape(conversation: Conversation, traits: Traits) -> Conversation:
 
 
 def _one_result_each(messages: Iterable[Message]) -> Iterable[Message]:
-    """Results as messages of their own, each with the name of the tool that was called."""
+    """Yield each result as a message of its own, with the name of the tool."""
     names: dict[str, str] = {}
     for message in messages:
         rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
@@ -138,23 +139,20 @@ def _one_result_each(messages: Iterable[Message]) -> Iterable[Message]:
 
 def _with_systems_placed(messages: Iterable[Message], traits: Traits) -> list[Message]:
     remaining = list(messages)
-    n_leading = next(
-        (i for i, message in enumerate(remaining) if message.role is not Role.SYSTEM),
-        len(remaining),
-    )
+    n_leading = n_leading_systems(remaining)
     leading = _merged(remaining[:n_leading], Role.SYSTEM)
     late = remaining[n_leading:]
     if not traits.late_system:
         late = [_as_user(message) for message in late]
     if traits.system or not leading:
         return leading + late
-    # The first user message takes it in; before anything else it stands alone.
+    # Join the system text to a user message that follows directly, or send it alone.
     return _merged([_as_user(leading[0]), *late[:1]], Role.USER) + late[1:]
 
 
 def _text_before_calls(message: Message) -> Iterable[Message]:
-    """Two messages instead of one whose text the template would leave out."""
-    calls = tuple(part for part in message.parts if isinstance(part, ToolCall))
+    """Split a message with text and calls in two: the template would omit the text."""
+    calls = message.calls
     if not calls or not message.text:
         return (message,)
     said = tuple(part for part in message.parts if not isinstance(part, ToolCall))
@@ -162,7 +160,7 @@ def _text_before_calls(message: Message) -> Iterable[Message]:
 
 
 def _with_results_extended(messages: Iterable[Message]) -> list[Message]:
-    """A user message right after a tool result becomes the end of that result."""
+    """Append a user message right after a tool result to that result."""
     shaped: list[Message] = []
     for message in messages:
         last = shaped[-1].parts if shaped else ()
@@ -175,7 +173,7 @@ def _with_results_extended(messages: Iterable[Message]) -> list[Message]:
 
 
 def _merged(messages: Iterable[Message], role: Role) -> list[Message]:
-    """Neighbours of this role become one message, with a blank line between their texts."""
+    """Join neighbouring messages of this role, with a blank line between their texts."""
     shaped: list[Message] = []
     for message in messages:
         if shaped and message.role is role and shaped[-1].role is role:

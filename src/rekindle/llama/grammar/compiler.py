@@ -1,23 +1,23 @@
 """Constrained output: llguidance compiles a grammar once, and masks the logits at each token.
 
-Compiling may take a second for a large schema, so it happens in a caller's thread
-(`Engine.check_grammar`); the engine thread then only copies the compiled matcher.
+Compiling a large schema may take a second, so it runs in the caller's thread
+(`Engine.check_grammar`). The engine thread then only copies the compiled matcher.
 """
 
 import threading
-from collections import OrderedDict
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.bounded_cache import BoundedCache
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.tokenizer import GrammarTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 TEXT_NEVER = b"\xff"  # llguidance's mark of a token that no plain text may produce
-MAX_COMPILED = 64  # picked: agents reuse a handful of schemas
+MAX_COMPILED = 64  # agents reuse a handful of schemas; picked
 
 
 class Matcher:
@@ -29,7 +29,7 @@ class Matcher:
         self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
 
     def apply(self, logits: NDArray[np.float32]) -> None:
-        """Takes every token that the grammar forbids here out of the running, in place."""
+        """Set the logits of forbidden tokens to -inf, in place."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
@@ -41,7 +41,7 @@ class Matcher:
             raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
 
     def try_accept(self, tokens: list[int]) -> bool:
-        """At the beginning only: takes all of them in, or none."""
+        """Accept all tokens or none. Call it only at the beginning."""
         if self._matcher.try_consume_tokens(tokens) == len(tokens):
             return True
         self._matcher.reset()
@@ -49,14 +49,16 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiled grammars by source, least recently used goes first. Any thread may call it."""
+    """Keeps the most recently used compiled grammars. Any thread may call it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokenize = GrammarTokenizer(vocabulary)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
-        self._compiled: OrderedDict[tuple[GrammarKind, str], llguidance.LLMatcher] = OrderedDict()
+        self._compiled = BoundedCache[tuple[GrammarKind, str], llguidance.LLMatcher](
+            max_items=MAX_COMPILED
+        )
 
     def check(self, grammar: Grammar) -> None:
         self._prototype(grammar)
@@ -68,13 +70,12 @@ class GrammarCompiler:
         key = (grammar.kind, grammar.source)
         with self._lock:
             if (known := self._compiled.get(key)) is not None:
-                self._compiled.move_to_end(key)
                 return known
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary, self._tokenize)
             tokenizer = self._tokenizer
         matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
-        # Some faults, such as a schema that refers to itself for ever, show at the first mask.
+        # Some faults, such as a schema with endless recursion, show at the first mask.
         first_step = matcher.deep_copy()
         first_step.compute_logit_bias()
         refusal = self._tokenize.take_refusal()
@@ -85,21 +86,19 @@ class GrammarCompiler:
                 "response_format",
             )
         with self._lock:
-            self._compiled[key] = matcher
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled.put(key, matcher)
         return matcher
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    """The lines before llguidance's dump of its own state."""
+    """Return llguidance's error without the dump of its state."""
     return " ".join(matcher.get_error().split("<state>")[0].split())
 
 
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            # Without a bound on white space a small model may emit line breaks for ever.
+            # Without a bound on white space, a small model may emit line breaks for ever.
             source = llguidance.LLMatcher.grammar_from_json_schema(
                 grammar.source, overrides={"whitespace_pattern": r"[ \n]?[ ]{0,8}"}
             )

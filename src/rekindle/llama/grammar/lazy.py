@@ -1,7 +1,7 @@
-"""Grammars that wait: a scanner that sees the reply's bytes and says where its grammar begins.
+"""Grammars that begin inside a reply: a scanner of the reply's bytes finds their beginning.
 
-Until then tokens are sampled as if there were no grammar. The scanner goes byte by byte, so how
-the text is cut into tokens cannot matter.
+Until then tokens are sampled without a grammar. The scanner works byte by byte, so the cuts
+between tokens do not matter.
 """
 
 import logging
@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 class TriggerScanner:
-    """Finds the trigger that is complete first; of those complete at once, the longest."""
+    """Finds the trigger that is complete first, or the longest one if several are."""
 
     def __init__(self, start: GrammarStart) -> None:
         assert start.quiet is not None or not start.begins_quiet
         opening, closing = start.quiet or ("", "")
-        marks = [_Watch(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
-        marks += [_Watch(each.text.encode(), at_start=each.at_start) for each in start.triggers]
+        marks = [_Watched(opening.encode(), at_start=not start.quiet_anywhere, opens_quiet=True)]
+        marks += [_Watched(each.text.encode(), at_start=each.at_start) for each in start.triggers]
         marks.sort(key=lambda mark: -len(mark.text))
         self._marks = [mark for mark in marks if mark.text]
         self._texts = tuple(mark.text for mark in self._marks)
@@ -30,13 +30,13 @@ class TriggerScanner:
         self._n_recent = max(map(len, (self._closing, *self._texts)))
         self._has_triggers = bool(start.triggers)
         self._is_quiet = start.begins_quiet
-        # The end of the present stretch, quiet or not: no mark reaches back over its beginning.
+        # The end of the current stretch, quiet or not. No mark begins before the stretch.
         self._recent = bytearray()
-        self._has_begun = False  # the reply: more than white space came before `_recent`
+        self._has_begun = False  # more than white space came before `_recent`
         self.n_bytes = 0
 
     def feed(self, data: bytes) -> int | None:
-        """Where the grammar begins, in bytes since the reply did, once that is known."""
+        """Return the byte offset in the reply where the grammar begins; None: not yet."""
         for byte in data:
             self.n_bytes += 1
             self._recent.append(byte)
@@ -47,7 +47,7 @@ class TriggerScanner:
         return None
 
     def _covered(self) -> int | None:
-        """How many of the last bytes the grammar covers; None: it has not begun."""
+        """Return how many of the last bytes the grammar covers; None: it has not begun."""
         if not self._recent.endswith(self._texts):
             return None
         for mark in self._marks:
@@ -78,23 +78,25 @@ class TriggerScanner:
 
 
 class LazyGrammar:
-    """A matcher that is not used yet, with the scanner that it waits for.
+    """A matcher that is not used yet, with the scanner that finds its beginning.
 
-    A trigger behind which the reply went off the grammar at once, in one token, was none.
+    If the token that completes a trigger also breaks the grammar, the trigger does not count.
     """
 
     def __init__(self, matcher: Matcher, start: GrammarStart, vocabulary: Vocabulary) -> None:
         self.matcher = matcher
-        self._must_begin = not start.triggers
+        # Without triggers, the grammar begins at the end of the reasoning, and the reply may not
+        # end before.
+        self.must_begin = not start.triggers
         self._scanner = TriggerScanner(start)
         self._vocabulary = vocabulary
         self._n_bytes = 0
-        # As many as the longest trigger can be cut into: each has a byte of it.
+        # A trigger is cut into at most as many tokens as it has bytes.
         n_recent = max((len(trigger.text.encode()) for trigger in start.triggers), default=1)
         self._recent: deque[int] = deque(maxlen=n_recent)
 
-    def take_in(self, token: int) -> bool:
-        """Each token of the reply in turn, until it says that the wait is over."""
+    def accept(self, token: int) -> bool:
+        """Take the next token of the reply. Return True once the grammar has begun."""
         piece = self._vocabulary.detokenize([token], render_special=True)
         if not piece:
             return False
@@ -107,27 +109,22 @@ class LazyGrammar:
                 return False
             if self._caught_up(self._n_bytes - position):
                 return True
-            piece = piece[self._scanner.n_bytes - n_scanned :]  # a false alarm
+            piece = piece[self._scanner.n_bytes - n_scanned :]  # not a real trigger
         return False
 
-    @property
-    def must_begin(self) -> bool:
-        """The reply may not end before it: it waits for the end of the reasoning alone."""
-        return self._must_begin
-
     def _caught_up(self, n_covered: int) -> bool:
-        """The matcher takes in what the grammar covers of the text that is there already."""
+        """Feed the matcher the covered bytes. Return True if the grammar has begun."""
         cut, tokens = self._covered(n_covered)
-        # White space that comes in one token with the end of a quiet span may belong to that.
+        # White space in the token that ends a quiet span may belong to that span.
         for text in (cut, cut.lstrip()):
             as_bytes = self._vocabulary.tokenize_bytes(text)
             if as_bytes is not None and self.matcher.try_accept([*as_bytes, *tokens]):
                 return True
-        _log.debug("a grammar has nothing that begins with %r", cut)
-        return self._must_begin  # then with the next token
+        _log.debug("grammar: no match begins with %r", cut)
+        return self.must_begin  # it begins with the next token
 
     def _covered(self, n_covered: int) -> tuple[bytes, list[int]]:
-        """The last bytes of the reply: the end of a token, and the tokens behind it."""
+        """Return the last bytes of the reply: the end of a token, and the tokens behind it."""
         tokens: list[int] = []
         for token in reversed(self._recent):
             piece = self._vocabulary.detokenize([token], render_special=True)
@@ -138,7 +135,7 @@ class LazyGrammar:
         return b"", tokens
 
 
-class _Watch(NamedTuple):
+class _Watched(NamedTuple):
     text: bytes
     at_start: bool = False
     opens_quiet: bool = False

@@ -1,7 +1,7 @@
-"""llama_tokenize as llguidance calls it, with the protection of `Vocabulary.tokenize`.
+"""llama_tokenize as llguidance calls it, with the limits of `Vocabulary.tokenize`.
 
-llguidance tokenises what a grammar forces, such as a constant of a JSON schema, when it
-computes a mask: on a worker thread for the first one, on the engine thread after that.
+When llguidance computes a mask, it tokenises forced text, such as a constant of a JSON schema.
+The first mask is computed on a worker thread, later ones on the engine thread.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ _Function = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 SHORT_BYTES = 1_000  # harmless in every vocabulary, on every stack
-# llguidance tokenises all of it again for every token of the reply. 40,000 letters take 20 ms,
-# with std::regex 130.
+# llguidance tokenises the whole forced text again for every token of the reply. 40,000 letters
+# take 20 ms, or 130 ms with std::regex.
 MAX_FORCED_BYTES = 50_000
-# llguidance takes 0 tokens for forced text as an error of this grammar. An exception would be
-# lost in ctypes, and what the callback returns then is left to chance.
+# llguidance treats 0 tokens for forced text as an error of the grammar. ctypes would swallow an
+# exception, and the return value would be undefined.
 _REFUSED = 0
 
 
 class GrammarTokenizer:
-    """Keep it as long as any matcher lives: llguidance holds the bare pointer."""
+    """A tokenise callback. Keep it as long as any matcher: llguidance holds the bare pointer."""
 
     function_type = _Function
 
@@ -50,7 +50,7 @@ class GrammarTokenizer:
         return ctypes.cast(self._callback, ctypes.c_void_p).value or 0
 
     def take_refusal(self) -> str | None:
-        """Why the last text on this thread was refused, once."""
+        """Return and clear the reason why the last text on this thread was refused."""
         reason: str | None = getattr(self._refusals, "reason", None)
         self._refusals.reason = None
         return reason
@@ -80,11 +80,11 @@ class GrammarTokenizer:
                 )
             data = ctypes.string_at(text, n_bytes)
             characters = data.decode("utf-8", "replace")
-            if add_special or characters.encode() != data:  # `Vocabulary.tokenize` cannot do these
+            if add_special or characters.encode() != data:  # not possible with Vocabulary.tokenize
                 return self._vocabulary.with_stack_for(characters, call)
             found = self._vocabulary.tokenize(characters, parse_special=parse_special)
             if len(found) > capacity:
-                return -len(found)  # as llama.cpp says how many places it wants
+                return -len(found)  # llama.cpp's way to ask for a larger buffer
             ctypes.memmove(tokens, (ctypes.c_int32 * len(found))(*found), 4 * len(found))
             return len(found)
         except InvalidRequest as error:

@@ -1,1 +1,1 @@
-"""Text to token ids and back, as the model's file says."""
+"""Text to token ids and back, by the vocabulary of the model file."""

@@ -10,21 +10,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MIB = 2**20
-_GLIBC_STACK_BYTES = 2 * _MIB  # what glibc gives a thread where `ulimit -s` is unlimited
-# A quarter of a thread's stack, at most of the usual 8 MiB: frames of Python and of our caller
-# lie on the same stack.
+_GLIBC_STACK_BYTES = 2 * _MIB  # of a thread if `ulimit -s` is unlimited
+# A quarter of a thread's stack, at most of the usual 8 MiB: Python's frames and our caller's are
+# on the same stack.
 _SHARE = 4
-# Stacks above this are used one at a time: a hostile text really touches its stack. Picked.
+# Larger stacks are used one at a time: a hostile text really fills its stack. Picked.
 _LARGE_BYTES = 64 * _MIB
-_START_SECONDS = 10  # a thread that has not begun by then is given up; picked
+_START_SECONDS = 10  # until a thread that has not started counts as failed; picked
 
-# `threading.stack_size` is the whole process's.
+# `threading.stack_size` applies to the whole process.
 _size_lock = threading.Lock()
 _large_lock = threading.Lock()
 
 
 def own_stack_bytes() -> int:
-    """How much of its stack any thread of this process may spend on one call."""
+    """Return how much stack any thread of this process may use for one call."""
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if limit == resource.RLIM_INFINITY:
         limit = _GLIBC_STACK_BYTES
@@ -34,7 +34,7 @@ def own_stack_bytes() -> int:
 def call_with_stack(function: Callable[[], T], stack_bytes: int) -> T:
     """Return the result of `function`, which must not raise. Raise MemoryError for lack of memory.
 
-    The stack is reserved, and takes up memory only as deep as the call recurses.
+    A reserved stack uses memory only as deep as the call recurses.
     """
     if stack_bytes <= _LARGE_BYTES:
         return _call(function, stack_bytes)
@@ -59,15 +59,15 @@ def _call(function: Callable[[], T], stack_bytes: int) -> T:
     with _size_lock:
         before = threading.stack_size(-(-stack_bytes // _MIB) * _MIB)
         try:
-            # Not threading.Thread: its start waits for ever if Python runs out of memory before
-            # the thread's first line.
+            # Not threading.Thread: its `start` waits for ever if Python runs out of memory
+            # before the thread's first line.
             _thread.start_new_thread(run, ())
         except RuntimeError as error:  # "can't start new thread": no address space for the stack
             raise MemoryError(str(error)) from error
         finally:
             threading.stack_size(before)
     if not done.acquire(timeout=_START_SECONDS):
-        if claim.acquire(blocking=False):  # now it never will
+        if claim.acquire(blocking=False):  # now the thread cannot start the call any more
             raise MemoryError("the thread did not start")
         done.acquire()
     if not results:
@@ -87,12 +87,12 @@ def _available_bytes() -> int:
         used = int((group / "memory.current").read_text("ascii"))
     except (OSError, ValueError):
         return available
-    # Pages of files, such as mapped weights, are given up when memory is short.
+    # The kernel drops pages of files, such as mapped weights, when memory is short.
     return min(available, limit - used + _numbers(group / "memory.stat").get("file", 0))
 
 
 def _control_group() -> Path:
-    """The one of this process, as systemd and container runtimes limit it (cgroup v2)."""
+    """Return the cgroup (v2) of this process, which systemd or a container runtime limits."""
     root = Path("/sys/fs/cgroup")
     try:
         own = root / Path("/proc/self/cgroup").read_text("ascii").partition("::/")[2].strip()

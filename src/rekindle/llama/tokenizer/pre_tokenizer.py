@@ -1,8 +1,8 @@
-"""Bounds the stack and the time that llama.cpp takes to split a text into words.
+"""Bounds the stack and the time that llama.cpp needs to split a text into words.
 
-Where llama.cpp has no splitter of its own for `tokenizer.ggml.pre`, it uses std::regex. That
-of libstdc++ recurses once per character of a match. A few expressions also backtrack: their time
-grows with the square of a run. Numbers and commands are in docs/decisions/0017.
+If llama.cpp has no splitter of its own for `tokenizer.ggml.pre`, it uses std::regex. libstdc++
+recurses once per character of a match. A few expressions also backtrack: their time grows with
+the square of a run. Numbers and commands are in docs/decisions/0017.
 """
 
 import re
@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 from rekindle.errors import InvalidRequest
 
-# 320 bytes were measured for every expression (aarch64, libstdc++), and are doubled.
+# Twice the 320 bytes that were measured for every expression (aarch64, libstdc++).
 STACK_BYTES_PER_CHARACTER = 640
 STACK_BYTES = 256 * 2**10  # the rest of the call
-# A shorter text is given a stack for its length: up to 64 MiB, unused, are free. In a longer one
-# the longest match is looked for: 3 to 10 ms per 100,000 characters, which take 100. Picked.
+# A shorter text gets a stack for its length: unused stack up to 64 MiB is free. In a longer text
+# the longest match is searched: 3 to 10 ms per 100,000 characters, which take 100 ms to tokenise.
+# Picked.
 MAX_UNSEARCHED = 100_000
-MAX_MATCH = 2_000_000  # characters: 1.2 GiB of stack, of which half is touched
+MAX_MATCH = 2_000_000  # characters: 1.2 GiB of stack, half of it used
 
-# Splitters that are loops, and expressions that match one character. A name that is not here is
-# taken for dangerous, so a new one in llama.cpp is slow at worst.
-# tests/llama/tokenizer/test_pre_tokenizers.py proves each of them on a small stack.
+# Splitters that are loops, and expressions that match one character. All other names count as
+# dangerous, so a new name in llama.cpp is slow at worst.
+# tests/llama/tokenizer/test_pre_tokenizers.py runs each of them on a small stack.
 FLAT = frozenset(
     (
         *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
@@ -34,19 +35,19 @@ FLAT = frozenset(
         *("laguna", "gemma4", "granite-embed-multi-311m", "sarvam-moe"),
     )
 )
-# Here a match may hold many words, with spaces between them.
+# A match of this splitter may hold many words, with spaces between them.
 _SPANS_SPACES = "exaone-moe"
 
-# A match is a word and a gap behind it or one character in front. Some expressions end a word
+# A match is a word with the gap behind it or one character before it. Some expressions end a word
 # with line breaks and slashes in any order (`[\r\n/]*`), so slashes belong to gaps as well. The
-# classes overlap where Python's white space and that of std::regex differ.
+# classes overlap because Python and std::regex define white space differently.
 _WORD = re.compile(r"[^ \t\n\r\v\f]+")
 _GAP = re.compile(r"[\s/]+")
 
 
 @dataclass(frozen=True, slots=True)
 class _SlowRun:
-    """Runs whose splitting takes a time that grows with the square of their length."""
+    """Runs that take quadratic time to split."""
 
     pattern: re.Pattern[str]
     what: str
@@ -54,8 +55,8 @@ class _SlowRun:
 
 
 _SLOW_RUNS = {
-    # In front of letters, ASCII punctuation and the end of a line there is no backtracking. Unlike
-    # Python, llama.cpp does not take the separators \x1c to \x1f for white space.
+    # Before letters, ASCII punctuation and the end of a line there is no backtracking. Unlike
+    # Python, llama.cpp does not count the separators \x1c to \x1f as white space.
     "deepseek-llm": _SlowRun(
         re.compile(r"(?<![^\S\r\n\x1c-\x1f])[^\S\r\n\x1c-\x1f]++(?![\r\nA-Za-z!-/:-~]|\Z)"),
         "white space",
@@ -69,11 +70,11 @@ _SLOW_RUNS = {
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     name: str  # tokenizer.ggml.pre
-    is_flat: bool  # its stack does not grow with the text
+    is_flat: bool  # the stack does not grow with the text
 
     @classmethod
     def of(cls, *, tokenizer: str, pre: str) -> "PreTokenizer":
-        """From `tokenizer.ggml.model` and `tokenizer.ggml.pre`. Only BPE splits with std::regex."""
+        """Make one from `tokenizer.ggml.model` and `.pre`. Only BPE splits with std::regex."""
         is_flat = tokenizer in ("llama", "bert", "t5", "rwkv", "plamo2", "gemma4") or pre in FLAT
         return cls(pre, is_flat)
 
@@ -82,7 +83,7 @@ class PreTokenizer:
         return self.name in _SLOW_RUNS
 
     def stack_bytes(self, text: str) -> int:
-        """Return an upper bound of the stack that splitting the text takes."""
+        """Return an upper bound of the stack needed to split the text."""
         if self.is_flat:
             return STACK_BYTES
         longest = len(text)
@@ -102,8 +103,8 @@ class PreTokenizer:
         if slow is None or len(text) <= slow.max_length:
             return
         lengths = list(map(len, slow.pattern.findall(text)))
-        # Many long runs cost as much as one very long one. Those of ordinary length are allowed
-        # for, up to four times that.
+        # Many long runs cost as much as one very long run. Long texts with ordinary runs are
+        # allowed up to four times the limit.
         limit = slow.max_length**2
         if sum(n * n for n in lengths) > min(max(limit, 100 * len(text)), 4 * limit):
             raise InvalidRequest(

@@ -1,9 +1,9 @@
-"""Cuts a text so that llama.cpp takes special strings out of it in linear time.
+"""Cuts a text so that llama.cpp finds its special strings in linear time.
 
-llama.cpp finds the strings of special tokens first and keeps the pieces in a linked list. For
-each one found it walks that list from its head: the time grows with the square of their number.
-A cut behind a special string changes no token, as long as no other special string reaches over
-it or over the beginning of this one.
+llama.cpp searches the strings of special tokens first and keeps the pieces in a linked list. For
+each string found it walks that list from its head, which takes quadratic time. A cut behind a
+special string changes no token, unless another special string crosses the cut or the beginning
+of this one.
 """
 
 import re
@@ -17,9 +17,9 @@ from rekindle.errors import InvalidRequest
 from rekindle.generation.string_pattern import any_of
 
 PART_STRINGS = 1_000  # in one call: 5 to 10 ms
-# Where no cut is possible, as in a run of line breaks whose tokens overlap: 1 s. See decision 0017.
+# If no cut is possible, as in a run of line breaks with overlapping tokens: 1 s. See decision 0017.
 MAX_STRINGS = 10_000
-# llama.cpp compares every special string with every place where its first character stands: 20 ns.
+# llama.cpp compares every special string with every place of its first character: 20 ns each.
 MAX_COMPARISONS = 500_000_000
 
 
@@ -38,7 +38,7 @@ class SpecialStrings:
         )
 
     def parts(self, text: str) -> list[str]:
-        """Together they are the text, and tokenised one by one they are its tokens."""
+        """Return parts of the text. Tokenised one by one, they give the tokens of the text."""
         if len(text) <= PART_STRINGS:
             return [text]
         if sum(n * text.count(first) for first, n in self._n_by_first.items()) > MAX_COMPARISONS:

@@ -1,7 +1,7 @@
-"""The model's vocabulary, a `generation.Tokenizer`. It never changes: any thread may ask."""
+"""The model's vocabulary, a `generation.Tokenizer`. Immutable: any thread may use it."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ from rekindle.llama.tokenizer.deep_stack import call_with_stack, own_stack_bytes
 from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.special_strings import SpecialStrings
 
-# Called for every token of the vocabulary, while other threads import or serve.
+# Called for every token of the vocabulary while other threads import or serve.
 _token_to_piece = holding_gil("llama_token_to_piece")
 _attributes = holding_gil("llama_vocab_get_attr")
 _is_eog = holding_gil("llama_vocab_is_eog")
@@ -50,11 +50,11 @@ class Vocabulary:
 
     @property
     def backtracks(self) -> bool:
-        """Tokenising some short texts takes a second already."""
+        """Return whether some short texts take a second to tokenise."""
         return self._pre_tokenizer.backtracks
 
     def pieces(self, *, control_mark: bytes) -> list[bytes]:
-        """Of every token, control tokens as the text they are written as behind a mark."""
+        """Return the bytes of every token. Control tokens have the mark before their text."""
         pieces = list(self._pieces)
         for token in self._controls:
             pieces[token] = control_mark + pieces[token]
@@ -62,13 +62,11 @@ class Vocabulary:
 
     @cached_property
     def special_strings(self) -> tuple[str, ...]:
-        texts = {self._pieces[token].decode("utf-8", "replace") for token in self._controls}
-        return tuple(sorted(texts - {""}))
+        return self._texts(self._controls)
 
     @cached_property
     def end_strings(self) -> tuple[str, ...]:
-        texts = {self._pieces[token].decode("utf-8", "replace") for token in self.eog_tokens}
-        return tuple(sorted(texts - {""}))
+        return self._texts(self.eog_tokens)
 
     @cached_property
     def bos_text(self) -> str:
@@ -85,12 +83,12 @@ class Vocabulary:
 
     @cached_property
     def added_eos_token(self) -> int | None:
-        """The token that ends every text of an embedding model, or None if it wants none."""
+        """The token that ends every text of an embedding model; None: there is none."""
         token: int = lib.llama_vocab_eos(self.handle)
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        self._pre_tokenizer.check_time(text)  # of the whole, before it is cut
+        self._pre_tokenizer.check_time(text)  # for the whole text, before it is cut
         special = self._in_prompt if parse_special else self._in_text
         tokens: list[int] = []
         for part in special.parts(text):
@@ -99,7 +97,7 @@ class Vocabulary:
 
     def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
-        # A token is one byte or more, but for the space some vocabularies put in front.
+        # A token has one byte or more, except for the space that some vocabularies add.
         capacity = len(data) + 2
         tokens = (ctypes.c_int32 * capacity)()
         add_special = False
@@ -109,13 +107,13 @@ class Vocabulary:
                 self.handle, data, len(data), tokens, capacity, add_special, parse_special
             ),
         )
-        assert count >= 0, f"llama_tokenize wants {-count} places for {len(data)} bytes"
+        assert count >= 0, f"llama_tokenize needs {-count} places for {len(data)} bytes"
         return tokens[:count]
 
     def with_stack_for(self, text: str, call: Callable[[], int]) -> int:
-        """Make the call, which tokenises the text, where its recursion has room.
+        """Make the call, which tokenises the text, on a stack that is large enough.
 
-        Raise InvalidRequest for a text that takes too much stack or time.
+        Raise InvalidRequest for a text that needs too much stack or time.
         """
         self._pre_tokenizer.check_time(text)
         needed = self._pre_tokenizer.stack_bytes(text)
@@ -130,7 +128,7 @@ class Vocabulary:
             ) from error
 
     def tokenize_bytes(self, data: bytes) -> list[int] | None:
-        """One token for each byte, also where they are no characters; None: one has no token."""
+        """Return one token per byte, even for partial characters; None: a byte has no token."""
         try:
             return [self._byte_tokens[byte] for byte in data]
         except KeyError:
@@ -147,6 +145,10 @@ class Vocabulary:
     def _byte_tokens(self) -> dict[int, int]:
         return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
 
+    def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        texts = {self._pieces[token].decode("utf-8", "replace") for token in tokens}
+        return tuple(sorted(texts - {""}))
+
     def _special_text(self, token: int) -> str:
         return self._pieces[token].decode() if token >= 0 else ""
 
@@ -154,7 +156,7 @@ class Vocabulary:
         texts = {
             t: lib.llama_vocab_get_text(self.handle, t).decode("utf-8", "replace") for t in tokens
         }
-        # Beside some, llama.cpp drops white space: what may be dropped must stay in one call.
+        # llama.cpp drops white space beside some tokens, so that space must stay in one call.
         stripping = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
         strips = {t for t in tokens if _attributes(self.handle, t) & stripping}
         cuttable = [

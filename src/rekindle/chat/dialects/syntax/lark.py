@@ -1,6 +1,6 @@
 """Grammars of calls, in the Lark that llguidance reads.
 
-A rule per tool, so that each `%json` is a whole schema and its `$ref`s find their definitions.
+Each tool has a rule, so that each `%json` is a whole schema and its `$ref`s are resolved in it.
 """
 
 import json
@@ -13,7 +13,7 @@ from rekindle.chat.dialects.base import Literal, Schemas
 
 Schema = dict[str, Any]
 
-# Without a bound on white space a small model may emit line breaks for ever.
+# Without a bound on white space, a small model may emit line breaks for ever.
 _OPTIONS = {"whitespace_pattern": r"[ \n]?[ ]{0,8}", "lenient": True}
 
 _ELSEWHERE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
@@ -21,9 +21,9 @@ _COMBINING = {"patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
 
 
 def usable_schemas(schemas: Schemas, is_valid: Callable[[Schema], bool]) -> Schemas:
-    """What a grammar can hold: a schema that does not compile allows anything.
+    """Return schemas that compile. A schema that does not is replaced by one for any object.
 
-    That of a single parameter does too, since some dialects have a rule for each.
+    Single parameters are checked as well, since some dialects have a rule for each.
     """
     return {name: _usable(schema, is_valid) for name, schema in schemas.items()}
 
@@ -43,7 +43,7 @@ def _usable(schema: Schema, is_valid: Callable[[Schema], bool]) -> Schema:
 
 
 def literals(control_tokens: Mapping[str, int]) -> Literal:
-    """Quotes text, with a token in the place of each control string."""
+    """Return a function that quotes text, with a token in place of each control string."""
     known = sorted(filter(None, control_tokens), key=len, reverse=True)
     pattern = re.compile("(" + "|".join(map(re.escape, known)) + ")") if known else None
 
@@ -67,7 +67,7 @@ def bounded(schema: Schema) -> Schema:
 
 
 def arguments_schema(schema: Schema) -> Schema:
-    """Arguments are an object, and have no members but the declared ones, where some are."""
+    """Return a schema for an object. If it declares members, no others are allowed."""
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         schema = {}
@@ -81,7 +81,7 @@ def declares_all(schema: Schema) -> bool:
 
 
 def with_definitions(schema: Schema, root: Schema) -> Schema:
-    """A part of a schema as a whole of its own. References to other places allow anything."""
+    """Return a part of a schema as a whole one. References outside definitions allow anything."""
     whole = dict(schema)
     for key in ("$defs", "definitions"):
         if key in root:
@@ -90,7 +90,7 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
 
 
 class Rules:
-    """The rules of one grammar. A rule's name can be used before the rule is added."""
+    """The rules of one grammar. A rule may be used before it is added."""
 
     def __init__(self, literal: Literal) -> None:
         self.literal = literal
@@ -106,12 +106,34 @@ class Rules:
     def json(self, name: str, schema: Schema) -> str:
         return self.add(name, "%json " + json.dumps(bounded(schema)))
 
+    def calls(
+        self,
+        schemas: Schemas,
+        write: Callable[[str, str], str],
+        arguments: Callable[[str, Schema], str] | None = None,
+        *,
+        name: str = "call",
+    ) -> str:
+        """Add a rule with one alternative per tool.
+
+        `write` gets the tool's name and an expression of its arguments. That expression is
+        JSON, or made by `arguments` from the name for a rule and the schema.
+        """
+        arguments = arguments or self.json
+        return self.one_of(
+            name,
+            (
+                write(tool, arguments(f"arguments_{i}", arguments_schema(schema)))
+                for i, (tool, schema) in enumerate(schemas.items())
+            ),
+        )
+
     def raw_until(self, name: str, closing: str, pattern: str = r"(?s:.*)") -> str:
-        """Any text up to a mark, and the mark."""
+        """Add a rule for any text up to a mark, with the mark."""
         expression = self.literal(closing)
         if expression == quote(closing):
             return self.add(name, f"/{pattern}/", options=f"[suffix={expression}]")
-        # Text never spells a control token, so this needs no care.
+        # Text cannot contain a control token, so no suffix is needed.
         text = self.add(f"{name}_text", f"/{pattern}/")
         return self.add(name, f"{text} {self.literal(closing.lstrip())}")
 
@@ -128,7 +150,7 @@ def repeated(call: str, *, parallel: bool, separator: str = "SPACE?") -> str:
 class Form:
     """How a call is written as one JSON object, in Lark."""
 
-    head: str = r'"{" SPACE? "\"name\""'  # up to the key of the name
+    head: str = r'"{" SPACE? "\"name\""'  # up to the name's key
     arguments_key: str = "arguments"
     tail: str = 'SPACE? "}"'  # behind the arguments
 
@@ -137,14 +159,10 @@ PLAIN = Form()
 
 
 def json_call(rules: Rules, schemas: Schemas, form: Form = PLAIN) -> str:
-    calls = (
-        f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
-        f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE?'
-        f" {rules.json(f'arguments_{i}', schema)} {form.tail}"
-        for i, (name, schema) in enumerate(closed(schemas).items())
+    return rules.calls(
+        schemas,
+        lambda name, arguments: (
+            f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
+            f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE? {arguments} {form.tail}'
+        ),
     )
-    return rules.one_of("call", calls)
-
-
-def closed(schemas: Schemas) -> Schemas:
-    return {name: arguments_schema(schema) for name, schema in schemas.items()}

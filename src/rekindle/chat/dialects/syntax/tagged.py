@@ -1,11 +1,11 @@
-"""Grammars of calls whose parameters stand in tags of their own, their text unquoted."""
+"""Grammars of calls with each parameter in a tag of its own, as unquoted text."""
 
 import json
 from typing import Any
 
-from rekindle.chat.dialects.lark import Rules, Schema, quote, with_definitions
-from rekindle.chat.dialects.members import declared
-from rekindle.chat.dialects.parameters import resolved, types
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, with_definitions
+from rekindle.chat.dialects.syntax.members import declared
+from rekindle.chat.dialects.syntax.parameters import resolved, types
 
 MAX_BOUND = 1000  # picked
 
@@ -15,9 +15,9 @@ _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_.-]{0,63}/"
 def parameters(
     rules: Rules, name: str, schema: Schema, *, opening: tuple[str, str], closing: str
 ) -> str:
-    """The parameters in the order of the schema, or any where it does not declare them.
+    """Add rules for the parameters in the schema's order, or for any if none are declared.
 
-    `opening` is Lark in front of and behind the key; `closing` the text behind the value.
+    `opening` is Lark before and behind the key; `closing` is the text behind the value.
     """
     before, behind = opening
     members = declared(schema)
@@ -37,7 +37,7 @@ def _value(rules: Rules, name: str, schema: Schema, root: Schema, closing: str) 
     own = resolved(schema, root)
     choices = own.get("enum", [own["const"]] if "const" in own else None)
     if isinstance(choices, list) and choices:
-        # One lexeme with the mark: they are taken as long as possible, and never given back.
+        # One lexeme with the mark: llguidance matches lexemes greedily, without backtracking.
         return rules.one_of(name, (rules.literal(_text(c) + closing) for c in choices))
     kinds = types(own)
     if not kinds or "string" in kinds:
@@ -51,7 +51,10 @@ def _text(value: Any) -> str:
 
 
 def text_pattern(schema: Schema) -> str:
-    """Bounds on the length, where they are sound and short: longer ones cost more than they do."""
+    """Return a pattern with the schema's length bounds, if they are valid and short.
+
+    Long bounds make the grammar slow.
+    """
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength", MAX_BOUND)
     if types(schema) != {"string"} or not 0 <= shortest <= longest < MAX_BOUND:
         return "(?s:.*)"

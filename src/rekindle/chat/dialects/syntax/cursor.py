@@ -1,18 +1,28 @@
-"""Reading a call from left to right while its end may still be missing."""
+"""Reads a call from left to right while its end may still be missing."""
 
 import re
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, Self
 
-from rekindle.chat.dialects.base import CallReader, NotACall, ReadCall, ReadCalls, Schemas
-from rekindle.chat.dialects.json_text import value_end
+from rekindle.chat.dialects.base import (
+    CallReader,
+    Dialect,
+    GrammarWriter,
+    NotACall,
+    ParsedCall,
+    ParsedCalls,
+    Schemas,
+)
+from rekindle.chat.dialects.syntax.json_text import value_end
+from rekindle.generation.request import Trigger
 
-NAME_LIMIT = 256  # picked: no tool has a longer name, and prose should not wait for its end
+NAME_LIMIT = 256  # no tool has a longer name, so longer text is no call; picked
 
 _WORD = re.compile(r"[^\s<>\[\]{}()|\"'`,;=\uff5c]{1,257}")
 
 
 class NeedMore(Exception):
-    """The text ends before anything can be said."""
+    """The text ends too early to decide."""
 
 
 class Cursor:
@@ -21,7 +31,7 @@ class Cursor:
         self.position = 0
 
     def sees(self, *marks: str) -> str | None:
-        """The mark that stands here, if any. Raises NeedMore while that is open."""
+        """Return the mark at the cursor, or None. Raises NeedMore while that is undecided."""
         longest = max(map(len, marks))
         rest = self._text[self.position : self.position + longest]
         if len(rest) < longest and any(len(rest) < len(m) and m.startswith(rest) for m in marks):
@@ -39,12 +49,25 @@ class Cursor:
             raise NotACall(f"neither of {marks}")
         return mark
 
-    def skip_space(self) -> None:
+    def skip_space(self) -> Self:
         while self.position < len(self._text) and self._text[self.position].isspace():
             self.position += 1
+        return self
+
+    def items(self, closing: str) -> Iterator[None]:
+        """Yield before each item of a comma-separated list; the caller reads the item.
+
+        The caller has read the opening bracket. This method reads the closing one.
+        """
+        self.skip_space()
+        while not self.accept(closing):
+            yield
+            if not self.skip_space().sees(closing):
+                self.expect(",")
+                self.skip_space()
 
     def until(self, mark: str) -> str:
-        """What stands in front of the mark, which is passed over."""
+        """Return the text before the mark, and move behind the mark."""
         index = self._text.find(mark, self.position)
         if index < 0:
             raise NeedMore
@@ -59,7 +82,7 @@ class Cursor:
         return word
 
     def scan(self, pattern: re.Pattern[str]) -> str:
-        """What matches here; something that does not must follow."""
+        """Return the match at the cursor. Raises NeedMore if it may continue."""
         match = pattern.match(self._text, self.position)
         if match is None or not match[0]:
             self.peek()
@@ -79,7 +102,7 @@ class Cursor:
         return taken
 
     def json_value(self, opening: str) -> str:
-        """The object or array that begins here, as it is written."""
+        """Return the object or array at the cursor, as written."""
         if self.peek() != opening:
             raise NotACall(f"no {opening}")
         end = value_end(self._text, self.position)
@@ -89,13 +112,16 @@ class Cursor:
 
 
 class Walk(Protocol):
-    def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ReadCall]: ...
+    def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ParsedCall]: ...
 
 
 def reader(walk: Walk) -> CallReader:
-    """A reader from a function that takes calls off a cursor, and need not care for the end."""
+    """Return a reader made of a function that reads calls from a cursor.
 
-    def read(text: str, schemas: Schemas) -> ReadCalls | None:
+    The function may raise NeedMore where the text ends.
+    """
+
+    def read(text: str, schemas: Schemas) -> ParsedCalls | None:
         cursor = Cursor(text)
         try:
             calls = walk(cursor, schemas)
@@ -105,6 +131,19 @@ def reader(walk: Walk) -> CallReader:
             raise NotACall("too deep") from None
         if not calls:
             raise NotACall("no call in it")
-        return ReadCalls(tuple(calls), cursor.position)
+        return ParsedCalls(tuple(calls), cursor.position)
 
     return read
+
+
+def dialect_between(
+    name: str, opening: str, closing: str, walk: Walk, grammar: GrammarWriter
+) -> Dialect:
+    """Return a dialect whose calls begin with one mark and end with another."""
+    return Dialect(
+        name=name,
+        triggers=(Trigger(opening),),
+        endings=(closing,),
+        read=reader(walk),
+        grammar=grammar,
+    )

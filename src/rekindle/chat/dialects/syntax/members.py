@@ -1,9 +1,9 @@
-"""The declared members of an object, and grammars of those that are written in its order."""
+"""The declared members of an object, and grammars that list them in order."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rekindle.chat.dialects.lark import Rules, Schema, declares_all
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, declares_all
 
 
 class Member(NamedTuple):
@@ -13,7 +13,7 @@ class Member(NamedTuple):
 
 
 def declared(schema: Schema) -> list[Member] | None:
-    """None: it may have any."""
+    """Return the declared members; None: any members are allowed."""
     if not declares_all(schema):
         return None
     required = schema.get("required", ())
@@ -29,7 +29,7 @@ class Item(NamedTuple):
 
 
 def separated(rules: Rules, name: str, items: Iterable[Item], *, separator: str) -> str:
-    """The items in order, those that are not required or not, with a separator in between."""
+    """Add rules for the items in order, with separators. Optional items may be missing."""
     head, tail = '""', '""'
     for i, item in reversed(list(enumerate(items))):
         one = rules.add(f"{name}_{i}", item.text)

@@ -1,4 +1,4 @@
-"""JSON inside a reply: where a value ends, and the members of an object as they were written."""
+"""JSON inside a reply: where a value ends, and the members of an object as written."""
 
 import json
 import re
@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 from rekindle.chat.dialects.base import NotACall
 
-# A string that does not end takes all the rest, so that no bracket inside it counts.
+# A string without an end matches all the rest, so that no bracket inside it counts.
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def value_end(text: str, start: int) -> int | None:
-    """Where the object or array that begins at `start` is closed, or None if it is not."""
+    """Return where the object or array that begins at `start` ends; None: it is not closed."""
     depth = 0
     for piece in _PIECE.finditer(text, start):
         if piece[0] in "{[":
@@ -25,7 +25,7 @@ def value_end(text: str, start: int) -> int | None:
 
 
 def load(source: str) -> Any:
-    """Line breaks within strings are let pass: models write them. Raises NotACall."""
+    """Parse JSON. Line breaks inside strings are allowed: models write them. Raises NotACall."""
     try:
         return _LENIENT.decode(source)
     except (ValueError, RecursionError) as error:
@@ -33,7 +33,7 @@ def load(source: str) -> Any:
 
 
 def members(source: str) -> dict[str, str]:
-    """The members of an object, each value as it was written. Raises NotACall."""
+    """Return the members of an object, each value as written. Raises NotACall."""
     found: dict[str, str] = {}
     position = _behind(source, 0, "{")
     if source.startswith("}", position):
@@ -52,7 +52,7 @@ def members(source: str) -> dict[str, str]:
 
 
 def elements(source: str) -> list[str]:
-    """The elements of an array, each as it was written. Raises NotACall."""
+    """Return the elements of an array, each as written. Raises NotACall."""
     found: list[str] = []
     position = _behind(source, 0, "[")
     if source.startswith("]", position):
@@ -68,7 +68,7 @@ def elements(source: str) -> list[str]:
 
 
 def arguments(source: str) -> str:
-    """A valid JSON object, as it was written where that is one. Raises NotACall."""
+    """Return a valid JSON object, as written if that is valid. Raises NotACall."""
     value = load(source)
     if isinstance(value, str):  # some models quote the whole object
         source, value = value, load(value)
@@ -82,10 +82,10 @@ def arguments(source: str) -> str:
 
 
 def dump(value: dict[str, Any]) -> str:
-    """Raises NotACall for numbers that JSON has no way to write."""
+    """Return the value as JSON. Raises NotACall for numbers that JSON cannot write."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()  # a lone surrogate can be escaped, and has no bytes
+        text.encode()  # fails for a lone surrogate, which must be escaped
         return text
     except UnicodeEncodeError:
         return json.dumps(value, allow_nan=False)
@@ -93,11 +93,11 @@ def dump(value: dict[str, Any]) -> str:
         raise NotACall(str(error)) from None
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_LENIENT = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+_LENIENT = json.JSONDecoder(strict=False, parse_constant=no_constant)
 
 
 def _decode(source: str, position: int) -> tuple[Any, int]:

@@ -1,22 +1,22 @@
-"""Arguments that are written one by one as text, not as JSON: the schema tells what they are."""
+"""Arguments that are written one by one as text instead of JSON. The schema gives their types."""
 
 import json
 from typing import Any
 
-from rekindle.chat.dialects.json_text import dump
+from rekindle.chat.dialects.syntax.json_text import dump, no_constant
 
 Schema = dict[str, Any]
 
 
 def value_of(text: str, schema: Schema) -> Any:
-    """The value of a parameter: text stays text where the schema allows a string."""
+    """Return the value of a parameter. Text stays text if the schema allows a string."""
     kinds = types(schema)
     if kinds == {"string"}:
         return text
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
-        return _PYTHON.get(text.strip(), text) if kinds and "string" not in kinds else text
+        return PYTHON_CONSTANTS.get(text.strip(), text) if kinds and "string" not in kinds else text
     if "string" in kinds and not _fits(value, kinds):
         return text
     return value if kinds or not isinstance(value, str) else text
@@ -28,7 +28,7 @@ def arguments_json(found: dict[str, str], schema: Schema) -> str:
 
 
 def parameter(schema: Schema, name: str) -> Schema:
-    """Its own schema, or what is said of those that are not declared; {}: anything."""
+    """Return the parameter's schema, or the one for undeclared parameters; {}: anything."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, dict) else None
     if found is None:
@@ -37,7 +37,7 @@ def parameter(schema: Schema, name: str) -> Schema:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Follows a `$ref` into the definitions of the root, once: types are rarely further away."""
+    """Follow a `$ref` into the definitions of the root, once: one step is nearly always enough."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
@@ -48,7 +48,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def types(schema: Schema) -> set[str]:
-    """The JSON types that it allows; none: it does not say."""
+    """Return the JSON types that the schema allows; an empty set: unknown."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
@@ -65,7 +65,7 @@ def types(schema: Schema) -> set[str]:
     return set()
 
 
-_PYTHON = {"True": True, "False": False, "None": None}  # what models write instead of JSON
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}  # models write them instead of JSON
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -84,7 +84,3 @@ def _type_of(value: Any) -> str:
 def _fits(value: Any, kinds: set[str]) -> bool:
     kind = _type_of(value)
     return kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

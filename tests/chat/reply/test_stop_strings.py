@@ -1,28 +1,51 @@
 """Whole characters and stop strings, however the tokens cut them."""
 
+from itertools import accumulate, pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.chat.reply.detokenizer import StopScanner, Utf8Assembler
+from rekindle.chat.prompt.prompt import Prompt
+from rekindle.chat.reply.assembler import ReplyAssembler
+from rekindle.chat.reply.events import ReplyPart, ReplyText
+from rekindle.chat.reply.stop_strings import StopScanner
+from rekindle.generation.events import TokenSampled
+from tests.chat.test_responder import ByteTokenizer
 
 ALPHABET = st.text(alphabet="abc\u00e9\U0001f600", max_size=30)
 
 
 @given(ALPHABET, st.lists(st.integers(1, 3), max_size=200))
 def test_characters_come_out_whole_however_the_bytes_are_cut(text: str, cuts: list[int]) -> None:
-    assembler, data, shown = Utf8Assembler(), text.encode(), ""
-    for size in cuts:
-        shown += assembler.feed(data[:size])
-        data = data[size:]
+    edges = [0, *accumulate(cuts), len(text.encode())]
+    tokenizer = FixedPieces([text.encode()[i:j] for i, j in pairwise(edges)])
+    reply = ReplyAssembler(Prompt((1,), (), ""), tokenizer, None, ())
+    shown = ""
+    for token in range(len(tokenizer.pieces)):
+        shown += text_of(reply.feed(TokenSampled(token)))
         assert text.startswith(shown)
         assert "\ufffd" not in shown
-    assert shown + assembler.feed(data) + assembler.flush() == text
+    assert shown + text_of(reply.finish()) == text
 
 
 def test_a_character_that_never_ends_is_shown_as_replacement_at_the_end() -> None:
-    assembler = Utf8Assembler()
-    assert assembler.feed(b"\xf0\x9f") == ""
-    assert assembler.flush() == "\ufffd"
+    reply = ReplyAssembler(Prompt((1,), (), ""), FixedPieces([b"\xf0\x9f"]), None, ())
+    assert text_of(reply.feed(TokenSampled(0))) == ""
+    assert text_of(reply.finish()) == "\ufffd"
+
+
+class FixedPieces(ByteTokenizer):
+    """Token n is the n-th piece."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token]
+
+
+def text_of(parts: list[ReplyPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, ReplyText))
 
 
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3)

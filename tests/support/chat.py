@@ -1,0 +1,86 @@
+"""Chat objects with the arguments that most tests do not care about."""
+
+from typing import Any
+
+from rekindle.cache.turns.recent import MemoryTurns
+from rekindle.chat.accounts.accounts import Account, Accounts
+from rekindle.chat.accounts.recent_prompts import past_prompt
+from rekindle.chat.accounts.request_log import log_request
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
+from rekindle.chat.prompt.turn_memory import TurnMemory
+from rekindle.chat.prompt.volatile import VolatileRules
+from rekindle.chat.reply.assembler import ReplyReader
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.stream import ReplyStream
+from rekindle.chat.responder import Responder
+from rekindle.chat.template.template import ChatTemplate
+from rekindle.config import Overflow, ReasoningHistory
+from rekindle.generation.engine import Engine
+from rekindle.generation.events import TokenStream
+from rekindle.generation.request import CacheTerms, Sampling
+from rekindle.generation.tokenizer import Tokenizer
+
+
+def prompt_builder(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    dialect: Dialect,
+    memory: TurnMemory | None = None,
+    reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+) -> PromptBuilder:
+    memory = memory or TurnMemory(MemoryTurns())
+    rules = VolatileRules(())
+    return PromptBuilder(template, tokenizer, dialect, memory, reasoning_history, volatile=rules)
+
+
+def chat_responder(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    dialect: Dialect,
+    *,
+    model: str = "",
+    accounts: Accounts | None = None,
+) -> Responder:
+    return Responder(
+        engine,
+        tokenizer,
+        prompt_builder(template, tokenizer, dialect),
+        dialect,
+        Sampling(),
+        default_cache_prompt=True,
+        default_overflow=Overflow.ERROR,
+        rewarmer=None,
+        embedding_end_token=None,
+        model=model,
+        accounts=accounts or Accounts(),
+        observers=(),
+    )
+
+
+def reply_stream(
+    prompt: Prompt,
+    tokens: TokenStream,
+    tokenizer: Tokenizer,
+    *,
+    reader: ReplyReader | None = None,
+    stop: tuple[str, ...] = (),
+) -> ReplyStream:
+    return ReplyStream(
+        "id",
+        prompt,
+        tokens,
+        tokenizer,
+        stop=stop,
+        reader=reader,
+        is_remembered=True,
+        on_end=None,
+        account=account_of(prompt),
+        observe=log_request,
+    )
+
+
+def account_of(prompt: Prompt, **options: Any) -> Account:
+    asked = past_prompt(prompt, CacheTerms(), model="", reply_id=None)
+    return Accounts().open(asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True)
