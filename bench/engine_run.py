@@ -18,7 +18,8 @@ from rekindle.engine.handle import ANY_GRAMMAR
 from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSampled
 from rekindle.generation.request import GenerationRequest, Sampling
 from rekindle.generation.status import CacheStatus
-from rekindle.models.llama_model import LoadedModel, load
+from rekindle.models.llama_model import load_llama
+from rekindle.models.serving_model import SILENT, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
 
@@ -43,33 +44,34 @@ def scratch_directory() -> Iterator[Path]:
 
 def start_engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int, n_ubatch: int = 512
-) -> LoadedModel:
+) -> ServingModel:
     settings = Settings(
         engine=EngineSettings(
             ctx_size=n_cells, parallel=n_slots, threads=os.cpu_count(), ubatch_size=n_ubatch
         ),
         cache=cache,
     )
-    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)))
-    loaded = load(settings, file, file.name, stores, Accounts())
-    loaded.start()
+    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)), None)
+    parts = ServerParts(settings, Accounts(), ())
+    loaded = load_llama(parts, file.name, file, stores, SILENT)
+    loaded.engine.start()
     return loaded
 
 
 @asynccontextmanager
 async def engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
-) -> AsyncIterator[LoadedModel]:
+) -> AsyncIterator[ServingModel]:
     loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
     loaded.engine.check_grammar(ANY_GRAMMAR)  # a server that has settled has done this
     try:
         yield loaded
     finally:
-        loaded.close()
+        loaded.resources.close()
 
 
 async def ask(
-    loaded: LoadedModel,
+    loaded: ServingModel,
     prompt: tuple[int, ...],
     n_tokens: int = 1,
     *,
@@ -97,19 +99,19 @@ async def ask(
     return Answer(evaluated, first, seconds[1:])
 
 
-def cache_status(loaded: LoadedModel) -> CacheStatus:
+def cache_status(loaded: ServingModel) -> CacheStatus:
     status = loaded.engine.status().cache
     assert status is not None
     return status
 
 
-async def until_written(loaded: LoadedModel, n_entries: int) -> None:
+async def until_written(loaded: ServingModel, n_entries: int) -> None:
     """The disk has so many; nobody tells when."""
     while _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _n_on_disk(loaded: LoadedModel) -> int:
+def _n_on_disk(loaded: ServingModel) -> int:
     tiers = cache_status(loaded).tiers
     return sum(tier.n_entries for tier in tiers if tier.name is CacheSource.DISK)
 

@@ -4,11 +4,14 @@ RekindleError
   RequestError           the client can fix it: 4xx
     InvalidRequest         a field is wrong, unsupported, or contradicts another
     PromptTooLong          the prompt alone exceeds the context
+    UnknownModel           this server has no model of that name: 404
+    ModelInUse             the model cannot be unloaded now: 409
   Overloaded             try later: 429
   ShuttingDown           the process is on its way out: 503
   EngineError            nobody can fix it in this request: 500
     ContextFull            every cell is taken; nothing was decoded, so freeing some helps
     DecodeFailed           llama.cpp gave up on a batch
+    ModelLoadFailed        the model that the request names cannot be loaded
   UpstreamFailed         the engine behind us failed: 502
     UpstreamTimedOut       it did not answer in time: 504
   CacheError             never reaches a client: what it stops is a miss, counted
@@ -17,9 +20,14 @@ RekindleError
     TierFailed             the store itself cannot be read or written now
       TierFull               it works, but has no room for this entry
       StoreUnreachable       nobody listens there: the next call would fail as well
+  PrimeError             a prompt was not computed ahead; the message names the file or the reason
   StartupError           the operator can fix it: one sentence on stderr, exit code 2
     UpstreamsAway          nobody answers yet, and trying again may help: exit code 1
 """
+
+from collections.abc import Sequence
+
+MAX_NAMES_SHOWN = 20  # names of models in one error; picked
 
 
 class RekindleError(Exception):
@@ -50,6 +58,17 @@ class PromptTooLong(RequestError):
         self.n_ctx = n_ctx
 
 
+class UnknownModel(RequestError):
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        shown = ", ".join(f"`{each}`" for each in known[:MAX_NAMES_SHOWN])
+        more = f" and {len(known) - MAX_NAMES_SHOWN} more" if len(known) > MAX_NAMES_SHOWN else ""
+        super().__init__(f"The model `{name:.200}` is not served here; there is {shown}{more}.")
+
+
+class ModelInUse(RequestError):
+    pass
+
+
 class Overloaded(RekindleError):
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -74,6 +93,10 @@ class DecodeFailed(EngineError):
     def __init__(self, message: str, *, rows_intact: bool = False) -> None:
         super().__init__(message)
         self.rows_intact = rows_intact
+
+
+class ModelLoadFailed(EngineError):
+    pass
 
 
 class UpstreamFailed(RekindleError):
@@ -105,6 +128,10 @@ class TierFull(TierFailed):
 
 
 class StoreUnreachable(TierFailed):
+    pass
+
+
+class PrimeError(RekindleError):
     pass
 
 

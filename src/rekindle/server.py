@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,28 +23,25 @@ from rekindle.api.http.drain import Drain
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import SharedStore, open_shared_store
 from rekindle.chat.accounts.accounts import Accounts
-from rekindle.config import CacheSettings, EngineKind, ServerSettings, Settings
+from rekindle.config import CacheSettings, EngineKind, ModelSettings, ServerSettings, Settings
 from rekindle.config_sources import api_keys
-from rekindle.errors import ShuttingDown, StartupError
-from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.errors import StartupError
+from rekindle.generation.status import CacheStatus
 from rekindle.generation.stored_responses import ResponseStore
-from rekindle.models.llama_model import SWITCH_SECONDS, LoadedModel, OpenedModel, load
+from rekindle.models.llama_model import SWITCH_SECONDS, OpenedModel
+from rekindle.models.loader import ModelLoader
 from rekindle.models.pool import ModelPool
-from rekindle.models.source import ModelFile, is_same, more_models, resolve_model
-from rekindle.models.stores import (
-    MemoryShares,
-    ModelStores,
-    cache_memory_bytes,
-    response_store,
-)
+from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts
+from rekindle.models.source import ModelFile, is_same, more_models
+from rekindle.models.stores import response_store
 from rekindle.observe.otel import span_sender
 from rekindle.observe.request_record import Observer
-from rekindle.observe.telemetry import Telemetry, sum_of, total
+from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.trace import SentRequests, Trace
 from rekindle.priming.warm_list import WarmList, asgi_sender
 
 if TYPE_CHECKING:  # it imports an HTTP client, which few servers need
-    from rekindle.models.vllm_model import UpstreamModel, UpstreamSource
+    from rekindle.models.vllm_model import UpstreamSource
 
 if sys.platform == "win32":
     uvloop = None
@@ -78,26 +75,20 @@ class Assembly:
 def assemble(
     settings: Settings,
     first: "ModelFile | UpstreamSource | None",
-    on_load_progress: Callable[[float], bool] | None = None,
-    on_digest_progress: Callable[[int, int], None] | None = None,
+    progress: LoadProgress = SILENT,
     opened: OpenedModel | None = None,
 ) -> Assembly:
-    """`first` is loaded now, and answers where no model is named; None: there are only others.
+    """Build a server. Load `first` now; it answers requests that name no model.
 
-    `opened`: its file is being read already.
+    `first` is None when all models are loaded on first use. `opened`: its file is being read.
     """
     history, telemetry = HourHistory(), Telemetry()
     recorders = Recorders(settings.server, telemetry)
     shared = _open_shared(settings.cache)
     observers = (history.observe, telemetry.observe, *recorders.observers)
-    loader = _Loader(settings, observers, shared)
-    default = None
-    if first is not None:
-        default = settings.model.alias or first.name
-        loader.add(default, str(first.path))
-    for each in more_models(settings.model):
-        if first is None or not is_same(each.source, str(first.path)):
-            loader.add(each.name, each.source)
+    loader = ModelLoader(ServerParts(settings, Accounts(), observers), shared)
+    default = _add_models(loader, settings.model, first)
+    has_upstreams = settings.engine.engine is EngineKind.VLLM
     pool = ModelPool(
         list(loader.sources),
         loader,
@@ -105,12 +96,42 @@ def assemble(
         memory_bytes=settings.model.models_memory
         if settings.model.models_memory is not None
         else machine_memory_bytes() // 2,
-        # What is upstream takes no memory here, and its books would be lost.
-        keep_alive_seconds=0.0
-        if settings.engine.engine is EngineKind.VLLM
-        else settings.model.keep_alive,
+        # An upstream model takes no memory here, and unloading it would lose its counters.
+        keep_alive_seconds=0.0 if has_upstreams else settings.model.keep_alive,
     )
-    api = ApiSettings(
+    caches = partial(_upstream_caches, pool) if has_upstreams else loader.cache_statuses
+    telemetry.watch(lambda: total(pool.statuses(), caches(), loader.past()))
+    responses = response_store(settings.cache)
+    feed = Feed(pool, history)
+    drain = Drain()
+    app = create_app(pool, _api_settings(settings), telemetry, responses, feed, drain)
+    recorders.attach(app)
+    assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
+    if first is not None and default is not None:
+        try:
+            pool.adopt(default, loader.load_from(default, first, progress, opened))
+        except BaseException:
+            assembly.close()
+            raise
+    return assembly
+
+
+def _add_models(
+    loader: ModelLoader, settings: ModelSettings, first: "ModelFile | UpstreamSource | None"
+) -> str | None:
+    """Give every model its name. Return the name of `first`."""
+    default = None
+    if first is not None:
+        default = settings.alias or first.name
+        loader.add(default, str(first.path))
+    for each in more_models(settings):
+        if first is None or not is_same(each.source, str(first.path)):
+            loader.add(each.name, each.source)
+    return default
+
+
+def _api_settings(settings: Settings) -> ApiSettings:
+    return ApiSettings(
         api_keys=api_keys(settings.server),
         cors_origins=settings.server.cors,
         body_limit_bytes=settings.server.body_limit,
@@ -118,38 +139,6 @@ def assemble(
         namespace_by=settings.cache.namespace_by,
         explains=settings.server.explain,
     )
-    caches = loader.cache_statuses
-    if settings.engine.engine is EngineKind.VLLM:
-        caches = partial(_upstream_caches, pool)
-    telemetry.watch(lambda: total(pool.statuses(), caches(), loader.past()))
-    responses = response_store(settings.cache)
-    feed = Feed(pool, history)
-    drain = Drain()
-    app = create_app(pool, api, telemetry, responses, feed, drain)
-    recorders.attach(app)
-    assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
-    if first is not None and default is not None:
-        try:
-            loaded: LoadedModel | UpstreamModel
-            if isinstance(first, ModelFile):
-                loaded = load(
-                    settings,
-                    first,
-                    default,
-                    loader.stores_of(default),
-                    loader.accounts,
-                    on_load_progress,
-                    on_digest_progress,
-                    opened=opened,
-                    observers=loader.observers,
-                )
-            else:
-                loaded = loader.load_upstream(default, first)
-        except BaseException:
-            assembly.close()
-            raise
-        pool.adopt(default, loaded)
-    return assembly
 
 
 def _upstream_caches(pool: ModelPool) -> list[CacheStatus]:
@@ -194,86 +183,6 @@ class Recorders:
     def close(self) -> None:
         for close in self._closers:
             close()
-
-
-class _Loader:
-    """Loads the pool's models. What is stored of each outlives its loads."""
-
-    def __init__(
-        self, settings: Settings, observers: Sequence[Observer], shared: SharedStore | None
-    ) -> None:
-        self.sources: dict[str, str] = {}
-        self.observers = observers
-        self._settings = settings
-        self._shared = shared
-        self._shares = MemoryShares(cache_memory_bytes(settings.cache))
-        self._stores: dict[str, ModelStores] = {}
-        self.accounts = Accounts()  # one ledger for all models
-
-    def add(self, name: str, source: str) -> None:
-        if name in self.sources:
-            raise StartupError(
-                f"Two models have the name {name}: {self.sources[name]} and {source}."
-            )
-        self.sources[name] = source
-        self._stores[name] = ModelStores(self._settings.cache, self._shares, self._shared)
-
-    def stores_of(self, name: str) -> ModelStores:
-        return self._stores[name]
-
-    @property
-    def _has_upstreams(self) -> bool:
-        return self._settings.engine.engine is EngineKind.VLLM
-
-    def n_bytes(self, name: str) -> int:
-        if self._has_upstreams:
-            return 0
-        return resolve_model(self.sources[name]).n_bytes
-
-    def load_upstream(self, name: str, source: "UpstreamSource") -> "UpstreamModel":
-        from rekindle.models.vllm_model import load_upstream
-
-        return load_upstream(
-            self._settings,
-            source,
-            name,
-            self._stores[name],
-            self.accounts,
-            observers=self.observers,
-        )
-
-    def load(
-        self, name: str, on_progress: Callable[[float], bool]
-    ) -> "LoadedModel | UpstreamModel":
-        if self._has_upstreams:
-            from rekindle.models.vllm_model import find_upstreams
-
-            return self.load_upstream(name, find_upstreams(self._settings))
-
-        def on_digest(n_done: int, n_total: int) -> None:
-            if not on_progress(0.0):
-                raise ShuttingDown("The server is shutting down.")
-
-        file = resolve_model(self.sources[name])
-        stores = self._stores[name]
-        return load(
-            self._settings,
-            file,
-            name,
-            stores,
-            self.accounts,
-            on_progress,
-            on_digest,
-            observers=self.observers,
-        )
-
-    def cache_statuses(self) -> list[CacheStatus]:
-        statuses = [stores.status() for stores in self._stores.values()]
-        return [status for status in statuses if status is not None]
-
-    def past(self) -> CacheCounters:
-        """Of all caches that are no longer there."""
-        return sum_of([stores.past for stores in self._stores.values()])
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:

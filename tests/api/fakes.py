@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
+from rekindle.api.models import Lease
 from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
@@ -21,7 +21,7 @@ from rekindle.chat.reply.events import (
     ReplyText,
 )
 from rekindle.config import Overflow
-from rekindle.errors import InvalidRequest, RekindleError
+from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
 from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.request import Sampling
@@ -33,7 +33,7 @@ from rekindle.generation.status import (
     StoredBranch,
     StoredPrefix,
 )
-from rekindle.models.card import ModelCard
+from rekindle.models.card import ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
 
 N_BYTES = 256

@@ -7,9 +7,8 @@ import httpx
 import pytest
 
 from rekindle.api.app import ApiSettings, create_app
-from rekindle.api.models import MAX_NAMES_SHOWN, UnknownModel
 from rekindle.cache.responses.store import MemoryResponses
-from rekindle.errors import Overloaded
+from rekindle.errors import MAX_NAMES_SHOWN, Overloaded, UnknownModel
 from rekindle.generation.request import Rank
 from rekindle.generation.status import EngineStatus, SlotStatus
 from rekindle.observe.telemetry import Telemetry

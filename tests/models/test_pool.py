@@ -4,14 +4,23 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
-from rekindle.api.models import ModelInUse, ModelLoadFailed, ModelState, UnknownModel
-from rekindle.errors import ShuttingDown, StartupError
+from rekindle.chat.responder import Responder
+from rekindle.errors import (
+    ModelInUse,
+    ModelLoadFailed,
+    ShuttingDown,
+    StartupError,
+    UnknownModel,
+)
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.models.card import ModelState
 from rekindle.models.pool import ModelPool
+from rekindle.models.serving_model import ServingEngine, ServingModel
 from rekindle.observe.telemetry import sum_of, total
 from tests.api.fakes import CARD, FakeResponder
 
@@ -20,12 +29,18 @@ NAMES = ("a", "b", "c")
 
 
 class FakeModel:
+    """The engine and the resources of one model."""
+
     def __init__(self, name: str, n_bytes: int) -> None:
         self.card = replace(CARD, id=name)
         self.responder = FakeResponder()
         self.n_bytes = n_bytes
         self.is_started = False
         self.is_closed = False
+
+    def serving(self) -> ServingModel:
+        responder, engine = cast(Responder, self.responder), cast(ServingEngine, self)
+        return ServingModel(self.card, responder, engine, self)
 
     def start(self) -> None:
         self.is_started = True
@@ -60,7 +75,7 @@ class FakeLoader:
     def n_bytes(self, name: str) -> int:
         return self.sizes.get(name, GIB)
 
-    def load(self, name: str, on_progress: Callable[[float], bool]) -> FakeModel:
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         self.loads.append(name)
         self.began.set()
         assert self.may_go_on.wait(10)
@@ -70,7 +85,7 @@ class FakeLoader:
             raise self.fault
         model = FakeModel(name, self.n_bytes(name))
         self.models.append(model)
-        return model
+        return model.serving()
 
 
 class Clock:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.priming.files import PrimeError, PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.errors import PrimeError
+from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "hi"}

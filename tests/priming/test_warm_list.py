@@ -15,8 +15,8 @@ from starlette.types import Send as SendMessage
 
 from rekindle.api.app import ApiSettings
 from rekindle.chat.reply.events import FinishReason
-from rekindle.errors import DecodeFailed, Overloaded
-from rekindle.priming.files import PrimeError, PrimeRequest, parse_prime_file
+from rekindle.errors import DecodeFailed, Overloaded, PrimeError
+from rekindle.priming.files import PrimeRequest, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of
 from rekindle.priming.warm_list import WarmList, asgi_sender
 from tests.api.client import app_of

@@ -1,82 +1,18 @@
 """The models of this server as the wire formats see them: asked for by name, held while used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from fastapi import Request, Response
 
 from rekindle.api.errors import Failure, failure_of, invalid
 from rekindle.api.responder import Responder
-from rekindle.errors import EngineError, RequestError
+from rekindle.errors import ModelInUse, UnknownModel
 from rekindle.generation.status import EngineStatus
-from rekindle.models.card import ModelCard
+from rekindle.models.card import Lease as ModelLease
+from rekindle.models.card import ListedModel
 
-MAX_NAMES_SHOWN = 20  # in an error; picked
-
-
-class UnknownModel(RequestError):
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        shown = ", ".join(f"`{each}`" for each in known[:MAX_NAMES_SHOWN])
-        more = f" and {len(known) - MAX_NAMES_SHOWN} more" if len(known) > MAX_NAMES_SHOWN else ""
-        super().__init__(f"The model `{name:.200}` is not served here; there is {shown}{more}.")
-
-
-class ModelInUse(RequestError):
-    pass
-
-
-class ModelLoadFailed(EngineError):
-    pass
-
-
-class ModelState(StrEnum):
-    LOADED = "loaded"
-    LOADING = "loading"
-    UNLOADED = "unloaded"
-
-
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    id: str
-    created: int  # seconds since the epoch
-    state: ModelState
-    card: ModelCard | None  # while it is loaded
-
-
-class Uses(Protocol):
-    """Counts who uses a model."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class Lease:
-    """One use of a model, which stays loaded until it ends. To end it twice is harmless."""
-
-    def __init__(self, responder: Responder, card: ModelCard, uses: Uses) -> None:
-        self.responder = responder
-        self.card = card
-        self._uses = uses
-        self._is_over = False
-        uses.begin()
-
-    def share(self) -> "Lease":
-        """Another one, with an end of its own."""
-        return Lease(self.responder, self.card, self._uses)
-
-    def end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._uses.end()
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+Lease = ModelLease[Responder]
 
 
 class Models(Protocol):

@@ -164,7 +164,8 @@ def _client(url: str, key: str | None, *, is_remote: bool) -> "httpx.Client":
 
 
 def _prime_file(primer: Primer, file: str, progress: Progress) -> FileReport:
-    from rekindle.priming.files import PrimeError, read_prime_file
+    from rekindle.errors import PrimeError
+    from rekindle.priming.files import read_prime_file
 
     report = FileReport(file)
     task = progress.add_task(file, total=None)
@@ -192,7 +193,7 @@ def _prime_file(primer: Primer, file: str, progress: Progress) -> FileReport:
 def _send(primer: Primer, request: "PrimeRequest", progress: Progress, task: TaskID) -> "Primed":
     import httpx
 
-    from rekindle.priming.files import PrimeError
+    from rekindle.errors import PrimeError
     from rekindle.priming.stream import PrimeProgress, outcome_of, refusal_in
 
     def show(event: PrimeProgress) -> None:

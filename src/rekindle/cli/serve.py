@@ -129,9 +129,11 @@ def _load_model(settings: Settings) -> "Assembly":
 
         opened = open_ahead(settings, model, on_progress)
         try:
+            from rekindle.models.serving_model import LoadProgress
             from rekindle.server import assemble
 
-            return assemble(settings, model, on_progress, on_digest, opened)
+            progress_calls = LoadProgress(on_progress, on_digest)
+            return assemble(settings, model, progress_calls, opened)
         except BaseException:
             given_up.set()  # else the process would stay until all of the file is read
             raise

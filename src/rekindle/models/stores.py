@@ -76,7 +76,7 @@ class ModelStores:
     """Of one model. Engine threads open the cache; anyone may look at it."""
 
     def __init__(
-        self, settings: CacheSettings, shares: MemoryShares, shared: SharedStore | None = None
+        self, settings: CacheSettings, shares: MemoryShares, shared: SharedStore | None
     ) -> None:
         self._settings = settings
         self._shared = shared
@@ -99,7 +99,7 @@ class ModelStores:
         """Of one position in the context; 0: not known yet, or there are none."""
         return self._traits.row_bytes if self._traits else 0
 
-    def weights(self, file: ModelFile, on_progress: Callable[[int, int], None] | None) -> str:
+    def weights(self, file: ModelFile, on_progress: Callable[[int, int], None]) -> str:
         """What tells these weights from all others. Raises StartupError."""
         if not self._is_lasting:
             return _file_identity(file)  # nothing outlives the process: no need to read them

@@ -1,4 +1,4 @@
-"""One model behind vLLM servers, with all that it takes to answer: tokenizer, template, turns."""
+"""Factory of models that vLLM servers compute; this process holds tokenizer, template and turns."""
 
 import asyncio
 import os
@@ -9,15 +9,12 @@ from pathlib import Path
 
 import httpx
 
-from rekindle.chat.accounts.accounts import Accounts
-from rekindle.chat.responder import Responder
 from rekindle.config import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
-from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.chat_setup import ModelText, set_up_chat
+from rekindle.models.serving_model import ServerParts, ServingModel
 from rekindle.models.stores import ModelStores
-from rekindle.observe.request_record import Observer
 from rekindle.vllm.engine import VllmEngine
 from rekindle.vllm.fleet import Fleet, check_same
 from rekindle.vllm.hf_folder import HfFolder, read_folder
@@ -46,28 +43,11 @@ class UpstreamSource:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamModel:
-    card: ModelCard
-    responder: Responder
-    engine: VllmEngine
+class _UpstreamResources:
+    """Remembered turns only: weights and rows are in vLLM's memory."""
+
     stores: ModelStores
-
-    @property
-    def n_bytes(self) -> int:
-        """Here: next to nothing."""
-        return 0
-
-    def start(self) -> None:
-        self.engine.start()
-
-    def status(self) -> EngineStatus:
-        return self.engine.status()
-
-    async def shut_down(self, grace_seconds: float) -> None:
-        await self.engine.shut_down(grace_seconds)
-
-    def cut(self) -> None:
-        self.engine.cut()
+    n_bytes: int = 0
 
     def close(self) -> None:
         self.stores.close()
@@ -91,16 +71,10 @@ def find_upstreams(settings: Settings) -> UpstreamSource:
 
 
 def load_upstream(
-    settings: Settings,
-    source: UpstreamSource,
-    name: str,
-    stores: ModelStores,
-    accounts: Accounts,
-    *,
-    observers: Sequence[Observer] = (),
-) -> UpstreamModel:
-    """Blocking, where no event loop runs. Raises StartupError."""
-    folder, served = source.folder, source.served
+    parts: ServerParts, name: str, source: UpstreamSource, stores: ModelStores
+) -> ServingModel:
+    """Blocking, on a thread without an event loop. Raises StartupError."""
+    folder, served, settings = source.folder, source.served, parts.settings.engine
     tokenizer = HfTokenizer(folder)
     terms = ProbeTerms(
         prompt=tokenizer.tokenize(PROBE_TEXT, parse_special=False),
@@ -109,31 +83,20 @@ def load_upstream(
     )
     asyncio.run(_probe(source, terms))
     engine = VllmEngine(
-        Fleet(source.upstreams, served, terms, n_each=settings.engine.parallel),
+        Fleet(source.upstreams, served, terms, n_each=settings.parallel),
         n_vocab=tokenizer.n_vocab,
         end_tokens=tokenizer.end_tokens,
-        queue_size=settings.engine.queue_size,
+        queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )
-    chat = set_up_chat(
-        settings,
-        tokenizer,
-        folder.chat_template,
-        stores.open_turns(folder.digest(served.model)),
+    text = ModelText(
+        tokenizer=tokenizer,
+        chat_template=folder.chat_template,
+        default_sampling=folder.default_sampling,
+        embedding_end_token=None,
     )
-    responder = Responder(
-        engine,
-        tokenizer,
-        chat.prompts,
-        chat.dialect,
-        folder.default_sampling,
-        default_cache_prompt=settings.cache.cache_prompt,
-        default_overflow=settings.chat.overflow,
-        rewarmer=None,  # vLLM knows no work that makes way for all other
-        model=name,
-        accounts=accounts,
-        observers=observers,
-    )
+    turns = stores.open_turns(folder.digest(served.model))
+    chat = set_up_chat(parts, name, text, engine, turns, can_rewarm=False)
     card = ModelCard(
         id=name,
         path=str(folder.path),
@@ -149,7 +112,7 @@ def load_upstream(
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
-    return UpstreamModel(card, responder, engine, stores)
+    return ServingModel(card, chat.responder, engine, _UpstreamResources(stores))
 
 
 def _is_http(url: str) -> bool:

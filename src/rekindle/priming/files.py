@@ -16,16 +16,12 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import RekindleError
+from rekindle.errors import PrimeError
 
 Body = dict[str, Any]
 
 STEM_CHARACTERS = 100  # of a cache key, which has 128 at most; picked
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".toml", ".md", ".txt")
-
-
-class PrimeError(RekindleError):
-    """Why a file was not primed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.priming.files import PrimeError
+from rekindle.errors import PrimeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from rekindle.errors import Overloaded
-from rekindle.priming.files import PrimeError, PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.errors import Overloaded, PrimeError
+from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of, refusal_in
 
 _log = logging.getLogger(__name__)

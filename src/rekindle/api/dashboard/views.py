@@ -15,10 +15,11 @@ from rekindle.api.dashboard.bodies import (
     TokensBySource,
 )
 from rekindle.api.dashboard.history import HourHistory
-from rekindle.api.models import ListedModel, Models, ModelState
+from rekindle.api.models import Models
 from rekindle.api.openai.response import miss_body
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, SlotStatus
+from rekindle.models.card import ListedModel, ModelState
 from rekindle.observe.request_record import RequestRecord
 
 

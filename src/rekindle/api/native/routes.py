@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
 from rekindle.api.body import read_body
-from rekindle.api.models import Lease, Models, ModelState
+from rekindle.api.models import Lease, Models
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeReply,
@@ -36,6 +36,7 @@ from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierStatus
 from rekindle.generation.tokenizer import Tokenizer
+from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
 
 WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)

@@ -1,0 +1,80 @@
+"""Names of models to loaded models: which source each name has, and which factory loads it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rekindle.cache.shared.connection import SharedStore
+from rekindle.config import EngineKind
+from rekindle.errors import ShuttingDown, StartupError
+from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.models.llama_model import OpenedModel, load_llama
+from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts, ServingModel
+from rekindle.models.source import ModelFile, resolve_model
+from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
+from rekindle.observe.telemetry import sum_of
+
+if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
+    from rekindle.models.vllm_model import UpstreamSource
+
+
+class ModelLoader:
+    """Loads models by name. The stores of a model outlive its loads."""
+
+    def __init__(self, parts: ServerParts, shared: SharedStore | None) -> None:
+        self.sources: dict[str, str] = {}
+        self._parts = parts
+        self._shared = shared
+        self._shares = MemoryShares(cache_memory_bytes(parts.settings.cache))
+        self._stores: dict[str, ModelStores] = {}
+
+    def add(self, name: str, source: str) -> None:
+        if name in self.sources:
+            raise StartupError(
+                f"Two models have the name {name}: {self.sources[name]} and {source}."
+            )
+        self.sources[name] = source
+        self._stores[name] = ModelStores(self._parts.settings.cache, self._shares, self._shared)
+
+    def n_bytes(self, name: str) -> int:
+        return 0 if self._has_upstreams else resolve_model(self.sources[name]).n_bytes
+
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
+        if self._has_upstreams:
+            from rekindle.models.vllm_model import find_upstreams
+
+            return self.load_from(name, find_upstreams(self._parts.settings))
+
+        def on_digest(_done: int, _total: int) -> None:
+            if not on_progress(0.0):
+                raise ShuttingDown("The server is shutting down.")
+
+        file = resolve_model(self.sources[name])
+        return self.load_from(name, file, LoadProgress(on_progress, on_digest))
+
+    def load_from(
+        self,
+        name: str,
+        source: "ModelFile | UpstreamSource",
+        progress: LoadProgress = SILENT,
+        opened: OpenedModel | None = None,
+    ) -> ServingModel:
+        """Load a model whose source is already resolved."""
+        stores = self._stores[name]
+        if isinstance(source, ModelFile):
+            return load_llama(self._parts, name, source, stores, progress, opened)
+        from rekindle.models.vllm_model import load_upstream
+
+        return load_upstream(self._parts, name, source, stores)
+
+    def cache_statuses(self) -> list[CacheStatus]:
+        """Return the status of each cache that holds something, also of unloaded models."""
+        statuses = [stores.status() for stores in self._stores.values()]
+        return [status for status in statuses if status is not None]
+
+    def past(self) -> CacheCounters:
+        """Return the counters of all closed caches, summed."""
+        return sum_of([stores.past for stores in self._stores.values()])
+
+    @property
+    def _has_upstreams(self) -> bool:
+        return self._parts.settings.engine.engine is EngineKind.VLLM
