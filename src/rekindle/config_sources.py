@@ -183,7 +183,7 @@ def _from_text(kind: Any, text: str) -> object:
 def _typed(kind: Any, value: object) -> object | None:
     """`value` as `kind`, or None where it is not one."""
     if kind is Bytes:
-        return _size(value)
+        return parse_size(value)
     if kind is float and type(value) is int:
         return float(value)
     if kind in (int, float, bool):
@@ -201,7 +201,8 @@ def _typed(kind: Any, value: object) -> object | None:
     return value
 
 
-def _size(value: object) -> Bytes | None:
+def parse_size(value: object) -> Bytes | None:
+    """Return the bytes of a number, or of a text such as 4MB or 1GiB; None: it is no size."""
     if type(value) is int:
         return Bytes(value)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": KIB, "mib": MIB}

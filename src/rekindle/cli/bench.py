@@ -1,6 +1,5 @@
 """`rekindle bench`: workloads against this server and its peers, and a report of it."""
 
-import json
 import os
 import secrets
 import sys
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from rekindle import __version__
+from rekindle.cli.plain import as_json as to_json
+from rekindle.cli.plain import plain_console, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
@@ -185,7 +185,7 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
     from rekindle.bench.run import Progress, run_all
 
     was_interrupted = False
-    with _progress_bar(console) as bar:
+    with progress_bar(console, MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("starting", total=plan.n_steps)
         progress = Progress(
             on_step=lambda what: bar.update(task, description=what),
@@ -197,18 +197,6 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
         except (KeyboardInterrupt, asyncio.CancelledError):
             was_interrupted = True
     return _results(plan, progress), was_interrupted
-
-
-def _progress_bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _results(plan: "Plan", progress: "Progress") -> "Run":
@@ -232,9 +220,8 @@ def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> Non
 
     paths = write_report(run, folder)
     if as_json:
-        typer.echo(json.dumps(asdict(run), indent=2))
+        typer.echo(to_json(asdict(run)))
     else:
-        # A pipe has no width of its own: nothing is folded there.
-        print_report(run, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+        print_report(run, plain_console(pipe_width=200))
     for path in paths:
         console.print(str(path), soft_wrap=True, markup=False)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--he
     from rekindle.observe.request_record import Miss
 
 DEFAULT_TOP = 10
+LOOKUP_SECONDS = 30.0  # for one lookup; picked
 
 
 def explain(
@@ -69,7 +70,7 @@ def _explain_requests(files: list[Path], url: str, api_key: str | None, *, json:
     from rekindle.replay.traffic import read_traffic
 
     traffic = read_traffic(files)
-    with client_of(url, api_key) as http:
+    with client_of(url, api_key, read_seconds=LOOKUP_SECONDS) as http:
         lookups = list(look_up_all(http, traffic))
     if json:
         typer.echo(as_json(json_of_lookups(lookups)))

@@ -1,7 +1,5 @@
 """`rekindle replay`: sends recorded traffic to servers, and shows what it cost each of them."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 
+from rekindle.cli.plain import as_json as to_json
+from rekindle.cli.plain import plain_console, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
@@ -88,7 +88,7 @@ def replay(
     # Beside the results, which may go to a file.
     console = Console(stderr=True, highlight=False)
     was_interrupted = False
-    with _progress(console) as progress:
+    with progress_bar(console, MofNCompleteColumn()) as progress:
         try:
             asyncio.run(_Replay(plan, runs, progress).run())
         except KeyboardInterrupt:
@@ -97,13 +97,12 @@ def replay(
     if html is not None:
         html.write_text(page_of(report), "utf-8")
     if as_json:
-        typer.echo(json.dumps(json_of(report), indent=2))
+        typer.echo(to_json(json_of(report)))
     else:
-        # A pipe has no width of its own: nothing is folded there.
-        output = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+        output = plain_console()
         output.print(table_of(report))
         for note in notes_of(report):
-            output.print(note, markup=False, soft_wrap=True)
+            output.print(note, soft_wrap=True)
     _exit(report)
 
 
@@ -203,17 +202,6 @@ def labels_of(urls: Sequence[str]) -> list[str]:
         n_before = urls[:index].count(url)
         labels.append(f"{url} ({n_before + 1})" if n_before else url)
     return labels
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _check_writable(file: Path | None) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from rekindle.cli.plain import plain_console
 from rekindle.config import (
     CONFIG_VARIABLE,
     Bytes,
@@ -189,9 +189,8 @@ def _print(resolved: Resolved) -> None:
         section = getattr(resolved.settings, setting.section)
         value = _shown(setting, getattr(section, setting.name))
         source = resolved.sources[setting.name]
-        table.add_row(f"{setting.section}.{setting.name}", escape(value), escape(str(source)))
-    # A pipe has no width of its own: nothing is folded there.
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)
+        table.add_row(f"{setting.section}.{setting.name}", value, str(source))
+    plain_console().print(table)
 
 
 def _shown(setting: Setting, value: object) -> str:
@@ -213,27 +212,27 @@ def _parameters() -> list[inspect.Parameter]:
     return [
         *(_parameter(setting) for setting in all_settings()),
         *(_off_parameter(setting) for setting in all_settings() if setting.about.off_flag),
-        _keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
-        _keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
+        keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
+        keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
     ]
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
     help_text = f"{escape(setting.about.help)} {_env(setting.variable)}"
     if setting.name == "model":
-        return _keyword("model", str | None, typer.Argument(metavar="MODEL", help=help_text))
+        return keyword("model", str | None, typer.Argument(metavar="MODEL", help=help_text))
     about: dict[str, Any] = {
         "help": help_text + _default(setting),
         "rich_help_panel": f"{setting.section.capitalize()} settings",
     }
     if setting.type is bool:
         switch = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
-        return _keyword(setting.name, bool | None, typer.Option(switch, **about))
+        return keyword(setting.name, bool | None, typer.Option(switch, **about))
     option = typer.Option(
         setting.flag, *setting.about.more_flags, metavar=_metavar(setting), **about
     )
     kind = list[str] if setting.type == tuple[str, ...] else str
-    return _keyword(setting.name, kind | None, option)
+    return keyword(setting.name, kind | None, option)
 
 
 def _off_parameter(setting: Setting) -> inspect.Parameter:
@@ -242,7 +241,7 @@ def _off_parameter(setting: Setting) -> inspect.Parameter:
         help=f"The same as {setting.flag} 0.",
         rich_help_panel=f"{setting.section.capitalize()} settings",
     )
-    return _keyword(_off_name(setting), bool, option)
+    return keyword(_off_name(setting), bool, option)
 
 
 def _off_name(setting: Setting) -> str:
@@ -268,7 +267,7 @@ def _env(variable: str) -> str:
     return f"[yellow]{escape(f'[env: {variable}]')}[/]"
 
 
-def _keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
+def keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -136,7 +136,7 @@ def test_a_server_that_is_not_there_is_one_sentence(command: list[str]) -> None:
 
 def test_a_server_of_somebody_else_is_one_sentence() -> None:
     with serving_html() as url:
-        assert refusal("ls", "--url", url) == f"{url} does not answer like a server of ours."
+        assert refusal("ls", "--url", url) == f"{url} does not answer like a Rekindle server."
         assert refusal("ls", "--url", f"{url}/no") == f"{url}/no refused: 404 Not Found."
 
 

@@ -15,18 +15,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from rekindle.cli.cache.keys import complete_key, directory_of, entry_of, lineage_of
-from rekindle.cli.remote import ApiKey, Url, connected, told_in_a_sentence
-from rekindle.config import GIB, KIB, MIB, TIB
+from rekindle.cli.plain import progress_bar
+from rekindle.cli.remote import ApiKey, Url, exit_1_on_error
+from rekindle.config_sources import parse_size
 from rekindle.errors import StartupError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 _DIR_HELP = "Cache directory. Without it: REKINDLE_CACHE_DIR, or the user's cache directory."
-_UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNIT_BYTES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
 _AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
@@ -71,7 +70,9 @@ def ls(
     """
     if url is not None:
         _check_no_directory(directory, every=every)
-        _list_at(url, api_key, as_json=as_json)
+        from rekindle.cli.cache.remote import list_at
+
+        list_at(url, api_key, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_stored
@@ -107,7 +108,9 @@ def show(
     """
     if url is not None:
         _check_no_directory(directory)
-        _show_at(url, api_key, key, as_json=as_json)
+        from rekindle.cli.cache.remote import show_at
+
+        show_at(url, api_key, key, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_stored
@@ -152,7 +155,7 @@ def export(
     from rekindle.cli.cache.report import exported_json, print_exported
 
     path = Path(output).expanduser()
-    with told_in_a_sentence():
+    with exit_1_on_error():
         home = _home(directory, url, api_key)
         stored = read_stored(home)
         wanted = [lineage_of(stored, key, home) for key in keys]
@@ -188,7 +191,7 @@ def import_(
     from rekindle.cache.tools.archive import import_from
     from rekindle.cli.cache.report import imported_json, print_imported
 
-    with told_in_a_sentence():
+    with exit_1_on_error():
         home = _home(directory, url, api_key)
         with _progress("Importing entries") as on_progress:
             imported = import_from(Path(file).expanduser(), home, on_progress)
@@ -263,8 +266,14 @@ def prune(
       rekindle cache prune --older-than 12h --url http://127.0.0.1:8080
     """
     if url is not None:
+        from rekindle.cli.cache.remote import prune_at
+
         _check_no_directory(directory)
-        _prune_at(url, api_key, to, older_than, dry_run=dry_run, as_json=as_json)
+        with exit_1_on_error():
+            if to is not None or older_than is None:
+                raise StartupError("With --url, say what is to go with --older-than AGE.")
+            age = _age(older_than)
+        prune_at(url, api_key, unused_seconds=age, dry_run=dry_run, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_inventory, remove
@@ -320,74 +329,17 @@ def clear(
         print_cleared(home, cleared)
 
 
-def _list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
-    from rekindle.cli.cache.remote import print_stored, stored_at
-    from rekindle.cli.plain import as_json as to_json
-
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        reply = stored_at(remote)
-    if as_json:
-        typer.echo(to_json(reply))
-    else:
-        print_stored(reply)
-
-
-def _show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
-    from rekindle.cli.cache.remote import one_stored, print_prefix
-    from rekindle.cli.plain import as_json as to_json
-
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        prefix = one_stored(remote, key)
-    if as_json:
-        typer.echo(to_json(prefix))
-    else:
-        print_prefix(prefix)
-
-
-def _prune_at(
-    url: str,
-    api_key: str | None,
-    to: str | None,
-    older_than: str | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    from rekindle.cli.cache.remote import print_pruned, prune_at, pruned_json
-
-    with told_in_a_sentence():
-        if to is not None or older_than is None:
-            raise StartupError("With --url, say what is to go with --older-than AGE.")
-        used_before = time.time() - _age(older_than)
-        with connected(url, api_key) as remote:
-            pruned = prune_at(remote, used_before=used_before, dry_run=dry_run)
-    if as_json:
-        typer.echo(pruned_json(pruned))
-    else:
-        print_pruned(pruned)
-
-
 def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
-    """Of a running server: the directory that it says it uses, if that is on this machine."""
     if url is None:
         return directory_of(directory)
     _check_no_directory(directory)
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
-        on_disk = [tier for tier in cache["tiers"] if tier["name"] == "disk"]
-        places = [tier["directory"] for tier in on_disk if tier.get("directory")]
-        if not places:
-            raise StartupError(f"{remote.url} stores nothing on disk.")
-        home = Path(places[0])
-        if not home.is_dir():
-            raise StartupError(
-                f"{remote.url} has its cache in {home}, which is not on this machine."
-            )
-        return home
+    from rekindle.cli.cache.remote import directory_at
+
+    return directory_at(url, api_key)
 
 
 def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
-    with told_in_a_sentence():
+    with exit_1_on_error():
         if directory is not None or every:
             flag = "--all" if every else "--dir"
             raise StartupError(f"{flag} is about a directory; with --url there is none.")
@@ -395,10 +347,11 @@ def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
 
 def _size(text: str) -> int:
     # A number alone may be meant as MiB or GiB, and would leave next to nothing.
-    match = re.fullmatch(r"(\d+)\s*([kmgt]i?b|b)|0", text.strip().lower())
-    if match is None:
+    has_unit = text.strip() == "0" or not text.strip().isdigit()
+    n_bytes = parse_size(text.strip()) if has_unit else None
+    if n_bytes is None:
         raise StartupError(f"--to must be a size such as 500MB, 20GiB or 0, but is {text!r}.")
-    return int(match[1]) * _UNIT_BYTES[match[2]] if match[2] else 0
+    return n_bytes
 
 
 def _age(text: str) -> float:
@@ -410,15 +363,6 @@ def _age(text: str) -> float:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with progress_bar(Console(stderr=True), DownloadColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

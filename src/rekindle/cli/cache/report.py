@@ -23,12 +23,15 @@ from rekindle.cli.plain import (
     count_entries,
     filled_table,
     plain_console,
-    plain_table,
+    print_pairs,
     until,
-    without_empty_columns,
 )
 
 _FEW_TOKENS = 8
+_HEADINGS = (
+    *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
+    *("saved at", "last used", "uses", "model"),
+)
 _NUMBERS = {"tokens", "size", "chain", "uses"}
 _OPTIONAL = {"name", "session", "class", "pinned"}  # most directories have nothing to say there
 
@@ -40,18 +43,10 @@ def list_json(stored: Stored, entries: Sequence[Listed]) -> str:
 
 def print_list(stored: Stored, entries: Sequence[Listed], turns: TurnTotals) -> None:
     inventory, names, now = stored.inventory, stored.names_by_entry(), time.time()
-    headings, rows = without_empty_columns(
-        [
-            *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
-            *("saved at", "last used", "uses", "model"),
-        ],
-        [_line(entry, names.get(entry.key, []), now) for entry in entries],
-        optional=_OPTIONAL,
-    )
-    table = filled_table(headings, rows, _NUMBERS)
+    rows = [_line(entry, names.get(entry.key, []), now) for entry in entries]
     console = plain_console()
-    if entries:
-        console.print(table)
+    if rows:
+        console.print(filled_table(_HEADINGS, rows, numbers=_NUMBERS, optional=_OPTIONAL))
     console.print(
         f"{count(len(inventory.tips()), 'conversation')}, {count_entries(len(inventory.entries))},"
         f" {count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
@@ -103,29 +98,28 @@ def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]
     ids = [str(token) for token in _token_ids(entry)]
     if len(ids) > 2 * _FEW_TOKENS:
         ids[_FEW_TOKENS:-_FEW_TOKENS] = ["..."]
-    table = plain_table(show_header=False)
-    for name, value in (
-        ("key", header.key.hex()),
-        ("name", ", ".join(names) or "none"),
-        ("session", retention.session),
-        ("class", retention.rank.name.lower()),
-        ("pinned", until(retention.pinned_until, now) or "no"),
-        ("kind", header.kind.name.lower()),
-        ("model", header.fingerprint.hex()),
-        ("positions", f"{header.start} to {header.stop}"),
-        ("token ids", " ".join(ids) or "none"),
-        ("saved at", _words(header.reason)),
-        ("created", ago(now - header.created_at)),
-        ("last used", ago(now - entry.row.last_used_at)),
-        ("uses", str(entry.row.hits)),
-        ("took", f"{header.compute_seconds:.3f} s to compute"),
-        ("payload", f"{header.payload_bytes} bytes"),
-        ("on disk", f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}"),
-        ("file", str(_path(directory, header.key))),
-        ("follows", _lineage(chain)),
-    ):
-        table.add_row(name, value)
-    plain_console().print(table)
+    print_pairs(
+        (
+            ("key", header.key.hex()),
+            ("name", ", ".join(names) or "none"),
+            ("session", retention.session),
+            ("class", retention.rank.name.lower()),
+            ("pinned", until(retention.pinned_until, now) or "no"),
+            ("kind", header.kind.name.lower()),
+            ("model", header.fingerprint.hex()),
+            ("positions", f"{header.start} to {header.stop}"),
+            ("token ids", " ".join(ids) or "none"),
+            ("saved at", _words(header.reason)),
+            ("created", ago(now - header.created_at)),
+            ("last used", ago(now - entry.row.last_used_at)),
+            ("uses", str(entry.row.hits)),
+            ("took", f"{header.compute_seconds:.3f} s to compute"),
+            ("payload", f"{header.payload_bytes} bytes"),
+            ("on disk", f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}"),
+            ("file", str(_path(directory, header.key))),
+            ("follows", _lineage(chain)),
+        )
+    )
 
 
 def findings_json(findings: DirectoryFindings, *, fixed: bool) -> str:

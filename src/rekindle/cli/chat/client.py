@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx
 
+from rekindle.cli.remote import Remote, refusal_of
 from rekindle.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
+class ChatLine:
     role: str
     content: str
 
@@ -26,12 +27,12 @@ class Prefilling:
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningPiece:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextPiece:
     text: str
 
 
@@ -49,7 +50,7 @@ class Failed:
     message: str
 
 
-ReplyEvent = Prefilling | ReasoningDelta | TextDelta | ReplyTimings | Failed
+ChatEvent = Prefilling | ReasoningPiece | TextPiece | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:
@@ -66,9 +67,9 @@ def answers(url: str) -> bool:
 class ChatClient:
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
-        self.model = self._first_model()
+        self.model = first_model(Remote(http))
 
-    def reply(self, messages: list[ChatMessage]) -> Generator[ReplyEvent]:
+    def reply(self, messages: list[ChatLine]) -> Generator[ChatEvent]:
         """Ends after `Failed`; closing it early cancels the request."""
         body = {
             "model": self.model,
@@ -80,8 +81,7 @@ class ChatClient:
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
-                    response.read()
-                    yield Failed(_refusal(response))
+                    yield Failed(refusal_of(response))
                     return
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
@@ -89,22 +89,18 @@ class ChatClient:
         except httpx.HTTPError as error:
             yield Failed(f"The connection broke off: {error}.")
 
-    def _first_model(self) -> str:
-        try:
-            response = self._http.get("/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise StartupError(f"{self._http.base_url} cannot be reached: {error}.") from error
-        if response.is_error:
-            raise StartupError(f"{self._http.base_url} refused: {_refusal(response)}")
-        try:
-            return str(response.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise StartupError(
-                f"{self._http.base_url} does not answer like an OpenAI server with a model."
-            ) from error
+
+def first_model(remote: Remote) -> str:
+    """Return the id of the first model that the server lists. Raises StartupError."""
+    try:
+        return str(json.loads(remote.get_text("/v1/models"))["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            f"{remote.url} does not answer like an OpenAI server with a model."
+        ) from error
 
 
-def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
+def _events(chunk: dict[str, Any]) -> Iterator[ChatEvent]:
     if error := chunk.get("error"):
         yield Failed(error["message"])
         return
@@ -114,9 +110,9 @@ def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
         delta = choice.get("delta") or {}
         # Other servers, which `--url` may name, call it `reasoning`.
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield ReasoningDelta(reasoning)
+            yield ReasoningPiece(reasoning)
         if text := delta.get("content"):
-            yield TextDelta(text)
+            yield TextPiece(text)
     if timings := chunk.get("timings"):
         yield ReplyTimings(
             n_cached=timings["cache_n"],
@@ -125,10 +121,3 @@ def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
             n_predicted=timings["predicted_n"],
             predicted_per_second=timings["predicted_per_second"],
         )
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}"

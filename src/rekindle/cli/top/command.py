@@ -10,7 +10,8 @@ import typer
 from rich.console import Console, Group, RenderableType
 
 from rekindle.cli.plain import as_json as to_json
-from rekindle.cli.remote import ApiKey, Remote, connected, local_server, told_in_a_sentence
+from rekindle.cli.plain import plain_console
+from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def top(
       rekindle top --url http://127.0.0.1:8080 --once
       rekindle top --json | jq .tokens
     """
-    with told_in_a_sentence():
+    with exit_1_on_error():
         if url is None:
             url, local_key = local_server()
             api_key = api_key or local_key
@@ -76,7 +77,7 @@ class Observer:
             self._known = _LastSnapshot()  # it may be another server when it is back
             raise
         except (ValueError, LookupError, TypeError) as error:
-            raise StartupError(f"{self.url} does not answer like a server of ours.") from error
+            raise self._remote.stranger() from error
 
     def _look(self) -> "ServerSnapshot":
         from rekindle.cli.top.snapshot import sessions_of, snapshot_of
@@ -137,7 +138,7 @@ def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[Renderab
 def _print_one(observer: Observer) -> None:
     from rekindle.cli.top.view import frame
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = plain_console(_PIPE_WIDTH)
     console.print(frame(observer.url, observer.look(), None, width=console.width))
 
 

@@ -43,18 +43,18 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Since the server's start."""
+    """Prompt tokens by source, and generated ones: since the server's start, or per second."""
 
-    live: int
-    memory: int
-    disk: int
-    shared: int
-    upstream: int
-    prefilled: int
-    generated: int
+    live: float
+    memory: float
+    disk: float
+    shared: float
+    upstream: float
+    prefilled: float
+    generated: float
 
     @property
-    def n_reused(self) -> int:
+    def n_reused(self) -> float:
         return self.live + self.memory + self.disk + self.shared + self.upstream
 
     @property
@@ -80,20 +80,6 @@ class ServerSnapshot:
     is_shared_store_up: bool | None  # None: there is none
     slots: tuple[SlotView, ...]
     sessions: tuple[SessionView, ...]  # the last used first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Tokens per second between two snapshots."""
-
-    live: float
-    memory: float
-    disk: float
-    shared: float
-    upstream: float
-    prefilled: float
-    generated: float
-    hit_share: float | None
 
 
 def snapshot_of(
@@ -150,15 +136,14 @@ def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[SessionView, ...]:
     return tuple(map(_session, told))
 
 
-def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Rates | None:
+def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | None:
     """None: no time passed, or the server began anew."""
     seconds = after.taken_at - before.taken_at
     one, two = asdict(before.tokens), asdict(after.tokens)
     grown = {name: two[name] - one[name] for name in two}
     if seconds <= 0 or min(grown.values()) < 0:
         return None
-    per_second = {name: amount / seconds for name, amount in grown.items()}
-    return Rates(**per_second, hit_share=Tokens(**grown).hit_share)
+    return Tokens(**{name: amount / seconds for name, amount in grown.items()})
 
 
 class _Metrics:

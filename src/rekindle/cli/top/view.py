@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cli.plain import plain_table, span
-from rekindle.cli.top.snapshot import SHARED, Rates, ServerSnapshot, SessionView, SlotView
+from rekindle.cli.top.snapshot import SHARED, ServerSnapshot, SessionView, SlotView, Tokens
 
 WIDE_COLUMNS = 120  # picked: from here on, tables stand side by side
 # Both are picked: what is left fits a terminal of 24 lines.
@@ -18,7 +18,9 @@ _BAR_CELLS = 20
 _NAME_CELLS = 20  # picked: with it, every table fits 80 columns
 
 
-def frame(url: str, snapshot: ServerSnapshot, rates: Rates | None, *, width: int) -> RenderableType:
+def frame(
+    url: str, snapshot: ServerSnapshot, rates: Tokens | None, *, width: int
+) -> RenderableType:
     counts, tiers = _tokens(snapshot, rates), _tiers(snapshot)
     slots, sessions = _slots(snapshot.slots), _sessions(snapshot)
     if width < WIDE_COLUMNS:
@@ -50,7 +52,7 @@ def _load(snapshot: ServerSnapshot) -> Text:
     return line
 
 
-def _tokens(snapshot: ServerSnapshot, rates: Rates | None) -> Table:
+def _tokens(snapshot: ServerSnapshot, rates: Tokens | None) -> Table:
     tokens = snapshot.tokens
     table = _table("prompt tokens", "total", "per second")
     for name, total, rate, style in (
@@ -69,8 +71,8 @@ def _tokens(snapshot: ServerSnapshot, rates: Rates | None) -> Table:
 
 
 def _from_elsewhere(
-    snapshot: ServerSnapshot, rates: Rates | None
-) -> Iterator[tuple[str, int, float | None, str]]:
+    snapshot: ServerSnapshot, rates: Tokens | None
+) -> Iterator[tuple[str, float, float | None, str]]:
     """Rows that a server on its own has no use for."""
     tokens = snapshot.tokens
     if snapshot.is_shared_store_up is not None or tokens.shared:
