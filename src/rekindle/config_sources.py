@@ -62,17 +62,19 @@ def resolve(
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     for setting in settings:
-        source = _source(setting, flags, environment, from_file)
+        if setting.name in flags:
+            source, raw = Source(SourceKind.FLAG, setting.flag), flags[setting.name]
+        elif setting.variable in environment:
+            name = setting.variable
+            source, raw = Source(SourceKind.ENVIRONMENT, name), environment[name]
+        elif setting.name in from_file:
+            name = f"{setting.section}.{setting.name} in the configuration file"
+            source, raw = Source(SourceKind.FILE, name), from_file[setting.name]
+        else:
+            source, raw = Source(SourceKind.DEFAULT, "default"), None
         sources[setting.name] = source
-        match source.kind:
-            case SourceKind.FLAG:
-                values[setting.name] = _convert(setting, source, flags[setting.name])
-            case SourceKind.ENVIRONMENT:
-                values[setting.name] = _convert(setting, source, environment[setting.variable])
-            case SourceKind.FILE:
-                values[setting.name] = _convert(setting, source, from_file[setting.name])
-            case SourceKind.DEFAULT:
-                values[setting.name] = setting.default
+        is_given = source.kind is not SourceKind.DEFAULT
+        values[setting.name] = _convert(setting, source, raw) if is_given else setting.default
     made = {
         section: settings_class(**{each.name: values[each.name] for each in fields(settings_class)})
         for section, settings_class in SECTIONS.items()
@@ -110,23 +112,6 @@ def api_keys(server: ServerSettings) -> tuple[str, ...]:
         # Going on would serve without any key, which is not what a key file asks for.
         raise StartupError(f"The API key file {server.api_key_file} holds no key.")
     return (*server.api_key, *keys)
-
-
-def _source(
-    setting: Setting,
-    flags: Mapping[str, object],
-    environment: Mapping[str, str],
-    from_file: Mapping[str, object],
-) -> Source:
-    if setting.name in flags:
-        return Source(SourceKind.FLAG, setting.flag)
-    if setting.variable in environment:
-        return Source(SourceKind.ENVIRONMENT, setting.variable)
-    if setting.name in from_file:
-        return Source(
-            SourceKind.FILE, f"{setting.section}.{setting.name} in the configuration file"
-        )
-    return Source(SourceKind.DEFAULT, "default")
 
 
 def _flatten(file: Mapping[str, object], settings: tuple[Setting, ...]) -> dict[str, object]:

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from rekindle.api.http.drain import Drain
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import SharedStore, open_shared_store
 from rekindle.chat.accounts.accounts import Accounts
-from rekindle.config import CacheSettings, EngineKind, ModelSettings, ServerSettings, Settings
+from rekindle.config import CacheSettings, EngineKind, ServerSettings, Settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.generation.status import CacheStatus
@@ -32,10 +32,9 @@ from rekindle.models.llama_model import SWITCH_SECONDS, OpenedModel
 from rekindle.models.loader import ModelLoader
 from rekindle.models.pool import ModelPool
 from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts
-from rekindle.models.source import ModelFile, is_same, more_models
+from rekindle.models.source import ModelFile, NamedModel, named_models
 from rekindle.models.stores import response_store
-from rekindle.observe.otel import span_sender
-from rekindle.observe.request_record import Observer
+from rekindle.observe.otel import SpanSender, span_sender
 from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.trace import SentRequests, Trace
 from rekindle.priming.warm_list import WarmList, asgi_sender
@@ -86,13 +85,14 @@ def assemble(
     recorders = Recorders(settings.server, telemetry)
     shared = _open_shared(settings.cache)
     observers = (history.observe, telemetry.observe, *recorders.observers)
-    loader = ModelLoader(ServerParts(settings, Accounts(), observers), shared)
-    default = _add_models(loader, settings.model, first)
+    named = None if first is None else _named(first, settings.model.alias)
+    sources = named_models(settings.model, named)
+    loader = ModelLoader(sources, ServerParts(settings, Accounts(), observers), shared)
     has_upstreams = settings.engine.engine is EngineKind.VLLM
     pool = ModelPool(
-        list(loader.sources),
+        list(sources),
         loader,
-        default=default,
+        default=named.name if named else None,
         memory_bytes=settings.model.models_memory
         if settings.model.models_memory is not None
         else machine_memory_bytes() // 2,
@@ -107,27 +107,17 @@ def assemble(
     app = create_app(pool, _api_settings(settings), telemetry, responses, feed, drain)
     recorders.attach(app)
     assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
-    if first is not None and default is not None:
+    if first is not None and named is not None:
         try:
-            pool.adopt(default, loader.load_from(default, first, progress, opened))
+            pool.adopt(named.name, loader.load_from(named.name, first, progress, opened))
         except BaseException:
             assembly.close()
             raise
     return assembly
 
 
-def _add_models(
-    loader: ModelLoader, settings: ModelSettings, first: "ModelFile | UpstreamSource | None"
-) -> str | None:
-    """Give every model its name. Return the name of `first`."""
-    default = None
-    if first is not None:
-        default = settings.alias or first.name
-        loader.add(default, str(first.path))
-    for each in more_models(settings):
-        if first is None or not is_same(each.source, str(first.path)):
-            loader.add(each.name, each.source)
-    return default
+def _named(first: "ModelFile | UpstreamSource", alias: str | None) -> NamedModel:
+    return NamedModel(alias or first.name, str(first.path))
 
 
 def _api_settings(settings: Settings) -> ApiSettings:
@@ -154,15 +144,13 @@ def _open_shared(settings: CacheSettings) -> SharedStore | None:
 
 
 class Recorders:
-    """Who writes down what became of replies: the trace, and the sender of spans."""
+    """Observers that write records of replies elsewhere: the trace, and the spans."""
 
     def __init__(self, settings: ServerSettings, telemetry: Telemetry) -> None:
         self._keeps_bodies = settings.trace is not None and settings.trace_prompts
-        self.observers: list[Observer] = []
-        self._closers: list[Callable[[], None]] = []
-        sender = span_sender(asked_for=settings.otel)
-        if sender is not None:
-            self._add(sender.observe, sender.close)
+        self._recorders: list[SpanSender | Trace] = []
+        if sender := span_sender(asked_for=settings.otel):
+            self._recorders.append(sender)
         if settings.trace is not None:
             trace = Trace(
                 settings.trace,
@@ -170,19 +158,16 @@ class Recorders:
                 has_prompts=settings.trace_prompts,
             )
             telemetry.watch_trace(trace.counts)
-            self._add(trace.observe, trace.close)
-
-    def _add(self, observe: Observer, close: Callable[[], None]) -> None:
-        self.observers.append(observe)
-        self._closers.append(close)
+            self._recorders.append(trace)
+        self.observers = tuple(each.observe for each in self._recorders)
 
     def attach(self, app: FastAPI) -> None:
         if self.observers:
             app.add_middleware(SentRequests, keeps_bodies=self._keeps_bodies)
 
     def close(self) -> None:
-        for close in self._closers:
-            close()
+        for each in self._recorders:
+            each.close()
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:

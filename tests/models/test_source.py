@@ -19,9 +19,8 @@ from rekindle.models import embedded
 from rekindle.models.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
-    NamedModel,
     first_model,
-    more_models,
+    named_models,
     resolve_model,
 )
 
@@ -328,10 +327,10 @@ def test_a_folder_lists_each_model_once_by_the_name_of_its_file(tmp_path: Path) 
     for name in names:
         (tmp_path / name).touch()
     settings = ModelSettings(models_dir=tmp_path)
-    assert more_models(settings) == [
-        NamedModel("a", str(tmp_path / "a-00001-of-00002.gguf")),
-        NamedModel("b-Q8_0", str(tmp_path / "b-Q8_0.gguf")),
-    ]
+    assert named_models(settings, None) == {
+        "a": str(tmp_path / "a-00001-of-00002.gguf"),
+        "b-Q8_0": str(tmp_path / "b-Q8_0.gguf"),
+    }
     assert first_model(settings) is None
 
 
@@ -339,28 +338,28 @@ def test_models_are_files_or_downloads_and_one_in_the_folder_too_is_one(tmp_path
     inside = tmp_path / "b.gguf"
     inside.touch()
     settings = ModelSettings(models=("hf:me/mine/c-Q8_0.gguf", str(inside)), models_dir=tmp_path)
-    assert more_models(settings) == [
-        NamedModel("c-Q8_0", "hf:me/mine/c-Q8_0.gguf"),
-        NamedModel("b", str(inside)),
-    ]
+    assert named_models(settings, None) == {
+        "c-Q8_0": "hf:me/mine/c-Q8_0.gguf",
+        "b": str(inside),
+    }
 
 
 def test_lists_of_models_that_cannot_be_served_are_refused_at_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "sub"
-    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+    assert failure(lambda: named_models(ModelSettings(models_dir=folder), None)) == (
         f"The models folder {folder} cannot be read: No such file or directory."
     )
     folder.mkdir()
-    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+    assert failure(lambda: named_models(ModelSettings(models_dir=folder), None)) == (
         f"The models folder {folder} has no GGUF file."
     )
     missing = str(tmp_path / "none.gguf")
-    assert failure(lambda: more_models(ModelSettings(models=(missing,)))) == (
+    assert failure(lambda: named_models(ModelSettings(models=(missing,)), None)) == (
         f"There is no file at {missing}."
     )
     paths = (folder / "a.gguf", tmp_path / "a.gguf")
     for path in paths:
         path.touch()
-    assert failure(lambda: more_models(ModelSettings(models=tuple(map(str, paths))))) == (
+    assert failure(lambda: named_models(ModelSettings(models=tuple(map(str, paths))), None)) == (
         f"Two models have the name a: {paths[0]} and {paths[1]}."
     )

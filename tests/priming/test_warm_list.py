@@ -250,7 +250,7 @@ def primed(body: dict[str, Any], responder: FakeResponder, key: str | None = Non
     app = app_of(responder, ApiSettings(api_keys=("secret",)) if key else None)
 
     async def send() -> Primed:
-        return await asgi_sender(app, key)(request)
+        return await asgi_sender(app, key, persist=True)(request)
 
     return asyncio.run(send())
 

@@ -84,21 +84,34 @@ def bench(
     if list_names:
         _print_list(known)
         return
+    from rekindle.bench.peers.contenders import find_contenders, remote_of
+    from rekindle.bench.play import Conditions
+    from rekindle.bench.run import Plan
+    from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
+    from rekindle.bench.workloads.texts import Texts
+    from rekindle.models.source import resolve_model
+
     console = Console(stderr=True, highlight=False)
     chosen = _chosen(known, only)
     folder = _folder(out)
-    plan = _plan(
-        chosen,
-        has_bursts=only is None or THROUGHPUT in only,
-        model=model,
-        threads=threads,
-        rounds=rounds,
-        scale=scale * QUICK_SCALE if quick else scale,
-        is_quick=quick,
-        peers=peer or (),
-        llama_server=llama_server,
-        without=without or (),
-        folder=folder,
+    bursts = QUICK_BURSTS if quick else BurstPlan(n_rounds=max(rounds, 3))
+    plan = Plan(
+        contenders=find_contenders(
+            llama_server=llama_server,
+            remotes=[remote_of(text) for text in peer or ()],
+            without=without or (),
+        ),
+        workloads=chosen,
+        bursts=bursts if only is None or THROUGHPUT in only else None,
+        conditions=Conditions(
+            model=resolve_model(model).path,
+            shows_tools=model is not None,
+            threads=threads or os.cpu_count() or 1,
+            texts=Texts(secrets.token_hex(4), scale * QUICK_SCALE if quick else scale),
+            is_quick=quick,
+            scratch=folder,
+        ),
+        n_rounds=rounds,
     )
     _warn(console)
     run, was_interrupted = _run(plan, console)
@@ -132,45 +145,6 @@ def _folder(out: Path | None) -> Path:
     except OSError as error:
         raise StartupError(f"{folder} cannot be made: {error.strerror}.") from error
     return folder
-
-
-def _plan(
-    workloads: "Sequence[Workload]",
-    *,
-    has_bursts: bool,
-    model: str | None,
-    threads: int | None,
-    rounds: int,
-    scale: float,
-    is_quick: bool,
-    peers: Sequence[str],
-    llama_server: Path | None,
-    without: Sequence[str],
-    folder: Path,
-) -> "Plan":
-    from rekindle.bench.peers.contenders import find_contenders, remote_of
-    from rekindle.bench.play import Conditions
-    from rekindle.bench.run import Plan
-    from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
-    from rekindle.bench.workloads.texts import Texts
-    from rekindle.models.source import resolve_model
-
-    remotes = [remote_of(text) for text in peers]
-    bursts = QUICK_BURSTS if is_quick else BurstPlan(n_rounds=max(rounds, 3))
-    return Plan(
-        contenders=find_contenders(llama_server=llama_server, remotes=remotes, without=without),
-        workloads=workloads,
-        bursts=bursts if has_bursts else None,
-        conditions=Conditions(
-            model=resolve_model(model).path,
-            shows_tools=model is not None,
-            threads=threads or os.cpu_count() or 1,
-            texts=Texts(secrets.token_hex(4), scale),
-            is_quick=is_quick,
-            scratch=folder,
-        ),
-        n_rounds=rounds,
-    )
 
 
 def _warn(console: Console) -> None:

@@ -1,11 +1,11 @@
 """Names of models to loaded models: which source each name has, and which factory loads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.config import EngineKind
-from rekindle.errors import ShuttingDown, StartupError
+from rekindle.errors import ShuttingDown
 from rekindle.generation.status import CacheCounters, CacheStatus
 from rekindle.models.llama_model import OpenedModel, load_llama
 from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts, ServingModel
@@ -20,23 +20,17 @@ if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
 class ModelLoader:
     """Loads models by name. The stores of a model outlive its loads."""
 
-    def __init__(self, parts: ServerParts, shared: SharedStore | None) -> None:
-        self.sources: dict[str, str] = {}
+    def __init__(
+        self, sources: Mapping[str, str], parts: ServerParts, shared: SharedStore | None
+    ) -> None:
+        self._sources = sources
         self._parts = parts
-        self._shared = shared
-        self._shares = MemoryShares(cache_memory_bytes(parts.settings.cache))
-        self._stores: dict[str, ModelStores] = {}
-
-    def add(self, name: str, source: str) -> None:
-        if name in self.sources:
-            raise StartupError(
-                f"Two models have the name {name}: {self.sources[name]} and {source}."
-            )
-        self.sources[name] = source
-        self._stores[name] = ModelStores(self._parts.settings.cache, self._shares, self._shared)
+        settings = parts.settings.cache
+        shares = MemoryShares(cache_memory_bytes(settings))
+        self._stores = {name: ModelStores(settings, shares, shared) for name in sources}
 
     def n_bytes(self, name: str) -> int:
-        return 0 if self._has_upstreams else resolve_model(self.sources[name]).n_bytes
+        return 0 if self._has_upstreams else resolve_model(self._sources[name]).n_bytes
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         if self._has_upstreams:
@@ -48,7 +42,7 @@ class ModelLoader:
             if not on_progress(0.0):
                 raise ShuttingDown("The server is shutting down.")
 
-        file = resolve_model(self.sources[name])
+        file = resolve_model(self._sources[name])
         return self.load_from(name, file, LoadProgress(on_progress, on_digest))
 
     def load_from(

@@ -46,23 +46,29 @@ def first_model(settings: ModelSettings) -> ModelFile | None:
     return resolve_model(settings.model)
 
 
-def more_models(settings: ModelSettings) -> list[NamedModel]:
-    """Those beside MODEL, as they are listed; what they hold is checked when they are loaded."""
+def named_models(settings: ModelSettings, first: NamedModel | None) -> dict[str, str]:
+    """Return the source of each model by its name: `first`, then --models and --models-dir.
+
+    Files are checked when they are loaded. Raises StartupError if two have the same name.
+    """
     found = [_named(source) for source in settings.models]
     if settings.models_dir is not None:
         found += _in_folder(settings.models_dir)
-    by_name: dict[str, NamedModel] = {}
+    sources: dict[str, str] = {}
+    if first is not None:
+        sources[first.name] = first.source
+        found = [model for model in found if not _is_same(model.source, first.source)]
     for model in found:
-        known = by_name.setdefault(model.name, model)
-        if not is_same(known.source, model.source):
+        known = sources.setdefault(model.name, model.source)
+        if not _is_same(known, model.source):
             raise StartupError(
-                f"Two models have the name {model.name}: {known.source} and {model.source}."
+                f"Two models have the name {model.name}: {known} and {model.source}."
             )
-    return list(by_name.values())
+    return sources
 
 
-def is_same(source: str, other: str) -> bool:
-    """Whether both are the same file, or the same thing to download."""
+def _is_same(source: str, other: str) -> bool:
+    """Return True for the same file, or the same file to download."""
     return source == other or Path(source).resolve() == Path(other).resolve()
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -23,6 +24,7 @@ from rekindle.vllm.upstream import FIRST_BYTE_SECONDS, ProbeTerms, Served, Upstr
 
 KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
 PROBE_TEXT = "One, two,"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +125,8 @@ def _is_http(url: str) -> bool:
 
 
 async def _find_model(upstreams: Sequence[Upstream]) -> Served:
-    """One that all who answer have; their shortest context."""
-    async with httpx.AsyncClient() as client:
-        found = await asyncio.gather(
-            *(each.find_model(client) for each in upstreams), return_exceptions=True
-        )
-    answers: list[tuple[Upstream, Served]] = []
-    for upstream, outcome in zip(upstreams, found, strict=True):
-        if isinstance(outcome, Served):
-            answers.append((upstream, outcome))
-        elif isinstance(outcome, RekindleError):
-            upstream.trouble = outcome.message
-        else:
-            raise outcome
+    """Return the model that all answering upstreams serve, with their shortest context."""
+    answers = await _ask_each(upstreams, lambda each, client: each.find_model(client))
     if not answers:
         raise UpstreamsAway(_nobody(upstreams))
     served = min((served for _, served in answers), key=lambda each: each.n_ctx)
@@ -149,17 +140,28 @@ async def _find_model(upstreams: Sequence[Upstream]) -> Served:
 
 async def _probe(source: UpstreamSource, terms: ProbeTerms) -> None:
     answering = [each for each in source.upstreams if each.served is not None]
-    async with httpx.AsyncClient() as client:
-        outcomes = await asyncio.gather(
-            *(each.probe(client, terms) for each in answering), return_exceptions=True
-        )
-    for upstream, outcome in zip(answering, outcomes, strict=True):
-        if isinstance(outcome, RekindleError):
-            upstream.trouble = outcome.message
-        elif outcome is not None:
-            raise outcome
+    await _ask_each(answering, lambda each, client: each.probe(client, terms))
     if all(each.trouble for each in source.upstreams):
         raise UpstreamsAway(_nobody(source.upstreams))
+
+
+async def _ask_each(
+    upstreams: Sequence[Upstream], ask: Callable[[Upstream, httpx.AsyncClient], Awaitable[T]]
+) -> list[tuple[Upstream, T]]:
+    """Ask all upstreams at the same time. Return those that answered; note why others did not."""
+    async with httpx.AsyncClient() as client:
+        outcomes = await asyncio.gather(
+            *(ask(each, client) for each in upstreams), return_exceptions=True
+        )
+    answers: list[tuple[Upstream, T]] = []
+    for upstream, outcome in zip(upstreams, outcomes, strict=True):
+        if isinstance(outcome, RekindleError):
+            upstream.trouble = outcome.message
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            answers.append((upstream, outcome))
+    return answers
 
 
 def _nobody(upstreams: Sequence[Upstream]) -> str:

@@ -29,23 +29,11 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
-    mtime_ns: int
-    n_bytes: int
+class _FileState:
+    """A file when it was last read."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A file as it was when it was primed; without a stamp: it was not there."""
-
-    stamp: _Stamp | None
+    stamp: tuple[int, int] | None  # mtime in ns, and bytes; None: it could not be read
     digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    path: Path
-    content: bytes
 
 
 class WarmList:
@@ -63,7 +51,7 @@ class WarmList:
         self._send = send
         self._poll_seconds = poll_seconds
         self._sleep = sleep
-        self._seen: dict[Path, _Seen] = {}
+        self._seen: dict[Path, _FileState] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -87,32 +75,31 @@ class WarmList:
         for gone in self._seen.keys() - set(found):
             del self._seen[gone]
         for path in found:
-            changed = await asyncio.to_thread(self._look_at, path)
-            if changed is not None:
-                await self._prime(changed)
+            content = await asyncio.to_thread(self._changed_content, path)
+            if content is not None:
+                await self._prime(path, content)
 
-    def _look_at(self, path: Path) -> _Changed | None:
+    def _changed_content(self, path: Path) -> bytes | None:
+        """Return the file's content, or None if it is the same as in the last round."""
         before = self._seen.get(path)
         try:
             status = path.stat()
-            stamp = _Stamp(status.st_mtime_ns, status.st_size)
+            stamp = (status.st_mtime_ns, status.st_size)
             if before is not None and before.stamp == stamp:
                 return None
             content = path.read_bytes()
         except OSError as error:
             if before is None or before.stamp is not None:
                 _log.warning("warm list: %s cannot be read: %s", path, error.strerror)
-            self._seen[path] = _Seen(None, b"")
+            self._seen[path] = _FileState(None, b"")
             return None
         digest = hashlib.blake2b(content).digest()
-        self._seen[path] = _Seen(stamp, digest)
-        if before is not None and before.digest == digest:
-            return None
-        return _Changed(path, content)
+        self._seen[path] = _FileState(stamp, digest)
+        return None if before is not None and before.digest == digest else content
 
-    async def _prime(self, changed: _Changed) -> None:
+    async def _prime(self, path: Path, content: bytes) -> None:
         try:
-            requests = await asyncio.to_thread(parse_prime_file, changed.path, changed.content)
+            requests = await asyncio.to_thread(parse_prime_file, path, content)
         except PrimeError as error:
             _log.warning("warm list: %s", error.message)
             return
@@ -142,7 +129,7 @@ class WarmList:
                 await self._sleep(self._poll_seconds)
 
 
-def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool = True) -> Send:
+def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
     """Posts to the app in this process, as the client with this key.
 
     `persist`: whether there is a disk to keep it on; without one the server would refuse.
