@@ -267,13 +267,7 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
 
-SECTIONS = {
-    "model": ModelSettings,
-    "chat": ChatSettings,
-    "engine": EngineSettings,
-    "cache": CacheSettings,
-    "server": ServerSettings,
-}
+SECTIONS: dict[str, type[Any]] = {each.name: type(each.default) for each in fields(Settings)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,9 @@ class InvalidRequest(RequestError):
 class PromptTooLong(RequestError):
     def __init__(self, *, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"The prompt has {n_prompt} tokens, but the context holds {n_ctx}"
-            " and at least one token must be left for the reply."
+            f"The prompt has {n_prompt} tokens, but the context holds {n_ctx}, with at least one"
+            " for the reply. Send a shorter prompt, or start the server with a larger --ctx-size,"
+            " or with --overflow trim to leave out the oldest turns."
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

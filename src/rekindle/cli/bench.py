@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from rekindle import __version__
-from rekindle.cli.plain import as_json as to_json
-from rekindle.cli.plain import plain_console, progress_bar
+from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
@@ -194,7 +193,7 @@ def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> Non
 
     paths = write_report(run, folder)
     if as_json:
-        typer.echo(to_json(asdict(run)))
+        print_json(asdict(run))
     else:
         print_report(run, plain_console(pipe_width=200))
     for path in paths:

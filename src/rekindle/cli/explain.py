@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rekindle.cli.plain import as_json, count, plain_console, plain_table, span
+from rekindle.cli.plain import count, plain_console, plain_table, print_json, span
 from rekindle.cli.remote import client_of
 
 if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
@@ -56,7 +56,7 @@ def _explain_trace(files: list[Path], top: int, *, json: bool) -> None:
     trace = read_trace(files)
     findings = findings_of(trace.replies)
     if json:
-        typer.echo(as_json(json_of(findings, trace.n_skipped)))
+        print_json(json_of(findings, trace.n_skipped))
         return
     console = plain_console()
     _print_summary(console, findings, trace.n_skipped)
@@ -73,7 +73,7 @@ def _explain_requests(files: list[Path], url: str, api_key: str | None, *, json:
     with client_of(url, api_key, read_seconds=LOOKUP_SECONDS) as http:
         lookups = list(look_up_all(http, traffic))
     if json:
-        typer.echo(as_json(json_of_lookups(lookups)))
+        print_json(json_of_lookups(lookups))
     else:
         _print_lookups(plain_console(), lookups)
 

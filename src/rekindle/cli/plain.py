@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
@@ -66,8 +67,8 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     plain_console().print(table)
 
 
-def as_json(value: object) -> str:
-    return json.dumps(value, indent=2)
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
 
 
 def ago(seconds: float) -> str:

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 
-from rekindle.cli.plain import as_json as to_json
-from rekindle.cli.plain import plain_console, progress_bar
+from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
@@ -97,7 +96,7 @@ def replay(
     if html is not None:
         html.write_text(page_of(report), "utf-8")
     if as_json:
-        typer.echo(to_json(json_of(report)))
+        print_json(json_of(report))
     else:
         output = plain_console()
         output.print(table_of(report))

@@ -68,8 +68,6 @@ def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
 
 def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
     """Settings from flags (None: not given), the environment and the configuration file."""
-    config = config or os.environ.get(CONFIG_VARIABLE)
-    file = read_file(Path(config).expanduser()) if config else {}
     given = {name: value for name, value in flags.items() if value is not None}
     for setting in all_settings():
         if setting.about.off_flag and given.pop(_off_name(setting), False):
@@ -78,9 +76,15 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
                     f"{setting.flag} and {setting.about.off_flag} contradict each other."
                 )
             given[setting.name] = "0"
-    resolved = resolve(given, os.environ, file)
+    resolved = settings_with(given, config)
     api_keys(resolved.settings.server)  # an unreadable key file is found before the model loads
     return resolved
+
+
+def settings_with(flags: Mapping[str, object], config: str | None) -> Resolved:
+    config = config or os.environ.get(CONFIG_VARIABLE)
+    file = read_file(Path(config).expanduser()) if config else {}
+    return resolve(flags, os.environ, file)
 
 
 def load_model(settings: Settings) -> "Assembly":

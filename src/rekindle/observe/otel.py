@@ -45,13 +45,9 @@ class SpanSender:
     close: Callable[[], None]
 
 
-def is_wanted(*, asked_for: bool) -> bool:
-    return asked_for or any(os.environ.get(name) for name in ENDPOINTS)
-
-
 def span_sender(*, asked_for: bool) -> SpanSender | None:
     """None: nobody wants spans, or they cannot be had. Raises StartupError where `asked_for`."""
-    if not is_wanted(asked_for=asked_for):
+    if not asked_for and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     if not all(map(_is_installed, PACKAGES)):
         if asked_for:

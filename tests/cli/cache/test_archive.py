@@ -69,7 +69,7 @@ def test_a_name_is_exported_and_arrives(stored: Stored, tmp_path: Path) -> None:
     told = cache("import", str(pack), directory=target).output
     assert told.splitlines()[0] == f"Added 2 entries of the model {MODEL.hex()[:8]} to {target}"
     assert "Named: docs/v1" in told
-    assert told.splitlines()[-1] == "A server that is running finds them at its next start"
+    assert told.splitlines()[-1] == "A running server finds them at its next start"
     shown = cache("show", "docs/v1", "--json", directory=target).json
     assert (shown["key"], shown["names"]) == (stored.second.header.key.hex(), ["docs/v1"])
 

@@ -77,16 +77,13 @@ def ls(
 
     from rekindle.cache.tools.directory import read_stored
     from rekindle.cache.tools.turn_upkeep import count_turns
-    from rekindle.cli.cache.report import list_json, print_list
+    from rekindle.cli.cache.report import report_list
 
     home = directory_of(directory)
     stored = read_stored(home)
     tips = {entry.key for entry in stored.inventory.tips()} | stored.names_by_entry().keys()
     entries = [entry for entry in stored.inventory.entries if every or entry.key in tips]
-    if as_json:
-        typer.echo(list_json(stored, entries))
-    else:
-        print_list(stored, entries, count_turns(home))
+    report_list(stored, entries, count_turns(home), as_json=as_json)
 
 
 @app.command()
@@ -114,17 +111,14 @@ def show(
         return
 
     from rekindle.cache.tools.directory import read_stored
-    from rekindle.cli.cache.report import details_json, print_details
+    from rekindle.cli.cache.report import report_details
 
     home = directory_of(directory)
     stored = read_stored(home)
     entry = lineage_of(stored, key, home).entries[-1] if stored.named(key) else None
     chain = stored.inventory.chain(entry or entry_of(stored.inventory, key, home))
     names = stored.names_by_entry().get(chain[-1].key, [])
-    if as_json:
-        typer.echo(details_json(home, chain, names))
-    else:
-        print_details(home, chain, names)
+    report_details(home, chain, names, as_json=as_json)
 
 
 @app.command()
@@ -152,7 +146,7 @@ def export(
     """
     from rekindle.cache.tools.archive import export_to
     from rekindle.cache.tools.directory import read_stored
-    from rekindle.cli.cache.report import exported_json, print_exported
+    from rekindle.cli.cache.report import report_exported
 
     path = Path(output).expanduser()
     with exit_1_on_error():
@@ -161,10 +155,7 @@ def export(
         wanted = [lineage_of(stored, key, home) for key in keys]
         with _progress("Reading entries") as on_progress:
             exported = export_to(path, home, stored, wanted, on_progress)
-    if as_json:
-        typer.echo(exported_json(path, exported))
-    else:
-        print_exported(path, exported)
+    report_exported(path, exported, as_json=as_json)
 
 
 @app.command(name="import")
@@ -189,16 +180,13 @@ def import_(
       rekindle cache import docs.rk --dir /srv/cache --json
     """
     from rekindle.cache.tools.archive import import_from
-    from rekindle.cli.cache.report import imported_json, print_imported
+    from rekindle.cli.cache.report import report_imported
 
     with exit_1_on_error():
         home = _home(directory, url, api_key)
         with _progress("Importing entries") as on_progress:
             imported = import_from(Path(file).expanduser(), home, on_progress)
-    if as_json:
-        typer.echo(imported_json(home, imported))
-    else:
-        print_imported(home, imported)
+    report_imported(home, imported, as_json=as_json)
 
 
 @app.command()
@@ -223,17 +211,14 @@ def verify(
     """
     from rekindle.cache.tools.directory import repair
     from rekindle.cache.tools.directory import verify as check
-    from rekindle.cli.cache.report import findings_json, print_findings
+    from rekindle.cli.cache.report import report_findings
 
     home = _home(directory, url, api_key)
     with _progress("Reading entries") as on_progress:
         findings = check(home, on_progress)
     if fix and findings.problems:
         repair(home, findings.problems)
-    if as_json:
-        typer.echo(findings_json(findings, fixed=fix))
-    else:
-        print_findings(findings, fixed=fix)
+    report_findings(findings, fixed=fix, as_json=as_json)
     if findings.problems:
         raise typer.Exit(1)
 
@@ -277,7 +262,7 @@ def prune(
         return
 
     from rekindle.cache.tools.directory import read_inventory, remove
-    from rekindle.cli.cache.report import print_pruned, pruned_json
+    from rekindle.cli.cache.report import report_pruned
 
     if to is None and older_than is None:
         raise StartupError("Say what is to go, with --to SIZE or --older-than AGE.")
@@ -289,10 +274,7 @@ def prune(
         used_before=None if older_than is None else time.time() - _age(older_than),
     )
     n_stuck_bytes = 0 if dry_run else remove(home, [entry.key for entry in pruned])
-    if as_json:
-        typer.echo(pruned_json(inventory, pruned, dry_run=dry_run))
-    else:
-        print_pruned(inventory, pruned, dry_run=dry_run)
+    report_pruned(inventory, pruned, dry_run=dry_run, as_json=as_json)
     if n_stuck_bytes:
         raise StartupError(f"Files of {decimal(n_stuck_bytes)} in {home} could not be deleted.")
 
@@ -313,7 +295,7 @@ def clear(
     """
     from rekindle.cache.tools.directory import check_is_cache, entry_paths
     from rekindle.cache.tools.directory import clear as clear_directory
-    from rekindle.cli.cache.report import cleared_json, print_cleared
+    from rekindle.cli.cache.report import report_cleared
 
     home = directory_of(directory)
     check_is_cache(home)
@@ -323,10 +305,7 @@ def clear(
         n_entries = len(entry_paths(home))
         typer.confirm(f"Delete all {n_entries} entries in {home}?", abort=True, err=True)
     cleared = clear_directory(home)
-    if as_json:
-        typer.echo(cleared_json(cleared))
-    else:
-        print_cleared(home, cleared)
+    report_cleared(home, cleared, as_json=as_json)
 
 
 def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:

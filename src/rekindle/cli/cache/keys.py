@@ -1,13 +1,11 @@
 """Which cache directory is meant, and which of its entries: by key, by how one starts, by name."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from rekindle.config import CONFIG_VARIABLE
-from rekindle.config_sources import read_file, resolve
+from rekindle.cli.serve import settings_with
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # numpy, which these need, takes longer to import than `--help` should take
@@ -23,9 +21,7 @@ def directory_of(given: str | None) -> Path:
 
     if given is not None:
         return Path(given).expanduser()
-    config = os.environ.get(CONFIG_VARIABLE)
-    file = read_file(Path(config).expanduser()) if config else {}
-    return resolve({}, os.environ, file).settings.cache.cache_dir or default_cache_dir()
+    return settings_with({}, None).settings.cache.cache_dir or default_cache_dir()
 
 
 def lineage_of(stored: "Stored", key: str, home: Path) -> "Lineage":

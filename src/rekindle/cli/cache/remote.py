@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.filesize import decimal
 
 from rekindle.cli.plain import (
@@ -15,10 +14,10 @@ from rekindle.cli.plain import (
     count_entries,
     filled_table,
     plain_console,
+    print_json,
     print_pairs,
     until,
 )
-from rekindle.cli.plain import as_json as to_json
 from rekindle.cli.remote import Remote, connected, exit_1_on_error
 from rekindle.cli.top.snapshot import SHARED
 from rekindle.errors import StartupError
@@ -46,7 +45,7 @@ def list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
     with exit_1_on_error(), connected(url, api_key) as remote:
         reply = stored_at(remote)
     if as_json:
-        typer.echo(to_json(reply))
+        print_json(reply)
     else:
         _print_stored(reply)
 
@@ -64,7 +63,7 @@ def show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
     with exit_1_on_error(), connected(url, api_key) as remote:
         prefix = one_stored(remote, key)
     if as_json:
-        typer.echo(to_json(prefix))
+        print_json(prefix)
     else:
         _print_prefix(prefix)
 
@@ -127,7 +126,7 @@ def prune_at(
             n_entries += deleted["deleted"] if deleted is not None else 0
     conversations = count(len(keys), "conversation")
     if as_json:
-        typer.echo(to_json({"dry_run": dry_run, "entries": n_entries, "keys": keys}))
+        print_json({"dry_run": dry_run, "entries": n_entries, "keys": keys})
     elif dry_run:
         plain_console().print(f"Would forget {conversations}")
     else:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 
-from rekindle.cli.plain import as_json as to_json
-from rekindle.cli.plain import plain_console
+from rekindle.cli.plain import plain_console, print_json
 from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
 from rekindle.errors import StartupError
 
@@ -49,7 +48,7 @@ def top(
         with connected(url, api_key) as remote:
             observer = Observer(remote)
             if as_json:
-                typer.echo(to_json(asdict(observer.look())))
+                print_json(asdict(observer.look()))
             elif once or not sys.stdout.isatty():
                 _print_one(observer)
             else:
