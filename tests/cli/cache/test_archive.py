@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from rekindle.cache.entry import Retention
@@ -16,14 +15,9 @@ from rekindle.cache.listing.names import Named
 from rekindle.cli import app
 from rekindle.generation.request import Rank
 from tests.cache.entries import MODEL, file_of, make_entry, open_tier
-from tests.support.cache_command import Stored, cache, hex_of, kept, store_conversations
+from tests.support.cache_command import Stored, cache, hex_of, kept
 
 FAR = 4_000_000_000.0
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 def give_name(stored: Stored, name: str, *, root: bytes = MODEL) -> None:

@@ -20,13 +20,7 @@ from tests.support.cache_command import (
     everything_in,
     hex_of,
     kept,
-    store_conversations,
 )
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 def test_no_command_loads_llama_cpp_or_a_web_framework(stored: Stored) -> None:

@@ -26,13 +26,7 @@ from tests.support.cache_command import (
     everything_in,
     hex_of,
     kept,
-    store_conversations,
 )
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from rekindle.cli.cache.keys import complete_key, directory_of, entry_of, lineage_of
+from rekindle.cli.cache.remote import directory_at, list_at, prune_at, show_at
 from rekindle.cli.plain import progress_bar
 from rekindle.cli.remote import ApiKey, Url, exit_1_on_error
 from rekindle.config_sources import parse_size
@@ -70,8 +71,6 @@ def ls(
     """
     if url is not None:
         _check_no_directory(directory, every=every)
-        from rekindle.cli.cache.remote import list_at
-
         list_at(url, api_key, as_json=as_json)
         return
 
@@ -105,8 +104,6 @@ def show(
     """
     if url is not None:
         _check_no_directory(directory)
-        from rekindle.cli.cache.remote import show_at
-
         show_at(url, api_key, key, as_json=as_json)
         return
 
@@ -251,8 +248,6 @@ def prune(
       rekindle cache prune --older-than 12h --url http://127.0.0.1:8080
     """
     if url is not None:
-        from rekindle.cli.cache.remote import prune_at
-
         _check_no_directory(directory)
         with exit_1_on_error():
             if to is not None or older_than is None:
@@ -312,8 +307,6 @@ def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
     if url is None:
         return directory_of(directory)
     _check_no_directory(directory)
-    from rekindle.cli.cache.remote import directory_at
-
     return directory_at(url, api_key)
 
 
