@@ -1,7 +1,7 @@
 """Every setting, once: its default, its limits and its help.
 
 Each field is one flag (`--ctx-size`), one environment variable (`REKINDLE_CTX_SIZE`) and one
-key of the TOML file (`ctx_size` under `[engine]`). `config_sources` finds out what they are.
+key of the TOML file (`ctx_size` under `[engine]`). `config_sources` reads their values.
 """
 
 # ruff: noqa: FBT003, RUF009 - `_setting` declares a dataclass field, and a default may be a bool.
@@ -80,14 +80,14 @@ class LogLevel(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a field's metadata holds: all that is said of it beyond its type and default."""
+    """Metadata of a settings field: its help and its limits."""
 
     help: str
     minimum: float = 0
     maximum: float = INT32_MAX
     more_flags: tuple[str, ...] = ()
     secret: bool = False
-    off_flag: str | None = None  # a switch that means 0
+    off_flag: str | None = None  # a switch that sets the value to 0
 
 
 def _setting(default: T, help: str, **limits: Any) -> T:
@@ -100,90 +100,96 @@ def _setting(default: T, help: str, **limits: Any) -> T:
 class ModelSettings:
     model: str | None = _setting(
         None,
-        "GGUF file, hf:owner/repo/file.gguf, or with --engine vllm the model's folder. Without"
-        " it: the embedded SmolLM2.",
+        "GGUF file or hf:owner/repo/file.gguf; with --engine vllm, the model's folder. Default:"
+        " the embedded SmolLM2.",
     )
     alias: str | None = _setting(
-        None, "Model name in the APIs. Without it: from the file.", more_flags=("-a",)
+        None, "Model name in the APIs. Default: taken from the file name.", more_flags=("-a",)
     )
     chat_template: str | None = _setting(
-        None, "Jinja file, Jinja text or 'chatml', instead of the model's own template."
+        None, "Jinja file, Jinja text or 'chatml' to use instead of the model's own template."
     )
     models: tuple[str, ...] = _setting(
-        (), "More models like MODEL, loaded when they are used; may be repeated."
+        (), "Another model, given like MODEL and loaded on first use; may be repeated."
     )
     models_dir: Path | None = _setting(
-        None, "Folder whose GGUF files are more models, each named as its file."
+        None, "Folder of GGUF files to serve as well, each named after its file."
     )
     models_memory: Bytes | None = _setting(
         None,
-        "Memory for loaded models; the last used stay. Without it: half of the machine's.",
+        "Memory for loaded models; beyond it, the least recently used is unloaded. Default: half"
+        " of the machine's.",
         maximum=1024 * TIB,
     )
-    keep_alive: float = _setting(0.0, "Seconds until a model that is idle is unloaded; 0: never.")
+    keep_alive: float = _setting(0.0, "Seconds until an idle model is unloaded; 0: never.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
     reasoning_history: ReasoningHistory = _setting(
         ReasoningHistory.AUTO,
-        "What becomes of earlier reasoning: keep it, do as the template says, or auto: keep"
-        " it within a tool loop and where the template has a switch for it.",
+        "Reasoning of earlier turns. keep: keep it; template: as the template does; auto: keep it"
+        " within a tool loop, and where the template has a switch for it.",
     )
     overflow: Overflow = _setting(
         Overflow.ERROR,
-        "A conversation that does not fit: error, or trim: the oldest turns are left out.",
+        "For a conversation longer than the context. error: refuse it; trim: leave out the oldest"
+        " turns.",
     )
     tool_dialect: str | None = _setting(
-        None, "How the model writes tool calls. Without it: found in the template."
+        None, "How the model writes tool calls. Default: detected from the template."
     )
     rewarm: bool = _setting(
-        True, "Compute the next turn's prompt while idle, where it will be another."
+        True,
+        "While idle, prefill the next turn's prompt if the template will render it differently.",
     )
     volatile: tuple[str, ...] = _setting(
         (),
-        "Text of system prompts and tools to replace by a constant: a known rule or a regular"
-        " expression; may be repeated.",
+        "Text in system prompts and tools to replace by a constant: the name of a built-in rule,"
+        " or a regular expression; may be repeated.",
     )
     warm: tuple[str, ...] = _setting(
-        (), "File, folder or glob to prime at start and when it changes; may be repeated."
+        (), "File, folder or glob to prime at start and after each change; may be repeated."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     engine: EngineKind = _setting(
-        EngineKind.LLAMA, "What computes: llama.cpp in this process, or vLLM behind --upstream."
+        EngineKind.LLAMA,
+        "Engine: llama.cpp in this process, or vLLM servers given with --upstream.",
     )
     upstream: tuple[str, ...] = _setting((), "Base URL of a vLLM server; may be repeated.")
     ctx_size: int = _setting(
         0,
-        "Tokens of context, shared by all sequences; 0: what the model was trained with.",
+        "Tokens of context, shared by all running requests; 0: as the model was trained.",
         more_flags=("-c",),
     )
     parallel: int = _setting(4, "Requests that run at the same time.", minimum=1, maximum=64)
     threads: int | None = _setting(
-        None, "CPU threads. Without it: the physical cores.", minimum=1, more_flags=("-t",)
+        None, "CPU threads. Default: the number of physical cores.", minimum=1, more_flags=("-t",)
     )
     gpu_layers: int = _setting(
-        -1, "Layers to keep on the GPU; -1: all.", minimum=-1, more_flags=("--n-gpu-layers",)
+        -1, "Number of layers on the GPU; -1: all.", minimum=-1, more_flags=("--n-gpu-layers",)
     )
     batch_size: int = _setting(
-        2048, "Most tokens in one call of llama.cpp.", minimum=1, more_flags=("-b",)
+        2048, "Maximum tokens in one call of llama.cpp.", minimum=1, more_flags=("-b",)
     )
-    ubatch_size: int = _setting(512, "Most tokens computed in one go.", minimum=1)
+    ubatch_size: int = _setting(512, "Maximum tokens that llama.cpp computes at once.", minimum=1)
     flash_attn: FlashAttn = _setting(FlashAttn.AUTO, "Flash attention.")
     cache_type_k: KvType = _setting(KvType.F16, f"Type of the K rows of the KV cache: {_KV_TYPES}.")
     cache_type_v: KvType = _setting(KvType.F16, f"Type of the V rows of the KV cache: {_KV_TYPES}.")
-    swa_full: bool = _setting(False, "Keep all rows of sliding-window layers, not only the window.")
-    queue_size: int = _setting(64, "Requests that may wait for a slot; more get a 429.")
+    swa_full: bool = _setting(
+        False, "Keep all rows of sliding-window layers, not only those in the window."
+    )
+    queue_size: int = _setting(64, "Requests that may wait for a slot; further ones get a 429.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    cache_prompt: bool = _setting(True, "Reuse and keep prefixes; a request may say otherwise.")
+    cache_prompt: bool = _setting(True, "Reuse and store prefixes; a request can override it.")
     cache_ram: Bytes | None = _setting(
-        None, "Memory for stored prefixes. Without it: a quarter of the machine's.", maximum=TIB
+        None, "Memory for stored prefixes. Default: a quarter of the machine's.", maximum=TIB
     )
     cache_disk: Bytes = _setting(
         Bytes(20 * GIB),
@@ -192,32 +198,34 @@ class CacheSettings:
         off_flag="--no-cache-disk",
     )
     cache_dir: Path | None = _setting(
-        None, "Where they are stored. Without it: in the user's cache directory."
+        None, "Folder for stored prefixes. Default: in the user's cache directory."
     )
     cache_write_budget: Bytes = _setting(
-        Bytes(20 * GIB), "Most bytes written to disk in an hour; 0: no limit.", maximum=1024 * TIB
+        Bytes(20 * GIB), "Maximum bytes written to disk per hour; 0: no limit.", maximum=1024 * TIB
     )
     cache_write_policy: WritePolicy = _setting(
-        WritePolicy.ALL, "Which prefixes go to disk: all, or those that were reused once."
+        WritePolicy.ALL, "Prefixes to write to disk: all, or only those that were reused once."
     )
-    cache_min_tokens: int = _setting(64, "Shorter prefixes are not written to disk.")
+    cache_min_tokens: int = _setting(
+        64, "Minimum length of prefixes that are written to disk, in tokens."
+    )
     cache_recompute: bool = _setting(
-        True, "Compute again where measured speeds say that loading takes longer."
+        True, "Recompute a stored prefix when that is measured to be faster than loading it."
     )
     cache_shared: str | None = _setting(
         None,
-        "Store that several servers share: redis://, rediss://, redis+sentinel://,"
+        "URL of a store that several servers share: redis://, rediss://, redis+sentinel://,"
         " redis+cluster:// or s3://.",
         secret=True,
     )
     cache_shared_key: str | None = _setting(
         None,
-        "32 bytes in hex or base64 that encrypt what is in the shared store. Without it: in clear.",
+        "Key that encrypts the shared store: 32 bytes in hex or base64. Default: no encryption.",
         secret=True,
     )
     namespace_by: NamespaceBy = _setting(
         NamespaceBy.NONE,
-        "What keeps cached prefixes apart: none, or api-key: each key has its own.",
+        "Who shares cached prefixes. none: all clients; api-key: clients with the same key.",
     )
 
 
@@ -226,35 +234,39 @@ class ServerSettings:
     host: str = _setting("127.0.0.1", "Address to listen on.")
     port: int = _setting(8080, "Port to listen on.", minimum=1, maximum=65535)
     api_key: tuple[str, ...] = _setting(
-        (), "Key that clients must send; may be repeated.", secret=True
+        (), "API key that clients must send; may be repeated.", secret=True
     )
     api_key_file: Path | None = _setting(
         None, "File with one key per line; lines that start with # are comments."
     )
-    cors: tuple[str, ...] = _setting((), "Origin that browsers may call from; may be repeated.")
+    cors: tuple[str, ...] = _setting(
+        (), "Origin of web pages that may call this server; may be repeated."
+    )
     body_limit: Bytes = _setting(Bytes(32 * MIB), "Largest request body.", minimum=KIB, maximum=TIB)
-    explain: bool = _setting(False, "Every reply says why it did not find more in the cache.")
+    explain: bool = _setting(
+        False, "Report in every reply why the cache did not hold more of its prompt."
+    )
     shutdown_grace: float = _setting(
-        10.0, "Seconds that running requests get at shutdown.", maximum=86400
+        10.0, "Seconds that running requests get to finish at shutdown.", maximum=86400
     )
     ping_interval: float = _setting(
         10.0, "Seconds between keep-alive comments in a stream.", minimum=0.1, maximum=86400
     )
-    log_level: LogLevel = _setting(LogLevel.INFO, "Least severe messages to log.")
+    log_level: LogLevel = _setting(LogLevel.INFO, "Lowest severity to log.")
     trace: Path | None = _setting(
-        None, "File that gets one line per reply. A line shows up to 80 characters of a prompt."
+        None, "File that gets one line per reply, with up to 80 characters of its prompt."
     )
     trace_prompts: bool = _setting(
-        False, "The trace holds whole prompts and requests: everything clients send."
+        False, "Write whole prompts and requests to the trace: everything that clients send."
     )
     trace_size: Bytes = _setting(
         Bytes(100 * MIB),
-        "Largest trace; then a new one begins, and one older one is kept.",
+        "Maximum size of the trace. After that a new file begins, and one old file is kept.",
         minimum=MIB,
         maximum=1024 * TIB,
     )
     otel: bool = _setting(
-        False, "Send spans to OpenTelemetry; on too where OTEL_EXPORTER_OTLP_ENDPOINT is set."
+        False, "Send spans to OpenTelemetry. Also on when OTEL_EXPORTER_OTLP_ENDPOINT is set."
     )
 
 
@@ -272,7 +284,7 @@ SECTIONS: dict[str, type[Any]] = {each.name: type(each.default) for each in fiel
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of one section, as the flags, `--print-config` and the docs see it."""
+    """One field of one section, for the flags, `--print-config` and the docs."""
 
     section: str
     name: str

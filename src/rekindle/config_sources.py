@@ -1,7 +1,7 @@
-"""The values of the settings, and where each came from: flags, the environment, a TOML file.
+"""Values of the settings, and the source of each: flags, the environment, a TOML file.
 
-Flags win, then the environment, then the file. `resolve` is pure; only `read_file` and
-`api_keys` touch the disk.
+A flag wins over the environment, and the environment over the file. `resolve` is pure; only
+`read_file` and `api_keys` read files.
 """
 
 import difflib
@@ -38,7 +38,7 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value came from; `name` is what the operator would look for there."""
+    """Where a value came from; `name` is its flag, its variable or its key."""
 
     kind: SourceKind
     name: str
@@ -56,7 +56,7 @@ class Resolved:
 def resolve(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Mapping[str, object]
 ) -> Resolved:
-    """`flags` holds only what was given, by field name; `file` is the parsed TOML."""
+    """Return the settings. `flags` holds given flags by field name; `file` is parsed TOML."""
     settings = all_settings()
     from_file = _flatten(file, settings)
     values: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def read_file(path: Path) -> dict[str, object]:
 
 
 def api_keys(server: ServerSettings) -> tuple[str, ...]:
-    """The keys given directly and those in the key file; empty: no key is asked for."""
+    """Return the given keys and those of the key file. Empty: clients need no key."""
     if server.api_key_file is None:
         return server.api_key
     try:
@@ -109,7 +109,7 @@ def api_keys(server: ServerSettings) -> tuple[str, ...]:
         raise StartupError(f"The API key file {server.api_key_file} is not UTF-8 text.") from error
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not keys:
-        # Going on would serve without any key, which is not what a key file asks for.
+        # Without a key the server would be open, although the operator asked for keys.
         raise StartupError(f"The API key file {server.api_key_file} holds no key.")
     return (*server.api_key, *keys)
 
@@ -138,7 +138,7 @@ def _unknown(shown: str, name: str, noun: str, known: tuple[str, ...]) -> Startu
 
 
 def _convert(setting: Setting, source: Source, raw: object) -> object:
-    """The value in the field's own type; a flag or variable may spell it as text."""
+    """Return the value in the field's own type. Flags and variables are texts."""
     spelled = raw
     if isinstance(raw, str) and source.kind is not SourceKind.FILE:
         spelled = _from_text(setting.type, raw)
@@ -150,7 +150,7 @@ def _convert(setting: Setting, source: Source, raw: object) -> object:
 
 
 def _from_text(kind: Any, text: str) -> object:
-    """Text as the value TOML would have; left as it is where it spells none."""
+    """Return the value that TOML would have; the text itself if it spells none."""
     word = text.strip().lower()
     if kind is bool:
         words = {"true": True, "1": True, "on": True, "yes": True}
@@ -166,7 +166,7 @@ def _from_text(kind: Any, text: str) -> object:
 
 
 def _typed(kind: Any, value: object) -> object | None:
-    """`value` as `kind`, or None where it is not one."""
+    """Return `value` as a `kind`, or None if it is no such value."""
     if kind is Bytes:
         return parse_size(value)
     if kind is float and type(value) is int:
@@ -211,10 +211,10 @@ def _check_together(resolved: Resolved) -> None:
     for name in ("cache_ram", "cache_disk"):
         n_bytes = getattr(resolved.settings.cache, name)
         if n_bytes and n_bytes < MIB:
-            # llama-server counts MiB here: 8192 would quietly become 8 KiB.
+            # llama-server counts MiB here: 8192 would silently become 8 KiB.
             raise StartupError(
-                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes;"
-                " a size has a unit, such as 512MiB or 8GiB."
+                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes."
+                " Write a size with its unit, such as 512MiB or 8GiB."
             )
     if engine.ubatch_size > engine.batch_size:
         raise StartupError(

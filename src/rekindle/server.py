@@ -1,4 +1,4 @@
-"""The composition root: builds model, engine, chat and API from the settings, and runs them."""
+"""Composition root: builds models, engine, chat and API from the settings, and runs them."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.trace import SentRequests, Trace
 from rekindle.priming.warm_list import WarmList, asgi_sender
 
-if TYPE_CHECKING:  # it imports an HTTP client, which few servers need
+if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
     from rekindle.models.vllm_model import UpstreamSource
 
 if sys.platform == "win32":
@@ -49,8 +49,8 @@ else:
 
 _log = logging.getLogger("rekindle")
 
-CUT_SECONDS = 5.0  # for streams to say goodbye after the grace time; picked
-FLUSH_SECONDS = 15.0  # until models have stored what they hold: the engine's 10, the turns' 5
+CUT_SECONDS = 5.0  # for streams to send their error after the grace time; picked
+FLUSH_SECONDS = 15.0  # to write rows (10 s in the engine) and turns (5 s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _upstream_caches(pool: ModelPool) -> list[CacheStatus]:
 def _open_shared(settings: CacheSettings) -> SharedStore | None:
     if settings.cache_shared is None:
         if settings.cache_shared_key is not None:
-            raise StartupError("--cache-shared-key is of no use without --cache-shared.")
+            raise StartupError("--cache-shared-key requires --cache-shared.")
         return None
     return open_shared_store(settings.cache_shared, settings.cache_shared_key)
 
@@ -171,7 +171,7 @@ class Recorders:
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code."""
+    """Serve until SIGTERM or SIGINT. Return the exit code."""
     try:
         run_event_loop(_serve(assembly, settings, sock))
     finally:
@@ -181,7 +181,7 @@ def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
 
 @contextmanager
 def background(assembly: Assembly, settings: Settings) -> Iterator[str]:
-    """Serves from a thread on a free loopback port; gives the base URL."""
+    """Serve on a free loopback port from another thread. Yield the base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     server = _Server(_uvicorn_config(assembly.app, settings))
 
@@ -207,7 +207,7 @@ def run_event_loop(main: Coroutine[None, None, None]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn raises them again at the end, and the exit code is lost."""
+    """uvicorn without its signal handling, which raises signals again and loses the exit code."""
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
         return nullcontext()
@@ -226,16 +226,16 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         nonlocal n_signals
         n_signals += 1
         if n_signals == 1:
-            _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
+            _log.info("stopping: no new requests, running ones get %g s", grace_seconds)
             draining.append(loop.create_task(drain(assembly, server, warm, grace_seconds)))
         elif n_signals == 2:
-            _log.info("stopping now: streams are cut")
+            _log.info("stopping now: running requests are cut")
             assembly.pool.cut()
         else:
             server.should_exit = server.force_exit = True
 
     def on_signal(*_: object) -> None:
-        # Once the loop is closed the last records are being written, which takes a moment.
+        # The last records are written after the loop is closed, and a signal may come then.
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop)
 
@@ -262,9 +262,9 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
 async def drain(
     assembly: Assembly, server: uvicorn.Server, warm: WarmList, grace_seconds: float
 ) -> None:
-    """What runs may end, and what the models hold is stored; only then the port closes.
+    """Let running requests end, store what the models hold, then close the port.
 
-    Whoever comes meanwhile is sent elsewhere: a balancer finds out, instead of a closed port.
+    Until then new requests get a 503, which tells a load balancer more than a closed port.
     """
     assembly.drain.expect_end(grace_seconds + CUT_SECONDS + FLUSH_SECONDS)
     assembly.feed.close()
@@ -280,14 +280,14 @@ async def drain(
 
 
 def _room_of(pool: ModelPool) -> str:
-    """Of the one that is loaded at the start."""
+    """Describe the context of the model that is loaded at the start."""
     for status in pool.statuses():
         return f" ({status.n_slots} slots, {status.n_cells} tokens of context)"
     return ""
 
 
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    """At the end a client that does not read is cut; uvicorn would show that as a bug of ours."""
+    """Hide the traceback that uvicorn logs when it cuts a client that does not read."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
@@ -298,5 +298,5 @@ def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         lifespan="off",
-        timeout_graceful_shutdown=int(CUT_SECONDS),  # of clients that do not read
+        timeout_graceful_shutdown=int(CUT_SECONDS),  # for clients that do not read
     )

@@ -310,7 +310,7 @@ def test_an_unknown_name_among_several_is_refused_with_those_there_are() -> None
         pool = setup.pool()
         for refused in (pool.lease("gpt-4o"), pool.load("gpt-4o"), pool.unload("gpt-4o")):
             with pytest.raises(
-                UnknownModel, match="`gpt-4o` is not served here; there is `a`, `b`"
+                UnknownModel, match=r"`gpt-4o` is not served here\. Available: `a`, `b`"
             ):
                 await refused
 

@@ -301,13 +301,13 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
 
     assert answers["repo/no.gguf"] == "The repository owner/repo has no file no.gguf."
     assert answers["gated/x.gguf"] == (
-        "Access to owner/gated must be requested on its page; then set HF_TOKEN."
+        "Request access to owner/gated on its page, then set HF_TOKEN."
     )
     assert answers["private/x.gguf"] == (
-        "There is no repository owner/private, or it is private and HF_TOKEN does not open it."
+        "There is no repository owner/private, or it is private and HF_TOKEN gives no access."
     )
     assert answers["forbidden/x.gguf"] == (
-        "x.gguf of owner/forbidden is not on this machine yet"
+        "x.gguf of owner/forbidden is not on this machine,"
         f" and {endpoint} answered 403; check HF_TOKEN."
     )
     assert answers["token/x.gguf"] == (
@@ -318,7 +318,7 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
         "hf:owner/re..po/x.gguf must be written as hf:owner/repo/file.gguf."
     )
     assert offline.stderr.strip() == (
-        "new.gguf of owner/repo is not on this machine yet and HF_HUB_OFFLINE is set."
+        "new.gguf of owner/repo is not on this machine, and HF_HUB_OFFLINE is set."
     )
 
 

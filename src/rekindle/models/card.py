@@ -1,4 +1,4 @@
-"""What the API sees of a model: its card, its state, and a lease on it while it is loaded."""
+"""A model as the API sees it: its card, its state, and a lease while it is loaded."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -21,7 +21,7 @@ from rekindle.models.serving_model import ServerParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
-    """What a model's files say about its text."""
+    """Facts about a model's text, from its files."""
 
     tokenizer: Tokenizer
     chat_template: str | None  # None: the model comes without one

