@@ -1,4 +1,4 @@
-"""What a server says while it primes: the stream of any dialect, as progress and an account."""
+"""The stream of a priming request, in any wire format: its progress and its result."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from rekindle.errors import PrimeError
 
 @dataclass(frozen=True, slots=True)
 class PrimeProgress:
-    n_done: int  # with what was cached
+    n_done: int  # with cached tokens
     n_tokens: int
 
 
@@ -27,7 +27,7 @@ class Primed:
 def outcome_of(
     lines: Iterable[str], on_progress: Callable[[PrimeProgress], None] = lambda _: None
 ) -> Primed:
-    """Raises PrimeError with what the server says, or where it says nothing to the end."""
+    """Return the result. Raises PrimeError with the server's error, or if the stream breaks off."""
     primed: Primed | None = None
     for line in lines:
         if not line.startswith("data: {"):
@@ -44,7 +44,7 @@ def outcome_of(
 
 
 def refusal_in(content: bytes, status: str) -> str:
-    """What an answer that is no stream says, whichever dialect's shape it has."""
+    """Return the message of an error reply in any wire format; `status` if there is none."""
     try:
         return str(json.loads(content)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -52,8 +52,8 @@ def refusal_in(content: bytes, status: str) -> str:
 
 
 def account_in(data: dict[str, Any]) -> Primed | None:
-    story = data.get("rekindle") or (data.get("response") or {}).get("rekindle")
-    if not story:
+    account = data.get("rekindle") or (data.get("response") or {}).get("rekindle")
+    if not account:
         return None
-    n_cached = sum(each["tokens"] for each in story["cached"])
-    return Primed(n_cached=n_cached, n_computed=story["prefilled"])
+    n_cached = sum(each["tokens"] for each in account["cached"])
+    return Primed(n_cached=n_cached, n_computed=account["prefilled"])

@@ -1,7 +1,7 @@
-"""The warm list: files that a server primes when it starts, and again when they change.
+"""The warm list: files that a server primes at its start, and again when they change.
 
-One asyncio task looks at the files every now and then, and primes one request at a time. The
-engine queues them like any other.
+One asyncio task checks the files every two seconds, and primes one request at a time. The
+engine queues it like any other request.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # picked
 OVERLOADED_STATUSES = (429, 529)  # OpenAI's and Anthropic's
 
-Send = Callable[[PrimeRequest], Awaitable[Primed]]  # raises PrimeError, or Overloaded: try later
+Send = Callable[[PrimeRequest], Awaitable[Primed]]  # raises PrimeError; Overloaded: retry later
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -37,7 +37,7 @@ class _FileState:
 
 
 class WarmList:
-    """`paths` are files, folders and globs; what they name is found anew in each round."""
+    """`paths` are files, folders and globs. Each round looks for their files again."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WarmList:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="warm-list")
 
     async def close(self) -> None:
-        """Ends a request that runs, too."""
+        """Stop, and cancel the request that runs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -109,7 +109,7 @@ class WarmList:
                 primed = await self._send_when_there_is_room(request)
             except PrimeError as error:
                 _log.warning("warm list: %s was not primed: %s", request.name, error.message)
-            except Exception:  # one file must not end the list
+            except Exception:  # one file must not stop the list
                 _log.exception("warm list: %s was not primed", request.name)
             else:
                 _log.info(
@@ -130,14 +130,14 @@ class WarmList:
 
 
 def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
-    """Posts to the app in this process, as the client with this key.
+    """Return a sender that posts to the app in this process, with `api_key`.
 
-    `persist`: whether there is a disk to keep it on; without one the server would refuse.
+    `persist`: the prompt is stored on disk. A server without a disk cache refuses that.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def send(request: PrimeRequest) -> Primed:
-        import httpx  # takes a tenth of a second, and few servers have a warm list
+        import httpx  # its import takes 0.1 s, and few servers have a warm list
 
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
@@ -157,7 +157,7 @@ def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
 
 
 def _expand(entries: Sequence[str]) -> list[Path]:
-    """A name that stands for nothing yet is kept: its file may appear."""
+    """Return the files that `entries` name. A missing file stays: it may appear later."""
     files: dict[Path, None] = {}
     for entry in entries:
         pattern = Path(entry).expanduser()
