@@ -157,7 +157,7 @@ def test_flags_about_a_model_of_our_own_are_refused_with_a_url(
     agent: Path, flags: tuple[str, ...]
 ) -> None:
     told = refusal(agent, "--url", "http://127.0.0.1:9", *flags)
-    assert told.endswith(" is about a model of our own; with --url there is none.")
+    assert told.endswith(" cannot be used with --url: that server has its own model.")
 
 
 def test_not_to_persist_needs_a_url(agent: Path) -> None:

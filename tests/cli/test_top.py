@@ -290,11 +290,11 @@ def test_a_server_that_is_gone_is_told_and_asked_again() -> None:
     server.is_up = False
     for _ in range(2):
         gone = drawn(next(each), width=80)
-        assert gone.startswith(f"{URL} cannot be reached: Connection refused. Trying again.")
+        assert gone.startswith(f"{URL} cannot be reached: Connection refused. Retrying.")
         assert "Qwen3" in gone
     server.is_up = True
     back = drawn(next(each), width=80)
-    assert "Trying again" not in back
+    assert "Retrying" not in back
     assert re.search(r"from memory +500 +-", back)
     assert server.asked.count("/props") == 2  # it may be another server now
 
@@ -367,7 +367,7 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted() -> None:
     )
     os.close(theirs)
     seen = b""
-    while seen.count(b"Trying again") < 2:
+    while seen.count(b"Retrying") < 2:
         seen += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 0

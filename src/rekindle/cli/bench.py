@@ -1,4 +1,4 @@
-"""`rekindle bench`: workloads against this server and its peers, and a report of it."""
+"""`rekindle bench`: runs workloads on this server and on its peers, and reports the results."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
-if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
     from rekindle.bench.report.results import Run
     from rekindle.bench.run import Plan, Progress
     from rekindle.bench.workloads.workloads import Workload
@@ -32,49 +32,57 @@ def bench(
     *,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this workload; may be repeated. See --list."),
+        typer.Option(metavar="NAME", help="Run only this workload; may be repeated. See --list."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Times; the order of servers alternates.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of rounds; the order of servers alternates."),
     ] = 1,
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=URL", help="A running server to measure too."),
+        typer.Option(
+            metavar="NAME=URL", help="A running server to measure as well; may be repeated."
+        ),
     ] = None,
     llama_server: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="llama-server to use, else from PATH.")
+        Path | None,
+        typer.Option(metavar="PATH", help="The llama-server to run. Default: from PATH."),
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave this server out; may be repeated."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="GGUF file; else the embedded one.")
+        str | None, typer.Option(metavar="FILE", help="GGUF file. Default: the embedded model.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="CPU threads; else one per core.")
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads. Default: one per core.")
     ] = None,
     scale: Annotated[
-        float, typer.Option(metavar="F", min=0.01, help="Multiplies the lengths of texts.")
+        float, typer.Option(metavar="F", min=0.01, help="Factor for the lengths of texts.")
     ] = 1.0,
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="Recorded clients, else a sample."
+            metavar="FILE", exists=True, dir_okay=False, help="Recorded clients. Default: a sample."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For the report; else below ./rekindle-bench."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for the report. Default: below ./rekindle-bench."
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test, not a result.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a short smoke test; its numbers mean nothing.")
+    ] = False,
     list_names: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure this server beside its peers: the same workloads, in turns, on this machine.
+    """Compare this server with its peers: the same workloads, in turns, on this machine.
 
-    Peers are what is there: llama-server, xllamacpp, llama_cpp.server, and each --peer. Nothing
-    else should run on the machine meanwhile.
+    Peers are llama-server, xllamacpp and llama_cpp.server if they are installed, and each
+    --peer. Run nothing else on the machine meanwhile.
     """
     from rekindle.bench.workloads.recorded import recorded_workload
     from rekindle.bench.workloads.workloads import WORKLOADS
@@ -130,7 +138,7 @@ def _chosen(known: "Sequence[Workload]", only: Sequence[str] | None) -> "list[Wo
     names = [each.name for each in known]
     for name in only or ():
         if name not in names and name != THROUGHPUT:
-            raise StartupError(f"--only {name}: there is no such workload; see --list.")
+            raise StartupError(f"--only {name}: there is no such workload. See --list.")
     return [each for each in known if only is None or each.name in only]
 
 
@@ -142,7 +150,7 @@ def _folder(out: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"{folder} cannot be made: {error.strerror}.") from error
+        raise StartupError(f"The folder {folder} cannot be created: {error.strerror}.") from error
     return folder
 
 

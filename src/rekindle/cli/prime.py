@@ -1,6 +1,6 @@
-"""`rekindle prime`: computes the prompts of files before anyone needs their answer.
+"""`rekindle prime`: computes the prompts of files before a request needs them.
 
-On a running server, or straight into the disk cache with a server of its own.
+The prompts are computed by a running server, or by a temporary one into the disk cache.
 """
 
 import inspect
@@ -134,7 +134,7 @@ def _running(
 
 @contextmanager
 def _own(config: str | None, flags: dict[str, object]) -> Iterator[Primer]:
-    """A server in this process, which leaves what it computes on disk."""
+    """Start a server in this process. What it computes stays in the disk cache."""
     settings = load_settings(config, flags).settings
     if not settings.cache.cache_disk:
         raise StartupError(
@@ -158,7 +158,7 @@ def _check_no_model_flags(flags: Mapping[str, object]) -> None:
     for name, value in flags.items():
         if value != parameters[name].default:
             flag = "--" + name.replace("_", "-")
-            raise StartupError(f"{flag} is about a model of our own; with --url there is none.")
+            raise StartupError(f"{flag} cannot be used with --url: that server has its own model.")
 
 
 def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileReport:

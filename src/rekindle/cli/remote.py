@@ -49,7 +49,7 @@ class Remote:
         return self._json_unless_404("DELETE", path)
 
     def stranger(self) -> StartupError:
-        """Return the error for a reply that is not one of our server's."""
+        """Return the error for a reply that no Rekindle server sends."""
         return StartupError(f"{self.url} does not answer like a Rekindle server.")
 
     def _json_unless_404(self, method: str, path: str) -> Any | None:

@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_no_file(
     where = ("--dir", stored.directory)
     out = ("-o", tmp_path / "a.rekindle")
     assert "has a key that starts with 'xyz'" in refusal("export", "xyz", *out, *where)
-    assert "4 entries start so" in refusal("export", "", *out, *where)
+    assert "4 keys start with" in refusal("export", "", *out, *where)
     give_name(stored, "twice")
     give_name(stored, "twice", root=b"n" * 16)
     assert "2 namespaces in " in refusal("export", "twice", *out, *where)
@@ -95,7 +95,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_no_file(
     first = stored.first.header.key.hex()
     assert "was deleted while it was exported" in refusal("export", first, *out, *where)
     cache("verify", "--fix", directory=stored.directory)
-    assert "not all is stored" in refusal("export", first, *out, *where)
+    assert "is incomplete" in refusal("export", first, *out, *where)
     assert not (tmp_path / "a.rekindle").exists()
 
 

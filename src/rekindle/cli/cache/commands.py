@@ -1,6 +1,6 @@
-"""`rekindle cache`: look at stored prefixes, check them, carry them elsewhere, throw them away.
+"""`rekindle cache`: lists, checks, exports, imports and deletes stored prefixes.
 
-No model is loaded. A server may be using the directory, or is asked itself (--url).
+No model is loaded. A server may use the directory meanwhile; --url asks a server instead.
 """
 
 import logging
@@ -26,27 +26,27 @@ from rekindle.errors import StartupError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
-_DIR_HELP = "Cache directory. Without it: REKINDLE_CACHE_DIR, or the user's cache directory."
+_DIR_HELP = "Cache directory. Default: REKINDLE_CACHE_DIR, or in the user's cache directory."
 _AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
 Key = typer.Argument(
-    metavar="KEY", help="Key, or how it starts, or a name.", autocompletion=complete_key
+    metavar="KEY", help="Key, its first digits, or a name.", autocompletion=complete_key
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
 def cache() -> None:
-    """Look after stored prefixes; no model is loaded, and a server may be running.
+    """Manage stored prefixes. No model is loaded, and a server may be running.
 
     \b
     Examples:
-      rekindle cache ls                         what is stored
-      rekindle cache export docs/v1 -o docs.rk  take a prompt elsewhere
-      rekindle cache prune --to 20GiB           make the cache smaller
+      rekindle cache ls                         list what is stored
+      rekindle cache export docs/v1 -o docs.rk  write a prompt to a file
+      rekindle cache prune --to 20GiB           shrink the cache
     """
-    # The commands say what went wrong; the log of the tiers is meant for a server's operator.
+    # The commands report errors themselves; the log of the tiers is for a server's operator.
     logging.getLogger("rekindle").addHandler(logging.NullHandler())
 
 
@@ -57,11 +57,11 @@ def ls(
     url: Url = None,
     api_key: ApiKey = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every entry, not only where conversations end.")
+        bool, typer.Option("--all", help="List every entry, not only the ends of conversations.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List what is stored, most recently used first.
+    """List stored conversations, most recently used first.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ def show(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Show one entry: its header, what it follows, its token ids.
+    """Show one entry: its header, the entries before it, and its token ids.
 
     \b
     Examples:
@@ -123,17 +123,20 @@ def export(
     keys: Annotated[list[str], Key],
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="File to write, or to replace.")
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File to write; an existing one is replaced."
+        ),
     ],
     directory: Dir = None,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Write prompts and all that they need to one file, for `rekindle cache import`.
+    """Write prompts with all their entries to one file, for `rekindle cache import`.
 
-    Each is a key, how one starts, or a name. Everything is checked on the way.
-    The file holds what was said: keep it as private as the cache.
+    KEY is a key, its first digits, or a name. Every entry is checked on the way.
+    The file holds the text of conversations: keep it as private as the cache.
 
     \b
     Examples:
@@ -157,19 +160,19 @@ def export(
 
 @app.command(name="import")
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `cache export` wrote.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that `cache export` wrote.")],
     *,
     directory: Dir = None,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Add what another cache exported to this one.
+    """Add the entries of an exported file to this cache.
 
-    All of the file is checked first: nothing is added from one that is damaged.
-    What is there already stays, so that importing twice does no harm.
+    The whole file is checked first, and nothing is added from a damaged one.
+    Existing entries stay, so it is safe to import a file twice.
     A server that uses the directory finds the new entries at its next start.
-    Where they are too much for its budget, it makes room as for any others.
+    If they exceed its budget, it evicts entries as usual.
 
     \b
     Examples:
@@ -194,11 +197,11 @@ def verify(
     api_key: ApiKey = None,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Set damaged files aside, and bring the catalogue up to date."),
+        typer.Option("--fix", help="Move damaged files away, and update the catalogue."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every entry and check it; exit code 1 when anything was wrong.
+    """Read and check every entry. The exit code is 1 if anything is wrong.
 
     \b
     Examples:
@@ -227,19 +230,21 @@ def prune(
     url: Url = None,
     api_key: ApiKey = None,
     to: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Until no more than this is left.")
+        str | None, typer.Option(metavar="SIZE", help="Size to keep at most, such as 20GiB.")
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option(metavar="AGE", help="What was not used for this long: 90m, 12h, 7d, 2w."),
+        typer.Option(metavar="AGE", help="Delete entries unused for this long: 90m, 12h, 7d, 2w."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only report what would be deleted.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what was not used for longest, the ends of conversations first.
+    """Delete the least recently used entries, from the ends of conversations.
 
-    With --url, a server forgets the conversations that were not used since.
-    What has a name or is pinned there stays.
+    With --url, a server forgets conversations that were unused for that long.
+    It keeps named and pinned ones.
 
     \b
     Examples:
@@ -251,7 +256,7 @@ def prune(
         _check_no_directory(directory)
         with exit_1_on_error():
             if to is not None or older_than is None:
-                raise StartupError("With --url, say what is to go with --older-than AGE.")
+                raise StartupError("With --url, prune requires --older-than AGE, without --to.")
             age = _age(older_than)
         prune_at(url, api_key, unused_seconds=age, dry_run=dry_run, as_json=as_json)
         return
@@ -260,7 +265,7 @@ def prune(
     from rekindle.cli.cache.report import report_pruned
 
     if to is None and older_than is None:
-        raise StartupError("Say what is to go, with --to SIZE or --older-than AGE.")
+        raise StartupError("prune requires --to SIZE or --older-than AGE.")
     home = directory_of(directory)
     inventory = read_inventory(home)
     pruned = inventory.to_prune(
@@ -278,10 +283,10 @@ def prune(
 def clear(
     *,
     directory: Dir = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete everything that is stored. Files that are not ours stay.
+    """Delete everything that is stored. Other files in the directory stay.
 
     \b
     Examples:
@@ -296,7 +301,9 @@ def clear(
     check_is_cache(home)
     if not yes:
         if not sys.stdin.isatty():
-            raise StartupError("Nobody can be asked here; to delete everything, add --yes.")
+            raise StartupError(
+                "There is no terminal to ask for confirmation. Add --yes to delete all."
+            )
         n_entries = len(entry_paths(home))
         typer.confirm(f"Delete all {n_entries} entries in {home}?", abort=True, err=True)
     cleared = clear_directory(home)
@@ -314,11 +321,11 @@ def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
     with exit_1_on_error():
         if directory is not None or every:
             flag = "--all" if every else "--dir"
-            raise StartupError(f"{flag} is about a directory; with --url there is none.")
+            raise StartupError(f"{flag} is about a directory and cannot be used with --url.")
 
 
 def _size(text: str) -> int:
-    # A number alone may be meant as MiB or GiB, and would leave next to nothing.
+    # A number without a unit may be meant as MiB or GiB; as bytes it would delete nearly all.
     has_unit = text.strip() == "0" or not text.strip().isdigit()
     n_bytes = parse_size(text.strip()) if has_unit else None
     if n_bytes is None:

@@ -1,4 +1,4 @@
-"""`rekindle cache --url`: what a running server has stored, and letting it forget some of it."""
+"""`rekindle cache --url`: lists and prunes what a running server has stored."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from rekindle.cli.remote import Remote, connected, exit_1_on_error
 from rekindle.cli.top.snapshot import SHARED
 from rekindle.errors import StartupError
 
-_MOST_LISTED = 1000  # more than that the server does not tell
+_MOST_LISTED = 1000  # the server's own maximum
 _MOST_NAMED = 8
 _HEADINGS = (
     *("key", "name", "tokens", "size", "tiers", "session", "class"),
@@ -69,7 +69,7 @@ def show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
 
 
 def one_stored(remote: Remote, key: str) -> Prefix:
-    """By its name, or by how its key starts."""
+    """Return the prefix with this name, or with a key that starts so."""
     prefixes: list[Prefix] = stored_at(remote)["data"]
     found = [each for each in prefixes if each["name"] == key] or [
         each for each in prefixes if each["key"] and each["key"].startswith(key.lower())
@@ -77,9 +77,11 @@ def one_stored(remote: Remote, key: str) -> Prefix:
     if len({each["key"] for each in found}) == 1:
         return found[0]
     if not found:
-        raise StartupError(f"Nothing at {remote.url} has a name {key!r}, or a key that starts so.")
+        raise StartupError(
+            f"Nothing at {remote.url} has the name {key!r}, or a key that starts so."
+        )
     some = ", ".join(each["key"] for each in found[:_MOST_NAMED])
-    raise StartupError(f"{len(found)} keys at {remote.url} start so, among them {some}.")
+    raise StartupError(f"{len(found)} keys at {remote.url} start with {key!r}, such as {some}.")
 
 
 def _print_prefix(prefix: Prefix) -> None:
@@ -92,8 +94,8 @@ def _print_prefix(prefix: Prefix) -> None:
             ("class", prefix["class"]),
             ("pinned", until(prefix["pinned_until"], now) or "no"),
             ("tokens", str(prefix["tokens"])),
-            ("size", f"{decimal(prefix['bytes'])}, with all that it follows"),
-            ("tiers", ", ".join(prefix["tiers"]) or "none has all of it"),
+            ("size", f"{decimal(prefix['bytes'])}, with all entries before it"),
+            ("tiers", ", ".join(prefix["tiers"]) or "no tier has all of it"),
             ("last used", ago(now - prefix["last_used"])),
             ("uses", str(prefix["hits"])),
         )
@@ -101,7 +103,7 @@ def _print_prefix(prefix: Prefix) -> None:
 
 
 def to_prune(prefixes: Sequence[Prefix], used_before: float, *, now: float) -> list[Prefix]:
-    """Conversations that were not used since; what has a name or is pinned stays."""
+    """Return conversations unused since `used_before`, without named and pinned ones."""
     named = {each["key"] for each in prefixes if each["name"] is not None}
     return [
         each
@@ -150,7 +152,7 @@ def directory_at(url: str, api_key: str | None) -> Path:
 
 
 def _usage(tier: dict[str, Any]) -> str:
-    if tier["name"] == SHARED:  # what others store there is not known here
+    if tier["name"] == SHARED:  # entries of other servers are not known here
         return f"{SHARED} {count_entries(tier['entries'])} known here"
     return f"{tier['name']} {decimal(tier['bytes'])} of {decimal(tier['budget_bytes'])}"
 

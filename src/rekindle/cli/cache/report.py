@@ -1,4 +1,4 @@
-"""What `rekindle cache` prints: for the eye on a terminal, plain in a pipe, or as JSON."""
+"""The output of `rekindle cache`: tables and sentences, or JSON."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _HEADINGS = (
     *("saved at", "last used", "uses", "model"),
 )
 _NUMBERS = {"tokens", "size", "chain", "uses"}
-_OPTIONAL = {"name", "session", "class", "pinned"}  # most directories have nothing to say there
+_OPTIONAL = {"name", "session", "class", "pinned"}  # empty in most directories
 
 
 def report_list(
@@ -292,7 +292,7 @@ def _lineage(chain: Sequence[Listed]) -> str:
     ]
     if not chain[0].is_complete:
         parents.insert(0, f"{chain[0].row.header.parent.hex()[:SHORT_KEY]} (not stored)")
-    return "\n".join(reversed(parents)) or "nothing: it is the start of a prompt"
+    return "\n".join(reversed(parents)) or "nothing: it starts a prompt"
 
 
 def _words(reason: Reason) -> str:

@@ -1,6 +1,6 @@
-"""The client half of `rekindle chat`: messages in, a stream of what happens to them out.
+"""The client of `rekindle chat`: messages in, a stream of events out.
 
-Speaks /v1/chat/completions and knows nothing of the terminal.
+It speaks /v1/chat/completions, and does not touch the terminal.
 """
 
 import json
@@ -22,7 +22,7 @@ class ChatLine:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    n_done: int  # with what was cached
+    n_done: int  # with cached tokens
     n_tokens: int
 
 
@@ -54,11 +54,11 @@ ChatEvent = Prefilling | ReasoningPiece | TextPiece | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:
-    """Whether a server is at `url`, ready or still loading its model."""
+    """Return True if a server is at `url`, ready or still loading its model."""
     try:
         httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
     except httpx.ReadTimeout:
-        return True  # it listens before its model is loaded, and answers after
+        return True  # a server listens before its model is loaded, and answers after
     except httpx.HTTPError:
         return False
     return True
@@ -70,7 +70,7 @@ class ChatClient:
         self.model = first_model(Remote(http))
 
     def reply(self, messages: list[ChatLine]) -> Generator[ChatEvent]:
-        """Ends after `Failed`; closing it early cancels the request."""
+        """Yield the events of one reply. Ends after `Failed`; closing it cancels the request."""
         body = {
             "model": self.model,
             "messages": [{"role": each.role, "content": each.content} for each in messages],
@@ -87,7 +87,7 @@ class ChatClient:
                     if line.startswith("data: {"):
                         yield from _events(json.loads(line.removeprefix("data: ")))
         except httpx.HTTPError as error:
-            yield Failed(f"The connection broke off: {error}.")
+            yield Failed(f"The connection was lost: {error}.")
 
 
 def first_model(remote: Remote) -> str:
@@ -108,7 +108,7 @@ def _events(chunk: dict[str, Any]) -> Iterator[ChatEvent]:
         yield Prefilling(n_done=progress["processed"], n_tokens=progress["total"])
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
-        # Other servers, which `--url` may name, call it `reasoning`.
+        # Servers other than ours, given with --url, call it `reasoning`.
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield ReasoningPiece(reasoning)
         if text := delta.get("content"):

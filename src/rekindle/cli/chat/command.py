@@ -1,6 +1,6 @@
-"""`rekindle chat`: a conversation in the terminal, drawn from the events of `chat_client`.
+"""`rekindle chat`: a conversation in the terminal, drawn from the events of `client`.
 
-Talks to a running server, or starts one for itself when there is none.
+It talks to a running server, or starts one in this process.
 """
 
 import io
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     from rekindle.cli.chat.client import ChatClient, ChatEvent, ReplyTimings
 
 _HELP = """\
-/clear        forget the conversation
+/clear        start a new conversation
 /system TEXT  set the system prompt; without TEXT, remove it
 /exit         leave (also Ctrl-D)
 Ctrl-C        stop the reply"""
@@ -30,21 +30,19 @@ Ctrl-C        stop the reply"""
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="Chat with this model in a server of our own; see serve."
-        ),
+        typer.Argument(metavar="MODEL", help="Load this model for the chat; as MODEL of serve."),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Server to talk to. Without it: the local one, or one started for this chat.",
+            help="Server to talk to. Default: the local one, or one started for this chat.",
         ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
 ) -> None:
-    """Chat in the terminal, with a running server or with one of its own."""
+    """Chat in the terminal with a running server, or with a temporary one."""
     from rekindle.cli.chat.client import ChatClient
 
     console = Console(highlight=False)
@@ -81,7 +79,7 @@ def _endpoint(
 
 def _line_reader() -> Callable[[], str]:
     if not sys.stdin.isatty():
-        if isinstance(sys.stdin, io.TextIOWrapper):  # whatever is piped in, it is text to us
+        if isinstance(sys.stdin, io.TextIOWrapper):  # a pipe may carry invalid UTF-8
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         return input
     import readline  # noqa: F401 - editing and history for input()
@@ -92,7 +90,7 @@ def _line_reader() -> Callable[[], str]:
 def talk(
     client: "ChatClient", console: Console, read_line: Callable[[], str], system: str | None
 ) -> None:
-    """The loop: `read_line` raises EOFError when there is nothing more to say."""
+    """Run the chat until `read_line` raises EOFError, or the user leaves."""
     from rekindle.cli.chat.client import ChatLine
 
     console.print(f"{client.model} - /help for commands, Ctrl-D to leave", style="dim")
@@ -128,7 +126,7 @@ def talk(
 
 
 def draw(events: "Generator[ChatEvent]", console: Console) -> str:
-    """Shows a reply as it comes, and returns its text: all there was of it at Ctrl-C."""
+    """Show a reply as it streams. Return its text; after Ctrl-C, the text so far."""
     from rekindle.cli.chat.client import Failed, Prefilling, ReasoningPiece, ReplyTimings, TextPiece
 
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""`rekindle top`: a running server's essentials in the terminal, once a second."""
+"""`rekindle top`: the state of a running server in the terminal, once a second."""
 
 import sys
 import time
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rekindle.cli.top.snapshot import ServerSnapshot, Tokens
 
 INTERVAL_SECONDS = 1.0
-_PIPE_WIDTH = 100  # picked: what is read later is read at any width
+_PIPE_WIDTH = 100  # picked: fits most terminals where the output is read later
 
 
 def top(
     *,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Server to watch. Without it: the local one.")
+        str | None, typer.Option(metavar="URL", help="Server to watch. Default: the local one.")
     ] = None,
     api_key: ApiKey = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
@@ -31,9 +31,9 @@ def top(
         bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
     ] = False,
 ) -> None:
-    """Watch a running server: slots, tokens by where they came from, tiers, sessions.
+    """Watch a running server: slots, tokens by source, tiers and sessions.
 
-    Leave with Ctrl-C. A server that goes away is asked again every second.
+    Leave with Ctrl-C. If the server goes away, `top` retries every second.
 
     \b
     Examples:
@@ -58,8 +58,8 @@ def top(
 class Observer:
     """Takes snapshots of one server.
 
-    What it asks for every time leaves models alone. The rest counts as a use of the model there,
-    and would keep one loaded that nobody else uses.
+    `/metrics` and `/slots` are read every time. `/props` and `/v1/sessions` count as a use of
+    the model, and would keep an idle model loaded: they are read only after a change.
     """
 
     def __init__(self, remote: Remote, now: Callable[[], float] = time.time) -> None:
@@ -73,7 +73,7 @@ class Observer:
         try:
             return self._look()
         except StartupError:
-            self._known = _LastSnapshot()  # it may be another server when it is back
+            self._known = _LastSnapshot()  # another server may answer next time
             raise
         except (ValueError, LookupError, TypeError) as error:
             raise self._remote.stranger() from error
@@ -107,16 +107,16 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class _LastSnapshot:
-    """Of the model that is loaded, from the last time that it was asked about."""
+    """Replies about the loaded model, kept from earlier snapshots."""
 
     props: dict[str, Any] | None = None
     props_at: float = 0.0
-    counted: "Tokens | None" = None  # when the sessions were told
+    counted: "Tokens | None" = None  # counters when the sessions were read
     sessions: Sequence[dict[str, Any]] = ()
 
 
 def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[RenderableType]:
-    """One for each look, for ever; of a server that is gone, the last one and what is wrong."""
+    """Yield one frame per snapshot, without end; the last one and an error while it fails."""
     from rekindle.cli.top.snapshot import rates_between
     from rekindle.cli.top.view import frame, trouble
 

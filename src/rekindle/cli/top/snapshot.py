@@ -1,6 +1,6 @@
-"""A server at one moment, as its endpoints tell, and what two moments say about the time between.
+"""Snapshots of a server, made from the replies of its endpoints, and rates between two.
 
-Pure: replies in, values out.
+Pure functions: replies in, values out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Tokens:
 
     @property
     def hit_share(self) -> float | None:
-        """Of the prompts' tokens; None: there were none."""
+        """Cached share of the prompt tokens; None: there were none."""
         n_prompt = self.n_reused + self.prefilled
         return self.n_reused / n_prompt if n_prompt else None
 
@@ -67,9 +67,9 @@ class Tokens:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSnapshot:
     taken_at: float  # seconds since the epoch
-    model: str | None  # None: there is none loaded
+    model: str | None  # None: no model is loaded
     version: str | None
-    uptime_seconds: float | None  # None: the server does not tell
+    uptime_seconds: float | None  # None: the server does not report it
     n_slots: int
     n_busy: int
     n_waiting: int
@@ -77,9 +77,9 @@ class ServerSnapshot:
     n_cells_used: int
     tokens: Tokens
     tiers: tuple[TierView, ...]
-    is_shared_store_up: bool | None  # None: there is none
+    is_shared_store_up: bool | None  # None: there is no shared store
     slots: tuple[SlotView, ...]
-    sessions: tuple[SessionView, ...]  # the last used first
+    sessions: tuple[SessionView, ...]  # most recently used first
 
 
 def snapshot_of(
@@ -91,7 +91,7 @@ def snapshot_of(
     slots: Sequence[Mapping[str, Any]],
     sessions: Sequence[Mapping[str, Any]],
 ) -> ServerSnapshot:
-    """Raises ValueError, LookupError or TypeError where a reply is not one of our server's."""
+    """Raises ValueError, LookupError or TypeError if a reply is not from a Rekindle server."""
     numbers = _Metrics(metrics)
     ours = props["rekindle"] if props is not None else {}
     uptime = ours.get("uptime_seconds")
@@ -137,7 +137,7 @@ def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[SessionView, ...]:
 
 
 def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | None:
-    """None: no time passed, or the server began anew."""
+    """Return tokens per second. None: no time has passed, or the server was restarted."""
     seconds = after.taken_at - before.taken_at
     one, two = asdict(before.tokens), asdict(after.tokens)
     grown = {name: two[name] - one[name] for name in two}
@@ -147,7 +147,7 @@ def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | Non
 
 
 class _Metrics:
-    """Values by name and by the one label that they have, if any."""
+    """Values by name, and by their only label."""
 
     def __init__(self, text: str) -> None:
         from prometheus_client.parser import text_string_to_metric_families
@@ -159,7 +159,7 @@ class _Metrics:
                 self._values[sample.name, label] = sample.value
 
     def get(self, name: str, label: str = "") -> int:
-        """0 where there is none: what nobody has counted yet is not told."""
+        """Return 0 for a missing value: a counter appears with its first count."""
         return int(self._values.get((name, label), 0))
 
     def labels(self, name: str) -> list[str]:

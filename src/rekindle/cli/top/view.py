@@ -1,4 +1,4 @@
-"""What `rekindle top` draws: a snapshot and the rates since the one before, as one frame. Pure."""
+"""The frames of `rekindle top`: a snapshot, and the rates since the one before. Pure functions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,12 +10,12 @@ from rich.text import Text
 from rekindle.cli.plain import plain_table, span
 from rekindle.cli.top.snapshot import SHARED, ServerSnapshot, SessionView, SlotView, Tokens
 
-WIDE_COLUMNS = 120  # picked: from here on, tables stand side by side
-# Both are picked: what is left fits a terminal of 24 lines.
+WIDE_COLUMNS = 120  # width for tables side by side; picked
+# Both are picked to fit a terminal of 24 lines.
 _MOST_SLOTS = 16
 _MOST_SESSIONS = 10
 _BAR_CELLS = 20
-_NAME_CELLS = 20  # picked: with it, every table fits 80 columns
+_NAME_CELLS = 20  # picked to fit every table into 80 columns
 
 
 def frame(
@@ -32,7 +32,7 @@ def frame(
 
 
 def trouble(message: str) -> Text:
-    return Text(f"{message} Trying again.", style="red")
+    return Text(f"{message} Retrying.", style="red")
 
 
 def _head(url: str, snapshot: ServerSnapshot) -> Text:
@@ -73,7 +73,7 @@ def _tokens(snapshot: ServerSnapshot, rates: Tokens | None) -> Table:
 def _from_elsewhere(
     snapshot: ServerSnapshot, rates: Tokens | None
 ) -> Iterator[tuple[str, float, float | None, str]]:
-    """Rows that a server on its own has no use for."""
+    """Yield rows for the shared store and for upstreams, if the server uses them."""
     tokens = snapshot.tokens
     if snapshot.is_shared_store_up is not None or tokens.shared:
         yield "from shared store", tokens.shared, rates.shared if rates else None, "green"
@@ -87,7 +87,7 @@ def _tiers(snapshot: ServerSnapshot) -> Table:
     for tier in snapshot.tiers:
         used, budget = decimal(tier.n_bytes), decimal(tier.budget_bytes)
         state = _bar(tier.n_bytes, tier.budget_bytes)
-        if tier.name == SHARED:  # what others store there is not known here
+        if tier.name == SHARED:  # entries of other servers are not known here
             used = budget = "-"
             is_up = snapshot.is_shared_store_up
             state = Text("ok" if is_up else "not answering", style="green" if is_up else "red")
@@ -132,7 +132,7 @@ def _hit(session: SessionView) -> str:
 
 
 def _amount(number: int) -> str:
-    """In five characters."""
+    """Return the number in five characters at most."""
     if number < 10_000:
         return str(number)
     for unit, size in (("k", 10**3), ("M", 10**6)):
