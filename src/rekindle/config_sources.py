@@ -29,28 +29,10 @@ from rekindle.config import (
 from rekindle.errors import StartupError
 
 
-class SourceKind(Enum):
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a value came from; `name` is its flag, its variable or its key."""
-
-    kind: SourceKind
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     settings: Settings
-    sources: Mapping[str, Source]
+    sources: Mapping[str, str]  # by setting: its flag, its variable, its key, or "default"
 
 
 def resolve(
@@ -60,21 +42,19 @@ def resolve(
     settings = all_settings()
     from_file = _flatten(file, settings)
     values: dict[str, Any] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, str] = {}
     for setting in settings:
+        value, source = setting.default, "default"
         if setting.name in flags:
-            source, raw = Source(SourceKind.FLAG, setting.flag), flags[setting.name]
+            source = setting.flag
+            value = _convert(setting, source, flags[setting.name], is_text=True)
         elif setting.variable in environment:
-            name = setting.variable
-            source, raw = Source(SourceKind.ENVIRONMENT, name), environment[name]
+            source = setting.variable
+            value = _convert(setting, source, environment[source], is_text=True)
         elif setting.name in from_file:
-            name = f"{setting.section}.{setting.name} in the configuration file"
-            source, raw = Source(SourceKind.FILE, name), from_file[setting.name]
-        else:
-            source, raw = Source(SourceKind.DEFAULT, "default"), None
-        sources[setting.name] = source
-        is_given = source.kind is not SourceKind.DEFAULT
-        values[setting.name] = _convert(setting, source, raw) if is_given else setting.default
+            source = f"{setting.section}.{setting.name} in the configuration file"
+            value = _convert(setting, source, from_file[setting.name], is_text=False)
+        values[setting.name], sources[setting.name] = value, source
     made = {
         section: settings_class(**{each.name: values[each.name] for each in fields(settings_class)})
         for section, settings_class in SECTIONS.items()
@@ -137,12 +117,10 @@ def _unknown(shown: str, name: str, noun: str, known: tuple[str, ...]) -> Startu
     return StartupError(f"The configuration file has an unknown {noun} {shown}; {hint}")
 
 
-def _convert(setting: Setting, source: Source, raw: object) -> object:
-    """Return the value in the field's own type. Flags and variables are texts."""
-    spelled = raw
-    if isinstance(raw, str) and source.kind is not SourceKind.FILE:
-        spelled = _from_text(setting.type, raw)
-    value = _typed(setting.type, spelled)
+def _convert(setting: Setting, source: str, raw: object, *, is_text: bool) -> object:
+    """Return the value in the field's own type. `is_text`: a text may spell another type."""
+    spells = is_text and isinstance(raw, str)
+    value = _typed(setting.type, _from_text(setting.type, str(raw)) if spells else raw)
     if value is None or not _within_limits(setting, value):
         found = "is not" if setting.about.secret else f"is {raw!r}"
         raise StartupError(f"{setting.name} must be {setting.allowed}, but {source} {found}.")
@@ -216,17 +194,19 @@ def _check_together(resolved: Resolved) -> None:
                 f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes."
                 " Write a size with its unit, such as 512MiB or 8GiB."
             )
+
+    def told(name: str) -> str:
+        return f"{getattr(engine, name)} ({sources[name]})"
+
     if engine.ubatch_size > engine.batch_size:
         raise StartupError(
-            f"ubatch_size must not exceed batch_size, but it is {engine.ubatch_size}"
-            f" ({sources['ubatch_size']}) and batch_size is {engine.batch_size}"
-            f" ({sources['batch_size']})."
+            f"ubatch_size must not exceed batch_size, but it is {told('ubatch_size')}"
+            f" and batch_size is {told('batch_size')}."
         )
     if engine.parallel > engine.batch_size:
         raise StartupError(
-            f"batch_size must not be below parallel, but it is {engine.batch_size}"
-            f" ({sources['batch_size']}) and parallel is {engine.parallel}"
-            f" ({sources['parallel']})."
+            f"batch_size must not be below parallel, but it is {told('batch_size')}"
+            f" and parallel is {told('parallel')}."
         )
     if engine.cache_type_v.quantised and engine.flash_attn is FlashAttn.OFF:
         raise StartupError(

@@ -19,7 +19,6 @@ from rekindle.cli.chat.client import (
     ChatEvent,
     ChatLine,
     Failed,
-    Prefilling,
     ReasoningPiece,
     ReplyTimings,
     TextPiece,
@@ -28,6 +27,7 @@ from rekindle.cli.chat.command import draw, summary, talk
 from rekindle.cli.serve import bind
 from rekindle.config import ServerSettings, all_settings
 from rekindle.errors import StartupError
+from rekindle.priming.stream import PromptProgress
 
 
 def rekindle(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -204,7 +204,7 @@ def test_a_stream_becomes_events_in_order() -> None:
         FINAL,
     )
     assert list(client_of(server).reply([ChatLine("user", "hi")])) == [
-        Prefilling(n_done=300, n_tokens=310),
+        PromptProgress(n_done=300, n_tokens=310),
         ReasoningPiece("hm"),
         TextPiece("Hel"),
         TextPiece("lo"),

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rekindle.cli.plain import count, plain_console, plain_table, print_json, span
+from rekindle.cli.plain import count, filled_table, plain_console, print_json, span
 from rekindle.cli.remote import client_of
 
 if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
@@ -114,14 +114,8 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
 
     if not groups:
         return
-    console.print()
-    table = plain_table()
-    for heading in ("#", "tokens", "times", "per hour"):
-        table.add_column(heading, justify="right")
-    for heading in ("session", "reason", "where", "what"):
-        table.add_column(heading)
-    for number, group in enumerate(groups, start=1):
-        table.add_row(
+    rows = [
+        (
             str(number),
             f"{group.cost.tokens:,}",
             str(group.cost.n_times),
@@ -131,7 +125,12 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
             place_of(group.miss),
             group.volatile.kind if group.volatile else "",
         )
-    console.print(table)
+        for number, group in enumerate(groups, start=1)
+    ]
+    numbers = ("#", "tokens", "times", "per hour")
+    headings = (*numbers, "session", "reason", "where", "what")
+    console.print()
+    console.print(filled_table(headings, rows, numbers=numbers, optional=()))
     for number, group in enumerate(groups, start=1):
         console.print(f"\n#{number} {advice_in(group)}", soft_wrap=True)
         _print_difference(console, group.miss)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     from rekindle.priming.stream import Primed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileReport:
     file: str
     n_requests: int = 0
@@ -44,14 +44,11 @@ class FileReport:
     def n_tokens(self) -> int:
         return self.n_cached + self.n_computed
 
-    def with_request(self, primed: "Primed", seconds: float) -> "FileReport":
-        return replace(
-            self,
-            n_requests=self.n_requests + 1,
-            n_cached=self.n_cached + primed.n_cached,
-            n_computed=self.n_computed + primed.n_computed,
-            seconds=self.seconds + seconds,
-        )
+    def add(self, primed: "Primed", seconds: float) -> None:
+        self.n_requests += 1
+        self.n_cached += primed.n_cached
+        self.n_computed += primed.n_computed
+        self.seconds += seconds
 
 
 def prime(
@@ -166,7 +163,7 @@ def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileRepo
     task = progress.add_task(file.name, total=None)
     if file.error is not None:
         _print_error(progress.console, file.error)
-        report = replace(report, n_failed=1)
+        report.n_failed += 1
     for request in file.requests:
         progress.reset(task, description=request.name, total=None)
         start = time.monotonic()
@@ -174,9 +171,9 @@ def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileRepo
             primed = _send(primer, request, progress, task)
         except PrimeError as error:
             _print_error(progress.console, f"{request.name}: {error.message}")
-            report = replace(report, n_failed=report.n_failed + 1)
+            report.n_failed += 1
         else:
-            report = report.with_request(primed, time.monotonic() - start)
+            report.add(primed, time.monotonic() - start)
     progress.remove_task(task)
     if report.n_requests:
         progress.console.print(_line(report), soft_wrap=True)
@@ -186,9 +183,9 @@ def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileRepo
 def _send(primer: Primer, request: "PrimeRequest", progress: Progress, task: TaskID) -> "Primed":
     import httpx
 
-    from rekindle.priming.stream import PrimeProgress, outcome_of
+    from rekindle.priming.stream import PromptProgress, outcome_of
 
-    def show(event: PrimeProgress) -> None:
+    def show(event: PromptProgress) -> None:
         progress.update(task, completed=event.n_done, total=event.n_tokens)
 
     try:

@@ -190,8 +190,7 @@ def _print(resolved: Resolved) -> None:
     for setting in all_settings():
         section = getattr(resolved.settings, setting.section)
         value = _shown(setting, getattr(section, setting.name))
-        source = resolved.sources[setting.name]
-        table.add_row(f"{setting.section}.{setting.name}", value, str(source))
+        table.add_row(f"{setting.section}.{setting.name}", value, resolved.sources[setting.name])
     plain_console().print(table)
 
 

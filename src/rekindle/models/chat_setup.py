@@ -19,16 +19,6 @@ from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.serving_model import ServerParts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelText:
-    """Facts about a model's text, from its files."""
-
-    tokenizer: Tokenizer
-    chat_template: str | None  # None: the model comes without one
-    default_sampling: Sampling
-    embedding_end_token: int | None  # appended to each embedding input
-
-
 @dataclass(frozen=True, slots=True)
 class ChatSetup:
     template_source: str
@@ -38,18 +28,21 @@ class ChatSetup:
 def set_up_chat(
     parts: ServerParts,
     name: str,
-    text: ModelText,
     engine: Engine,
+    tokenizer: Tokenizer,
     turns: TurnStore,
     *,
+    own_template: str | None,
+    default_sampling: Sampling,
+    embedding_end_token: int | None,
     can_rewarm: bool,
 ) -> ChatSetup:
     """Build the responder of one model. Raises StartupError.
 
     `can_rewarm`: the engine has background requests, which yield to all others.
     """
-    settings, tokenizer = parts.settings, text.tokenizer
-    source = _template_source(settings.model.chat_template, text.chat_template)
+    settings = parts.settings
+    source = _template_source(settings.model.chat_template, own_template)
     template = ChatTemplate(
         source,
         bos_text=tokenizer.bos_text,
@@ -74,11 +67,11 @@ def set_up_chat(
         tokenizer,
         prompts,
         dialect,
-        text.default_sampling,
+        default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
-        embedding_end_token=text.embedding_end_token,
+        embedding_end_token=embedding_end_token,
         model=name,
         accounts=parts.accounts,
         observers=parts.observers,

@@ -21,7 +21,7 @@ from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import ModelText, set_up_chat
+from rekindle.models.chat_setup import set_up_chat
 from rekindle.models.serving_model import LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import ModelStores
@@ -155,13 +155,17 @@ def _assemble(
             flash_attn=params.flash_attn,
         ),
     )
-    text = ModelText(
-        tokenizer=tokenizer,
-        chat_template=facts.chat_template,
+    chat = set_up_chat(
+        parts,
+        name,
+        engine,
+        tokenizer,
+        stores.open_turns(weights),
+        own_template=facts.chat_template,
         default_sampling=facts.default_sampling,
         embedding_end_token=model.vocabulary.added_eos_token,
+        can_rewarm=True,
     )
-    chat = set_up_chat(parts, name, text, engine, stores.open_turns(weights), can_rewarm=True)
     card = ModelCard(
         id=name,
         path=str(file.path),

@@ -89,7 +89,7 @@ class ModelStores:
         self._traits: StateTraits | None = None
         self._turns: TurnStore | None = None
         self._turns_of = ""
-        self._past = CacheCounters()
+        self.past = CacheCounters()  # of closed caches
 
     @property
     def _is_lasting(self) -> bool:
@@ -150,11 +150,6 @@ class ModelStores:
             else:
                 self._cache.poll()
 
-    @property
-    def past(self) -> CacheCounters:
-        """Counters of closed caches."""
-        return self._past
-
     def status(self) -> CacheStatus | None:
         """Return the status of the cache, also of an unloaded model whose cache is in memory."""
         cache = self._cache
@@ -163,7 +158,7 @@ class ModelStores:
     def _retire_cache(self) -> None:
         cache, self._cache = self._cache, None
         if cache is not None:
-            self._past = sum_of([self._past, cache.status().counters])
+            self.past = sum_of([self.past, cache.status().counters])
 
     def _new_turns(self, weights: str) -> TurnStore:
         mark = turn_fingerprint(weights)

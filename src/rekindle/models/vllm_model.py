@@ -13,7 +13,7 @@ import httpx
 from rekindle.config import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import ModelText, set_up_chat
+from rekindle.models.chat_setup import set_up_chat
 from rekindle.models.serving_model import ServerParts, ServingModel
 from rekindle.models.stores import ModelStores
 from rekindle.vllm.engine import VllmEngine
@@ -97,14 +97,17 @@ def load_upstream(
         queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )
-    text = ModelText(
-        tokenizer=tokenizer,
-        chat_template=folder.chat_template,
+    chat = set_up_chat(
+        parts,
+        name,
+        engine,
+        tokenizer,
+        stores.open_turns(folder.digest(served.model)),
+        own_template=folder.chat_template,
         default_sampling=folder.default_sampling,
         embedding_end_token=None,
+        can_rewarm=False,
     )
-    turns = stores.open_turns(folder.digest(served.model))
-    chat = set_up_chat(parts, name, text, engine, turns, can_rewarm=False)
     card = ModelCard(
         id=name,
         path=str(folder.path),

@@ -1,7 +1,7 @@
 """The stream of a priming request, in any wire format: its progress and its result."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from rekindle.errors import PrimeError
 
 
 @dataclass(frozen=True, slots=True)
-class PrimeProgress:
+class PromptProgress:
     n_done: int  # with cached tokens
     n_tokens: int
 
@@ -25,22 +25,31 @@ class Primed:
 
 
 def outcome_of(
-    lines: Iterable[str], on_progress: Callable[[PrimeProgress], None] = lambda _: None
+    lines: Iterable[str], on_progress: Callable[[PromptProgress], None] = lambda _: None
 ) -> Primed:
     """Return the result. Raises PrimeError with the server's error, or if the stream breaks off."""
     primed: Primed | None = None
-    for line in lines:
-        if not line.startswith("data: {"):
-            continue
-        data = json.loads(line.removeprefix("data: "))
+    for data in events_in(lines):
         if error := data.get("error"):
             raise PrimeError(str(error["message"]))
-        if progress := data.get("prompt_progress"):
-            on_progress(PrimeProgress(n_done=progress["processed"], n_tokens=progress["total"]))
+        if progress := progress_in(data):
+            on_progress(progress)
         primed = account_in(data) or primed
     if primed is None:
         raise PrimeError("The stream ended before the prompt was computed.")
     return primed
+
+
+def events_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a server-sent stream."""
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def progress_in(data: dict[str, Any]) -> PromptProgress | None:
+    progress = data.get("prompt_progress")
+    return PromptProgress(progress["processed"], progress["total"]) if progress else None
 
 
 def refusal_in(content: bytes, status: str) -> str:

@@ -258,7 +258,7 @@ def test_a_catalogue_that_nobody_may_write_can_be_read(stored: Stored, server: D
 
 
 def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) -> None:
-    stop = threading.Event()
+    stop, has_stored = threading.Event(), threading.Event()
     troubles: list[BaseException] = []
 
     def serve() -> None:
@@ -274,6 +274,7 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
                     for key in stored_keys(tier)[:5]:
                         with suppress(EntryMissing):
                             tier.get(key)
+                    has_stored.set()
                 except BaseException as trouble:
                     troubles.append(trouble)
                     return
@@ -287,6 +288,9 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
                 done = cache(*command, directory=stored.directory)
                 assert done.code == 0, done.output
             assert cache("clear", "--yes", directory=stored.directory).code == 0
+        for _ in range(2):  # the first may have begun before the last `clear`
+            has_stored.clear()
+            assert has_stored.wait(10) or troubles
     finally:
         stop.set()
         thread.join()

@@ -12,18 +12,13 @@ import httpx
 
 from rekindle.cli.remote import Remote, refusal_of
 from rekindle.errors import StartupError
+from rekindle.priming.stream import PromptProgress, events_in, progress_in
 
 
 @dataclass(frozen=True, slots=True)
 class ChatLine:
     role: str
     content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilling:
-    n_done: int  # with cached tokens
-    n_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class Failed:
     message: str
 
 
-ChatEvent = Prefilling | ReasoningPiece | TextPiece | ReplyTimings | Failed
+ChatEvent = PromptProgress | ReasoningPiece | TextPiece | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:
@@ -83,9 +78,8 @@ class ChatClient:
                 if response.is_error:
                     yield Failed(refusal_of(response))
                     return
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        yield from _events(json.loads(line.removeprefix("data: ")))
+                for chunk in events_in(response.iter_lines()):
+                    yield from _events(chunk)
         except httpx.HTTPError as error:
             yield Failed(f"The connection was lost: {error}.")
 
@@ -104,8 +98,8 @@ def _events(chunk: dict[str, Any]) -> Iterator[ChatEvent]:
     if error := chunk.get("error"):
         yield Failed(error["message"])
         return
-    if progress := chunk.get("prompt_progress"):
-        yield Prefilling(n_done=progress["processed"], n_tokens=progress["total"])
+    if progress := progress_in(chunk):
+        yield progress
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         # Servers other than ours, given with --url, call it `reasoning`.

@@ -16,6 +16,7 @@ from rich.status import Status
 from rekindle.cli.remote import client_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
+from rekindle.priming.stream import PromptProgress
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     from rekindle.cli.chat.client import ChatClient, ChatEvent, ReplyTimings
@@ -127,7 +128,7 @@ def talk(
 
 def draw(events: "Generator[ChatEvent]", console: Console) -> str:
     """Show a reply as it streams. Return its text; after Ctrl-C, the text so far."""
-    from rekindle.cli.chat.client import Failed, Prefilling, ReasoningPiece, ReplyTimings, TextPiece
+    from rekindle.cli.chat.client import Failed, ReasoningPiece, ReplyTimings, TextPiece
 
     parts: list[str] = []
     thinking = False
@@ -136,7 +137,7 @@ def draw(events: "Generator[ChatEvent]", console: Console) -> str:
         try:
             for event in events:
                 match event:
-                    case Prefilling(n_done, n_tokens):
+                    case PromptProgress(n_done, n_tokens):
                         status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
                     case ReasoningPiece(text):
                         status.stop()

@@ -15,6 +15,7 @@ WIDE_COLUMNS = 120  # width for tables side by side; picked
 _MOST_SLOTS = 16
 _MOST_SESSIONS = 10
 _BAR_CELLS = 20
+_TOKEN_STYLES = {"prefilled": "yellow", "generated": ""}  # others are cached: green
 _NAME_CELLS = 20  # picked to fit every table into 80 columns
 
 
@@ -54,31 +55,20 @@ def _load(snapshot: ServerSnapshot) -> Text:
 
 def _tokens(snapshot: ServerSnapshot, rates: Tokens | None) -> Table:
     tokens = snapshot.tokens
+    rows = [("from the context", "live"), ("from memory", "memory"), ("from disk", "disk")]
+    if snapshot.is_shared_store_up is not None or tokens.shared:
+        rows.append(("from shared store", "shared"))
+    if tokens.upstream:
+        rows.append(("from upstream", "upstream"))
+    rows += [("prefilled", "prefilled"), ("generated", "generated")]
     table = _table("prompt tokens", "total", "per second")
-    for name, total, rate, style in (
-        ("from the context", tokens.live, rates.live if rates else None, "green"),
-        ("from memory", tokens.memory, rates.memory if rates else None, "green"),
-        ("from disk", tokens.disk, rates.disk if rates else None, "green"),
-        *_from_elsewhere(snapshot, rates),
-        ("prefilled", tokens.prefilled, rates.prefilled if rates else None, "yellow"),
-        ("generated", tokens.generated, rates.generated if rates else None, ""),
-    ):
-        shown = "-" if rate is None else f"{rate:,.0f}"
-        table.add_row(Text(name, style=style), f"{total:,}", shown)
+    for label, name in rows:
+        rate = f"{getattr(rates, name):,.0f}" if rates else "-"
+        style = _TOKEN_STYLES.get(name, "green")
+        table.add_row(Text(label, style=style), f"{getattr(tokens, name):,}", rate)
     now = rates.hit_share if rates else None
     table.add_row("hit share", _share(tokens.hit_share), _share(now))
     return table
-
-
-def _from_elsewhere(
-    snapshot: ServerSnapshot, rates: Tokens | None
-) -> Iterator[tuple[str, float, float | None, str]]:
-    """Yield rows for the shared store and for upstreams, if the server uses them."""
-    tokens = snapshot.tokens
-    if snapshot.is_shared_store_up is not None or tokens.shared:
-        yield "from shared store", tokens.shared, rates.shared if rates else None, "green"
-    if tokens.upstream:
-        yield "from upstream", tokens.upstream, rates.upstream if rates else None, "green"
 
 
 def _tiers(snapshot: ServerSnapshot) -> Table:
