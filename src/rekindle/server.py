@@ -170,20 +170,19 @@ class Recorders:
             each.close()
 
 
-def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit code."""
+def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
     try:
         run_event_loop(_serve(assembly, settings, sock))
     finally:
         assembly.close()
-    return 0
 
 
 @contextmanager
-def background(assembly: Assembly, settings: Settings) -> Iterator[str]:
+def background(assembly: Assembly) -> Iterator[str]:
     """Serve on a free loopback port from another thread. Yield the base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
-    server = _Server(_uvicorn_config(assembly.app, settings))
+    server = _Server(_uvicorn_config(assembly.app))
 
     async def serve() -> None:
         assembly.pool.start()
@@ -214,7 +213,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
-    server = _Server(_uvicorn_config(assembly.app, settings))
+    server = _Server(_uvicorn_config(assembly.app))
     logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     loop = asyncio.get_running_loop()
     grace_seconds = settings.server.shutdown_grace
@@ -291,7 +290,7 @@ def _is_not_cancellation(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,

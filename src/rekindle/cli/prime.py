@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,22 +131,17 @@ def _running(
 
 @contextmanager
 def _own(config: str | None, flags: dict[str, object]) -> Iterator[Primer]:
-    """Start a server in this process. What it computes stays in the disk cache."""
+    """Start a server in this process. The disk cache keeps its prompts."""
     settings = load_settings(config, flags).settings
     if not settings.cache.cache_disk:
         raise StartupError(
             "Without --url, prompts are primed into the disk cache, and cache_disk is 0."
         )
-    # Prime only the files of the command line; the warm list belongs to `rekindle serve`.
-    settings = replace(settings, chat=replace(settings.chat, warm=()))
     key = next(iter(api_keys(settings.server)), None)
 
     from rekindle.server import background
 
-    with (
-        background(load_model(settings), settings) as url,
-        client_of(url, key, read_seconds=None) as http,
-    ):
+    with background(load_model(settings)) as url, client_of(url, key, read_seconds=None) as http:
         yield Primer(http, None, persist=True)
 
 

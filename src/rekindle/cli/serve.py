@@ -63,7 +63,7 @@ def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
 
     from rekindle.server import run
 
-    raise typer.Exit(run(assembly, settings, sock))
+    run(assembly, settings, sock)
 
 
 def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:

@@ -244,7 +244,7 @@ def prune(
     """Delete the least recently used entries, from the ends of conversations.
 
     With --url, a server forgets conversations that were unused for that long.
-    It keeps named and pinned ones.
+    Named and pinned conversations stay.
 
     \b
     Examples:

@@ -1,6 +1,6 @@
 """The client of `rekindle chat`: messages in, a stream of events out.
 
-It speaks /v1/chat/completions, and does not touch the terminal.
+Speaks /v1/chat/completions, and does not touch the terminal.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`rekindle chat`: a conversation in the terminal, drawn from the events of `client`.
 
-It talks to a running server, or starts one in this process.
+Talks to a running server, or starts one in this process.
 """
 
 import io
@@ -74,7 +74,7 @@ def _endpoint(
 
     from rekindle.server import background
 
-    with background(load_model(settings), settings) as own:
+    with background(load_model(settings)) as own:
         yield own, key
 
 
