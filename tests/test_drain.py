@@ -1,4 +1,4 @@
-"""The end of a server on fakes: who is let in, what it waits for, what it does not wait for."""
+"""Shutdown of a server on fakes: which requests it refuses, and what it waits for."""
 
 import asyncio
 import threading

@@ -182,7 +182,7 @@ def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
 def background(assembly: Assembly) -> Iterator[str]:
     """Serve on a free loopback port from another thread. Yield the base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
-    server = _Server(_uvicorn_config(assembly.app))
+    server = _UvicornServer(_uvicorn_config(assembly.app))
 
     async def serve() -> None:
         assembly.pool.start()
@@ -205,7 +205,7 @@ def run_event_loop(main: Coroutine[None, None, None]) -> None:
         runner.run(main)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """uvicorn without its signal handling, which raises signals again and loses the exit code."""
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
@@ -213,7 +213,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
-    server = _Server(_uvicorn_config(assembly.app))
+    server = _UvicornServer(_uvicorn_config(assembly.app))
     logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     loop = asyncio.get_running_loop()
     grace_seconds = settings.server.shutdown_grace

@@ -27,7 +27,7 @@ from rekindle.cli.chat.command import draw, summary, talk
 from rekindle.cli.serve import bind
 from rekindle.config import ServerSettings, all_settings
 from rekindle.errors import StartupError
-from rekindle.priming.stream import PromptProgress
+from rekindle.priming.stream import PrefillUpdate
 
 
 def rekindle(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -204,7 +204,7 @@ def test_a_stream_becomes_events_in_order() -> None:
         FINAL,
     )
     assert list(client_of(server).reply([ChatLine("user", "hi")])) == [
-        PromptProgress(n_done=300, n_tokens=310),
+        PrefillUpdate(n_done=300, n_tokens=310),
         ReasoningPiece("hm"),
         TextPiece("Hel"),
         TextPiece("lo"),

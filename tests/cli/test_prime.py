@@ -16,7 +16,7 @@ from rekindle.cli.prime import Primer
 from rekindle.config import all_settings
 from rekindle.errors import DecodeFailed, StartupError
 from rekindle.priming.files import PrimeRequest
-from rekindle.priming.stream import Primed, PromptProgress, outcome_of
+from rekindle.priming.stream import PrefillUpdate, Primed, outcome_of
 from tests.api.client import serving
 from tests.api.fakes import FakeResponder, Script, done
 
@@ -129,9 +129,9 @@ def test_progress_is_told_as_it_comes() -> None:
         f"data: {json.dumps({'choices': [], 'rekindle': account})}",
         "data: [DONE]",
     ]
-    told: list[PromptProgress] = []
+    told: list[PrefillUpdate] = []
     assert outcome_of(lines, told.append) == Primed(n_cached=1, n_computed=8)
-    assert told == [PromptProgress(n_done=5, n_tokens=9)]
+    assert told == [PrefillUpdate(n_done=5, n_tokens=9)]
 
 
 @pytest.mark.parametrize(

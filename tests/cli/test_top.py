@@ -1,4 +1,4 @@
-"""`rekindle top`: frames from recorded replies, rates from two of them, a server that goes."""
+"""`rekindle top`: frames from recorded replies, rates between two, a server that goes away."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The pool on fakes: who is loaded, who has to go, and who must not."""
+"""The pool on fakes: which models are loaded, unloaded, and kept."""
 
 import asyncio
 import threading

@@ -193,7 +193,7 @@ REFUSALS = {
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """What huggingface_hub asks of a Hub to fetch one file: HEAD, then GET, maybe in ranges."""
+    """A Hub for huggingface_hub, which fetches a file with HEAD, then GET, maybe in ranges."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]

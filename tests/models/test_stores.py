@@ -1,4 +1,4 @@
-"""What is stored of models that come and go, without any model."""
+"""The stores of models that are loaded and unloaded, without any model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a model held is free once it is unloaded, also what the collector was told to look past."""
+"""Unloading a model frees its memory, including objects that the collector had frozen."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What becomes of a file that is to be primed: requests, or a sentence that names file and line."""
+"""Files to prime become requests, or one sentence that names the file and the line."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ RESPONSES_TOOL = {
     "description": "Finds.",
     "parameters": SCHEMA,
 }
-# What every priming request has, whatever the file says.
+# Fields of every priming request, for any file.
 PRIMING = {"stream": True, "cache_prompt": True, "persist": True}
 
 

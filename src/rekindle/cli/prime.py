@@ -178,9 +178,9 @@ def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileRepo
 def _send(primer: Primer, request: "PrimeRequest", progress: Progress, task: TaskID) -> "Primed":
     import httpx
 
-    from rekindle.priming.stream import PromptProgress, outcome_of
+    from rekindle.priming.stream import PrefillUpdate, outcome_of
 
-    def show(event: PromptProgress) -> None:
+    def show(event: PrefillUpdate) -> None:
         progress.update(task, completed=event.n_done, total=event.n_tokens)
 
     try:

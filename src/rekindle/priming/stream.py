@@ -9,7 +9,7 @@ from rekindle.errors import PrimeError
 
 
 @dataclass(frozen=True, slots=True)
-class PromptProgress:
+class PrefillUpdate:
     n_done: int  # with cached tokens
     n_tokens: int
 
@@ -25,7 +25,7 @@ class Primed:
 
 
 def outcome_of(
-    lines: Iterable[str], on_progress: Callable[[PromptProgress], None] = lambda _: None
+    lines: Iterable[str], on_progress: Callable[[PrefillUpdate], None] = lambda _: None
 ) -> Primed:
     """Return the result. Raises PrimeError with the server's error, or if the stream breaks off."""
     primed: Primed | None = None
@@ -47,9 +47,9 @@ def events_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def progress_in(data: dict[str, Any]) -> PromptProgress | None:
+def progress_in(data: dict[str, Any]) -> PrefillUpdate | None:
     progress = data.get("prompt_progress")
-    return PromptProgress(progress["processed"], progress["total"]) if progress else None
+    return PrefillUpdate(progress["processed"], progress["total"]) if progress else None
 
 
 def refusal_in(content: bytes, status: str) -> str:

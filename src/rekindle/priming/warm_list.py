@@ -29,7 +29,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _FileState:
+class _LastRead:
     """A file when it was last read."""
 
     stamp: tuple[int, int] | None  # mtime in ns, and bytes; None: it could not be read
@@ -51,7 +51,7 @@ class WarmList:
         self._send = send
         self._poll_seconds = poll_seconds
         self._sleep = sleep
-        self._seen: dict[Path, _FileState] = {}
+        self._seen: dict[Path, _LastRead] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -91,10 +91,10 @@ class WarmList:
         except OSError as error:
             if before is None or before.stamp is not None:
                 _log.warning("warm list: %s cannot be read: %s", path, error.strerror)
-            self._seen[path] = _FileState(None, b"")
+            self._seen[path] = _LastRead(None, b"")
             return None
         digest = hashlib.blake2b(content).digest()
-        self._seen[path] = _FileState(stamp, digest)
+        self._seen[path] = _LastRead(stamp, digest)
         return None if before is not None and before.digest == digest else content
 
     async def _prime(self, path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`rekindle cache export` and `import`, and the names that `ls` and `show` tell."""
+"""`rekindle cache export` and `import`, and names in `ls` and `show`."""
 
 import os
 import pty

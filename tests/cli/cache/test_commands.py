@@ -1,4 +1,4 @@
-"""`rekindle cache`: what it lists, shows and prunes, and where it looks."""
+"""`rekindle cache`: `ls`, `show` and `prune`, and the directory they use."""
 
 import sqlite3
 import subprocess

@@ -1,4 +1,4 @@
-"""`rekindle cache`: what it finds and mends, what it deletes, and servers it runs beside."""
+"""`rekindle cache`: `verify` and `clear`, also beside a running server."""
 
 import os
 import pty

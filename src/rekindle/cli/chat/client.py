@@ -12,7 +12,7 @@ import httpx
 
 from rekindle.cli.remote import Remote, refusal_of
 from rekindle.errors import StartupError
-from rekindle.priming.stream import PromptProgress, events_in, progress_in
+from rekindle.priming.stream import PrefillUpdate, events_in, progress_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Failed:
     message: str
 
 
-ChatEvent = PromptProgress | ReasoningPiece | TextPiece | ReplyTimings | Failed
+ChatEvent = PrefillUpdate | ReasoningPiece | TextPiece | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:

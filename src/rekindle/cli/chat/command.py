@@ -16,7 +16,7 @@ from rich.status import Status
 from rekindle.cli.remote import client_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
-from rekindle.priming.stream import PromptProgress
+from rekindle.priming.stream import PrefillUpdate
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     from rekindle.cli.chat.client import ChatClient, ChatEvent, ReplyTimings
@@ -137,7 +137,7 @@ def draw(events: "Generator[ChatEvent]", console: Console) -> str:
         try:
             for event in events:
                 match event:
-                    case PromptProgress(n_done, n_tokens):
+                    case PrefillUpdate(n_done, n_tokens):
                         status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
                     case ReasoningPiece(text):
                         status.stop()
