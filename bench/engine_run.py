@@ -21,7 +21,8 @@ from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSample
 from rekindle.generation.request import GenerationRequest, Sampling
 from rekindle.generation.status import CacheStatus
 from rekindle.llama.context import ContextParams
-from rekindle.models.llama_model import LoadedModel, load
+from rekindle.models.llama_model import load_llama
+from rekindle.models.serving_model import SILENT, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
 
@@ -58,29 +59,30 @@ def scratch_directory() -> Iterator[Path]:
 
 def start_engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int, n_ubatch: int = 512
-) -> LoadedModel:
+) -> ServingModel:
     settings = Settings(
         engine=EngineSettings(
             ctx_size=n_cells, parallel=n_slots, threads=os.cpu_count(), ubatch_size=n_ubatch
         ),
         cache=cache,
     )
-    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)))
-    loaded = load(settings, file, file.name, stores, Accounts())
-    loaded.start()
+    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)), None)
+    parts = ServerParts(settings, Accounts(), ())
+    loaded = load_llama(parts, file.name, file, stores, SILENT)
+    loaded.engine.start()
     return loaded
 
 
 @asynccontextmanager
 async def engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
-) -> AsyncIterator[LoadedModel]:
+) -> AsyncIterator[ServingModel]:
     loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
     loaded.engine.check_grammar(ANY_GRAMMAR)  # a server has done this before its first request
     try:
         yield loaded
     finally:
-        loaded.close()
+        loaded.resources.close()
 
 
 def context_params(*, n_cells: int, n_slots: int) -> ContextParams:
@@ -99,7 +101,7 @@ def context_params(*, n_cells: int, n_slots: int) -> ContextParams:
 
 
 async def ask(
-    loaded: LoadedModel,
+    loaded: ServingModel,
     prompt: tuple[int, ...],
     n_tokens: int = 1,
     *,
@@ -128,7 +130,7 @@ async def ask(
 
 
 async def ask_and_save(
-    loaded: LoadedModel, prompt: tuple[int, ...], n_tokens: int = 1
+    loaded: ServingModel, prompt: tuple[int, ...], n_tokens: int = 1
 ) -> TimedAnswer:
     """Ask, then wait until the engine has exported the rows of the answer."""
     answer = await ask(loaded, prompt, n_tokens)
@@ -136,19 +138,19 @@ async def ask_and_save(
     return answer
 
 
-def cache_status(loaded: LoadedModel) -> CacheStatus:
+def cache_status(loaded: ServingModel) -> CacheStatus:
     status = loaded.engine.status().cache
     assert status is not None
     return status
 
 
-async def until_written(loaded: LoadedModel, n_entries: int) -> None:
+async def until_written(loaded: ServingModel, n_entries: int) -> None:
     """Wait until the disk holds so many entries. No event reports this."""
     while _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _n_on_disk(loaded: LoadedModel) -> int:
+def _n_on_disk(loaded: ServingModel) -> int:
     tiers = cache_status(loaded).tiers
     return sum(tier.n_entries for tier in tiers if tier.name is CacheSource.DISK)
 

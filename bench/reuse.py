@@ -21,7 +21,7 @@ from bench.engine_run import (
     start_engine,
 )
 from rekindle.config import Bytes, CacheSettings
-from rekindle.models.llama_model import LoadedModel
+from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
@@ -49,10 +49,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
         ("back", prompts[0]),
     ]:
         _add(table, name, await ask_and_save(loaded, prompt))
-    loaded.close()
+    loaded.resources.close()
     loaded = _engine(file, folder, n_tokens, n_slots=1)
     _add(table, "after a restart", await ask_and_save(loaded, prompts[0]))
-    loaded.close()
+    loaded.resources.close()
     console.print(table)
 
     loaded = _engine(file, folder, n_tokens, n_slots=4)
@@ -66,10 +66,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
             f" {1e3 * median(answer.token_seconds[-20:]):.2f} at the end; then"
             f" {loaded.engine.status().n_cells_used} cells in use, {n_parked} slots parked"
         )
-    loaded.close()
+    loaded.resources.close()
 
 
-def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> LoadedModel:
+def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> ServingModel:
     settings = CacheSettings(cache_dir=folder / "cache", cache_write_budget=Bytes(0))
     n_cells = (N_IDLE + 1) * n_tokens + 4096
     return start_engine(file, settings, n_cells=n_cells, n_slots=n_slots)

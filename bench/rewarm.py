@@ -53,7 +53,7 @@ def _server(stack: ExitStack, *, rewarm: bool) -> Iterator[str]:
         engine=EngineSettings(parallel=1),
         cache=CacheSettings(cache_dir=Path(folder)),
     )
-    with background(assemble(settings, resolve_model(None)), settings) as url:
+    with background(assemble(settings, resolve_model(None))) as url:
         yield url
 
 

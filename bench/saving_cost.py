@@ -21,7 +21,7 @@ from bench.engine_run import ask, cache_status, engine, random_prompt, scratch_d
 from bench.report import BenchRow, at_most, run_alone
 from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.config import Bytes, CacheSettings, WritePolicy
-from rekindle.models.llama_model import LoadedModel
+from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
@@ -108,7 +108,7 @@ async def _in_turn(
 
 
 async def _burst(
-    loaded: LoadedModel, shape: tuple[int, int, int], *, is_saving: bool
+    loaded: ServingModel, shape: tuple[int, int, int], *, is_saving: bool
 ) -> SavingBurst:
     n_streams, n_prompt, n_reply = shape
     before = cache_status(loaded).counters.memory.write_microseconds
@@ -147,7 +147,7 @@ def _transfer_seconds() -> float:
     return sum(int(text.split()[0]) for text in texts) / 1e9
 
 
-async def _saved(loaded: LoadedModel) -> None:
+async def _saved(loaded: ServingModel) -> None:
     """Wait until the rows of this burst are saved, before the next one begins."""
     last = None
     while (counters := cache_status(loaded).counters) != last:

@@ -13,7 +13,6 @@ from rekindle.config import (
     all_settings,
 )
 from rekindle.config_sources import (
-    SourceKind,
     api_keys,
     read_file,
     resolve,
@@ -31,20 +30,19 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert (engine.ctx_size, engine.parallel, engine.batch_size) == (100, 20, 30)
     assert engine.queue_size == Settings().engine.queue_size
     assert [
-        (resolved.sources[name].kind, str(resolved.sources[name]))
-        for name in ("ctx_size", "parallel", "batch_size", "queue_size")
+        resolved.sources[name] for name in ("ctx_size", "parallel", "batch_size", "queue_size")
     ] == [
-        (SourceKind.FLAG, "--ctx-size"),
-        (SourceKind.ENVIRONMENT, "REKINDLE_PARALLEL"),
-        (SourceKind.FILE, "engine.batch_size in the configuration file"),
-        (SourceKind.DEFAULT, "default"),
+        "--ctx-size",
+        "REKINDLE_PARALLEL",
+        "engine.batch_size in the configuration file",
+        "default",
     ]
 
 
 def test_nothing_given_is_the_documented_defaults() -> None:
     resolved = resolve({}, {}, {})
     assert resolved.settings == Settings()
-    assert {source.kind for source in resolved.sources.values()} == {SourceKind.DEFAULT}
+    assert set(resolved.sources.values()) == {"default"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The end of a server on fakes: who is let in, what it waits for, what it does not wait for."""
+"""Shutdown of a server on fakes: which requests it refuses, and what it waits for."""
 
 import asyncio
 import threading
@@ -58,9 +58,11 @@ class Ending:
 
     def __init__(self, *models: FakeModel) -> None:
         names = [model.card.id for model in models]
-        self.pool = ModelPool(names, FakeLoader(), default=None, memory_bytes=10 * GIB)
+        self.pool = ModelPool(
+            names, FakeLoader(), default=None, memory_bytes=10 * GIB, keep_alive_seconds=0.0
+        )
         for model in models:
-            self.pool.adopt(model.card.id, model)
+            self.pool.adopt(model.card.id, model.serving())
         self.pool.start()
         self.drain = Drain()
         feed = Feed(self.pool, HourHistory())

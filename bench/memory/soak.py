@@ -110,7 +110,7 @@ def _serve(asked: Connection, folder: Path) -> None:
         ),
         server=ServerSettings(log_level=LogLevel.WARNING),
     )
-    with small_limits(), background(assemble(settings, resolve_model(str(model))), settings) as url:
+    with small_limits(), background(assemble(settings, resolve_model(str(model)))) as url:
         asked.send(url)
         while asked.recv() == "look":
             metrics = httpx.get(f"{url}/metrics").text

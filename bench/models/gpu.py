@@ -29,7 +29,7 @@ from bench.engine_run import (
 )
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
-from rekindle.models.llama_model import LoadedModel
+from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server import run_event_loop
 
@@ -60,7 +60,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other):
             _add(table, "back, from memory", await ask_and_save(loaded, prompt), row_bytes)
     await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
-    loaded.close()
+    loaded.resources.close()
 
     for may_recompute, name in ((False, "from disk, told to load"), (True, "from disk, or not")):
         loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
@@ -68,7 +68,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other) if may_recompute else (cold,):
             drop_page_cache(_files(folder))
             _add(table, f"restarted, {name}", await ask_and_save(loaded, prompt), row_bytes)
-        loaded.close()
+        loaded.resources.close()
     CONSOLE.print(table)
     await _idle_tax(file, folder, n_tokens)
 
@@ -96,12 +96,12 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
         )
     CONSOLE.print(table)
     CONSOLE.print(f"{counters.parked} slots were parked to speed up decoding")
-    loaded.close()
+    loaded.resources.close()
 
 
 def _start(
     file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int, may_recompute: bool = True
-) -> LoadedModel:
+) -> ServingModel:
     cache = CacheSettings(
         cache_dir=folder / "cache",
         cache_write_budget=Bytes(0),
@@ -112,7 +112,7 @@ def _start(
     return start_engine(file, cache, n_cells=n_cells, n_slots=n_slots, n_ubatch=N_UBATCH)
 
 
-async def _warm_up(loaded: LoadedModel) -> float:
+async def _warm_up(loaded: ServingModel) -> float:
     """Load kernels and let the engine measure its prefill. Return the bytes of a row."""
     before = cache_status(loaded).counters.memory.written_bytes
     await ask_and_save(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))

@@ -1,16 +1,19 @@
 """Every setting, once: its default, its limits and its help.
 
 Each field is one flag (`--ctx-size`), one environment variable (`REKINDLE_CTX_SIZE`) and one
-key of the TOML file (`ctx_size` under `[engine]`). `config_sources` finds out what they are.
+key of the TOML file (`ctx_size` under `[engine]`). `config_sources` reads their values.
 """
+
+# ruff: noqa: FBT003, RUF009 - `_setting` declares a dataclass field, and a default may be a bool.
 
 import types
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Bytes = NewType("Bytes", int)
+T = TypeVar("T")
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 INT32_MAX = 2**31 - 1
@@ -77,272 +80,193 @@ class LogLevel(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a field's metadata holds: all that is said of it beyond its type and default."""
+    """Metadata of a settings field: its help and its limits."""
 
     help: str
     minimum: float = 0
     maximum: float = INT32_MAX
     more_flags: tuple[str, ...] = ()
     secret: bool = False
-    off_flag: str | None = None  # a switch that means 0
+    off_flag: str | None = None  # a switch that sets the value to 0
 
 
-def _about(help: str, **limits: Any) -> dict[str, About]:
-    return {"about": About(help=help, **limits)}
+def _setting(default: T, help: str, **limits: Any) -> T:
+    """Declare one setting. Typed as its default, so that a default of the wrong type shows."""
+    made: Any = field(default=default, metadata={"about": About(help=help, **limits)})
+    return cast(T, made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    model: str | None = field(
-        default=None,
-        metadata=_about(
-            "GGUF file, hf:owner/repo/file.gguf, or with --engine vllm the model's folder. Without"
-            " it: the embedded SmolLM2."
-        ),
+    model: str | None = _setting(
+        None,
+        "GGUF file or hf:owner/repo/file.gguf; with --engine vllm, the model's folder. Default:"
+        " the embedded SmolLM2.",
     )
-    alias: str | None = field(
-        default=None,
-        metadata=_about("Model name in the APIs. Without it: from the file.", more_flags=("-a",)),
+    alias: str | None = _setting(
+        None, "Model name in the APIs. Default: taken from the file name.", more_flags=("-a",)
     )
-    chat_template: str | None = field(
-        default=None,
-        metadata=_about("Jinja file, Jinja text or 'chatml', instead of the model's own template."),
+    chat_template: str | None = _setting(
+        None, "Jinja file, Jinja text or 'chatml' to use instead of the model's own template."
     )
-    models: tuple[str, ...] = field(
-        default=(),
-        metadata=_about("More models like MODEL, loaded when they are used; may be repeated."),
+    models: tuple[str, ...] = _setting(
+        (), "Another model, given like MODEL and loaded on first use; may be repeated."
     )
-    models_dir: Path | None = field(
-        default=None,
-        metadata=_about("Folder whose GGUF files are more models, each named as its file."),
+    models_dir: Path | None = _setting(
+        None, "Folder of GGUF files to serve as well, each named after its file."
     )
-    models_memory: Bytes | None = field(
-        default=None,
-        metadata=_about(
-            "Memory for loaded models; the last used stay. Without it: half of the machine's.",
-            maximum=1024 * TIB,
-        ),
+    models_memory: Bytes | None = _setting(
+        None,
+        "Memory for loaded models; beyond it, the least recently used is unloaded. Default: half"
+        " of the machine's.",
+        maximum=1024 * TIB,
     )
-    keep_alive: float = field(
-        default=0.0,
-        metadata=_about("Seconds until a model that is idle is unloaded; 0: never."),
-    )
+    keep_alive: float = _setting(0.0, "Seconds until an idle model is unloaded; 0: never.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    reasoning_history: ReasoningHistory = field(
-        default=ReasoningHistory.AUTO,
-        metadata=_about(
-            "What becomes of earlier reasoning: keep it, do as the template says, or auto: keep"
-            " it within a tool loop and where the template has a switch for it."
-        ),
+    reasoning_history: ReasoningHistory = _setting(
+        ReasoningHistory.AUTO,
+        "Reasoning of earlier turns. keep: keep it; template: as the template does; auto: keep it"
+        " within a tool loop, and where the template has a switch for it.",
     )
-    overflow: Overflow = field(
-        default=Overflow.ERROR,
-        metadata=_about(
-            "A conversation that does not fit: error, or trim: the oldest turns are left out."
-        ),
+    overflow: Overflow = _setting(
+        Overflow.ERROR,
+        "For a conversation longer than the context. error: refuse it; trim: leave out the oldest"
+        " turns.",
     )
-    tool_dialect: str | None = field(
-        default=None,
-        metadata=_about("How the model writes tool calls. Without it: found in the template."),
+    tool_dialect: str | None = _setting(
+        None, "How the model writes tool calls. Default: detected from the template."
     )
-    rewarm: bool = field(
-        default=True,
-        metadata=_about("Compute the next turn's prompt while idle, where it will be another."),
+    rewarm: bool = _setting(
+        True,
+        "While idle, prefill the next turn's prompt if the template will render it differently.",
     )
-    volatile: tuple[str, ...] = field(
-        default=(),
-        metadata=_about(
-            "Text of system prompts and tools to replace by a constant: a known rule or a regular"
-            " expression; may be repeated."
-        ),
+    volatile: tuple[str, ...] = _setting(
+        (),
+        "Text in system prompts and tools to replace by a constant: the name of a built-in rule,"
+        " or a regular expression; may be repeated.",
     )
-    warm: tuple[str, ...] = field(
-        default=(),
-        metadata=_about(
-            "File, folder or glob to prime at start and when it changes; may be repeated."
-        ),
+    warm: tuple[str, ...] = _setting(
+        (), "File, folder or glob to prime at start and after each change; may be repeated."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    engine: EngineKind = field(
-        default=EngineKind.LLAMA,
-        metadata=_about("What computes: llama.cpp in this process, or vLLM behind --upstream."),
+    engine: EngineKind = _setting(
+        EngineKind.LLAMA,
+        "Engine: llama.cpp in this process, or vLLM servers given with --upstream.",
     )
-    upstream: tuple[str, ...] = field(
-        default=(), metadata=_about("Base URL of a vLLM server; may be repeated.")
+    upstream: tuple[str, ...] = _setting((), "Base URL of a vLLM server; may be repeated.")
+    ctx_size: int = _setting(
+        0,
+        "Tokens of context, shared by all running requests; 0: as the model was trained.",
+        more_flags=("-c",),
     )
-    ctx_size: int = field(
-        default=0,
-        metadata=_about(
-            "Tokens of context, shared by all sequences; 0: what the model was trained with.",
-            more_flags=("-c",),
-        ),
+    parallel: int = _setting(4, "Requests that run at the same time.", minimum=1, maximum=64)
+    threads: int | None = _setting(
+        None, "CPU threads. Default: the number of physical cores.", minimum=1, more_flags=("-t",)
     )
-    parallel: int = field(
-        default=4, metadata=_about("Requests that run at the same time.", minimum=1, maximum=64)
+    gpu_layers: int = _setting(
+        -1, "Number of layers on the GPU; -1: all.", minimum=-1, more_flags=("--n-gpu-layers",)
     )
-    threads: int | None = field(
-        default=None,
-        metadata=_about(
-            "CPU threads. Without it: the physical cores.", minimum=1, more_flags=("-t",)
-        ),
+    batch_size: int = _setting(
+        2048, "Maximum tokens in one call of llama.cpp.", minimum=1, more_flags=("-b",)
     )
-    gpu_layers: int = field(
-        default=-1,
-        metadata=_about(
-            "Layers to keep on the GPU; -1: all.", minimum=-1, more_flags=("--n-gpu-layers",)
-        ),
+    ubatch_size: int = _setting(512, "Maximum tokens that llama.cpp computes at once.", minimum=1)
+    flash_attn: FlashAttn = _setting(FlashAttn.AUTO, "Flash attention.")
+    cache_type_k: KvType = _setting(KvType.F16, f"Type of the K rows of the KV cache: {_KV_TYPES}.")
+    cache_type_v: KvType = _setting(KvType.F16, f"Type of the V rows of the KV cache: {_KV_TYPES}.")
+    swa_full: bool = _setting(
+        False, "Keep all rows of sliding-window layers, not only those in the window."
     )
-    batch_size: int = field(
-        default=2048,
-        metadata=_about("Most tokens in one call of llama.cpp.", minimum=1, more_flags=("-b",)),
-    )
-    ubatch_size: int = field(
-        default=512, metadata=_about("Most tokens computed in one go.", minimum=1)
-    )
-    flash_attn: FlashAttn = field(default=FlashAttn.AUTO, metadata=_about("Flash attention."))
-    cache_type_k: KvType = field(
-        default=KvType.F16,
-        metadata=_about(f"Type of the K rows of the KV cache: {_KV_TYPES}."),
-    )
-    cache_type_v: KvType = field(
-        default=KvType.F16,
-        metadata=_about(f"Type of the V rows of the KV cache: {_KV_TYPES}."),
-    )
-    swa_full: bool = field(
-        default=False,
-        metadata=_about("Keep all rows of sliding-window layers, not only the window."),
-    )
-    queue_size: int = field(
-        default=64, metadata=_about("Requests that may wait for a slot; more get a 429.")
-    )
+    queue_size: int = _setting(64, "Requests that may wait for a slot; further ones get a 429.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    cache_prompt: bool = field(
-        default=True,
-        metadata=_about("Reuse and keep prefixes; a request may say otherwise."),
+    cache_prompt: bool = _setting(True, "Reuse and store prefixes; a request can override it.")
+    cache_ram: Bytes | None = _setting(
+        None, "Memory for stored prefixes. Default: a quarter of the machine's.", maximum=TIB
     )
-    cache_ram: Bytes | None = field(
-        default=None,
-        metadata=_about(
-            "Memory for stored prefixes. Without it: a quarter of the machine's.", maximum=TIB
-        ),
+    cache_disk: Bytes = _setting(
+        Bytes(20 * GIB),
+        "Disk space for stored prefixes; 0: none.",
+        maximum=1024 * TIB,
+        off_flag="--no-cache-disk",
     )
-    cache_disk: Bytes = field(
-        default=Bytes(20 * GIB),
-        metadata=_about(
-            "Disk space for stored prefixes; 0: none.",
-            maximum=1024 * TIB,
-            off_flag="--no-cache-disk",
-        ),
+    cache_dir: Path | None = _setting(
+        None, "Folder for stored prefixes. Default: in the user's cache directory."
     )
-    cache_dir: Path | None = field(
-        default=None,
-        metadata=_about("Where they are stored. Without it: in the user's cache directory."),
+    cache_write_budget: Bytes = _setting(
+        Bytes(20 * GIB), "Maximum bytes written to disk per hour; 0: no limit.", maximum=1024 * TIB
     )
-    cache_write_budget: Bytes = field(
-        default=Bytes(20 * GIB),
-        metadata=_about("Most bytes written to disk in an hour; 0: no limit.", maximum=1024 * TIB),
+    cache_write_policy: WritePolicy = _setting(
+        WritePolicy.ALL, "Prefixes to write to disk: all, or only those that were reused once."
     )
-    cache_write_policy: WritePolicy = field(
-        default=WritePolicy.ALL,
-        metadata=_about("Which prefixes go to disk: all, or those that were reused once."),
+    cache_min_tokens: int = _setting(
+        64, "Minimum length of prefixes that are written to disk, in tokens."
     )
-    cache_min_tokens: int = field(
-        default=64, metadata=_about("Shorter prefixes are not written to disk.")
+    cache_recompute: bool = _setting(
+        True, "Recompute a stored prefix when that is measured to be faster than loading it."
     )
-    cache_recompute: bool = field(
-        default=True,
-        metadata=_about("Compute again where measured speeds say that loading takes longer."),
+    cache_shared: str | None = _setting(
+        None,
+        "URL of a store that several servers share: redis://, rediss://, redis+sentinel://,"
+        " redis+cluster:// or s3://.",
+        secret=True,
     )
-    cache_shared: str | None = field(
-        default=None,
-        metadata=_about(
-            "Store that several servers share: redis://, rediss://, redis+sentinel://,"
-            " redis+cluster:// or s3://.",
-            secret=True,
-        ),
+    cache_shared_key: str | None = _setting(
+        None,
+        "Key that encrypts the shared store: 32 bytes in hex or base64. Default: no encryption.",
+        secret=True,
     )
-    cache_shared_key: str | None = field(
-        default=None,
-        metadata=_about(
-            "32 bytes in hex or base64 that encrypt what is in the shared store. Without it:"
-            " in clear.",
-            secret=True,
-        ),
-    )
-    namespace_by: NamespaceBy = field(
-        default=NamespaceBy.NONE,
-        metadata=_about(
-            "What keeps cached prefixes apart: none, or api-key: each key has its own."
-        ),
+    namespace_by: NamespaceBy = _setting(
+        NamespaceBy.NONE,
+        "Who shares cached prefixes. none: all clients; api-key: clients with the same key.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    host: str = field(default="127.0.0.1", metadata=_about("Address to listen on."))
-    port: int = field(default=8080, metadata=_about("Port to listen on.", minimum=1, maximum=65535))
-    api_key: tuple[str, ...] = field(
-        default=(), metadata=_about("Key that clients must send; may be repeated.", secret=True)
+    host: str = _setting("127.0.0.1", "Address to listen on.")
+    port: int = _setting(8080, "Port to listen on.", minimum=1, maximum=65535)
+    api_key: tuple[str, ...] = _setting(
+        (), "API key that clients must send; may be repeated.", secret=True
     )
-    api_key_file: Path | None = field(
-        default=None,
-        metadata=_about("File with one key per line; lines that start with # are comments."),
+    api_key_file: Path | None = _setting(
+        None, "File with one key per line; lines that start with # are comments."
     )
-    cors: tuple[str, ...] = field(
-        default=(), metadata=_about("Origin that browsers may call from; may be repeated.")
+    cors: tuple[str, ...] = _setting(
+        (), "Origin of web pages that may call this server; may be repeated."
     )
-    body_limit: Bytes = field(
-        default=Bytes(32 * MIB), metadata=_about("Largest request body.", minimum=KIB, maximum=TIB)
+    body_limit: Bytes = _setting(Bytes(32 * MIB), "Largest request body.", minimum=KIB, maximum=TIB)
+    explain: bool = _setting(
+        False, "Report in every reply why the cache did not hold more of its prompt."
     )
-    explain: bool = field(
-        default=False,
-        metadata=_about("Every reply says why it did not find more in the cache."),
+    shutdown_grace: float = _setting(
+        10.0, "Seconds that running requests get to finish at shutdown.", maximum=86400
     )
-    shutdown_grace: float = field(
-        default=10.0,
-        metadata=_about("Seconds that running requests get at shutdown.", maximum=86400),
+    ping_interval: float = _setting(
+        10.0, "Seconds between keep-alive comments in a stream.", minimum=0.1, maximum=86400
     )
-    ping_interval: float = field(
-        default=10.0,
-        metadata=_about(
-            "Seconds between keep-alive comments in a stream.", minimum=0.1, maximum=86400
-        ),
+    log_level: LogLevel = _setting(LogLevel.INFO, "Lowest severity to log.")
+    trace: Path | None = _setting(
+        None, "File that gets one line per reply, with up to 80 characters of its prompt."
     )
-    log_level: LogLevel = field(
-        default=LogLevel.INFO, metadata=_about("Least severe messages to log.")
+    trace_prompts: bool = _setting(
+        False, "Write whole prompts and requests to the trace: everything that clients send."
     )
-    trace: Path | None = field(
-        default=None,
-        metadata=_about(
-            "File that gets one line per reply. A line shows up to 80 characters of a prompt."
-        ),
+    trace_size: Bytes = _setting(
+        Bytes(100 * MIB),
+        "Maximum size of the trace. After that a new file begins, and one old file is kept.",
+        minimum=MIB,
+        maximum=1024 * TIB,
     )
-    trace_prompts: bool = field(
-        default=False,
-        metadata=_about("The trace holds whole prompts and requests: everything clients send."),
-    )
-    trace_size: Bytes = field(
-        default=Bytes(100 * MIB),
-        metadata=_about(
-            "Largest trace; then a new one begins, and one older one is kept.",
-            minimum=MIB,
-            maximum=1024 * TIB,
-        ),
-    )
-    otel: bool = field(
-        default=False,
-        metadata=_about(
-            "Send spans to OpenTelemetry; on too where OTEL_EXPORTER_OTLP_ENDPOINT is set."
-        ),
+    otel: bool = _setting(
+        False, "Send spans to OpenTelemetry. Also on when OTEL_EXPORTER_OTLP_ENDPOINT is set."
     )
 
 
@@ -355,18 +279,12 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
 
-SECTIONS = {
-    "model": ModelSettings,
-    "chat": ChatSettings,
-    "engine": EngineSettings,
-    "cache": CacheSettings,
-    "server": ServerSettings,
-}
+SECTIONS: dict[str, type[Any]] = {each.name: type(each.default) for each in fields(Settings)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of one section, as the flags, `--print-config` and the docs see it."""
+    """One field of one section, for the flags, `--print-config` and the docs."""
 
     section: str
     name: str

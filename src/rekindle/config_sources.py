@@ -1,7 +1,7 @@
-"""The values of the settings, and where each came from: flags, the environment, a TOML file.
+"""Values of the settings, and the source of each: flags, the environment, a TOML file.
 
-Flags win, then the environment, then the file. `resolve` is pure; only `read_file` and
-`api_keys` touch the disk.
+A flag wins over the environment, and the environment over the file. `resolve` is pure; only
+`read_file` and `api_keys` read files.
 """
 
 import difflib
@@ -29,50 +29,32 @@ from rekindle.config import (
 from rekindle.errors import StartupError
 
 
-class SourceKind(Enum):
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a value came from; `name` is what the operator would look for there."""
-
-    kind: SourceKind
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     settings: Settings
-    sources: Mapping[str, Source]
+    sources: Mapping[str, str]  # by setting: its flag, its variable, its key, or "default"
 
 
 def resolve(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Mapping[str, object]
 ) -> Resolved:
-    """`flags` holds only what was given, by field name; `file` is the parsed TOML."""
+    """Return the settings. `flags` holds given flags by field name; `file` is parsed TOML."""
     settings = all_settings()
     from_file = _flatten(file, settings)
     values: dict[str, Any] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, str] = {}
     for setting in settings:
-        source = _source(setting, flags, environment, from_file)
-        sources[setting.name] = source
-        match source.kind:
-            case SourceKind.FLAG:
-                values[setting.name] = _convert(setting, source, flags[setting.name])
-            case SourceKind.ENVIRONMENT:
-                values[setting.name] = _convert(setting, source, environment[setting.variable])
-            case SourceKind.FILE:
-                values[setting.name] = _convert(setting, source, from_file[setting.name])
-            case SourceKind.DEFAULT:
-                values[setting.name] = setting.default
+        value, source = setting.default, "default"
+        if setting.name in flags:
+            source = setting.flag
+            value = _convert(setting, source, flags[setting.name], is_text=True)
+        elif setting.variable in environment:
+            source = setting.variable
+            value = _convert(setting, source, environment[source], is_text=True)
+        elif setting.name in from_file:
+            source = f"{setting.section}.{setting.name} in the configuration file"
+            value = _convert(setting, source, from_file[setting.name], is_text=False)
+        values[setting.name], sources[setting.name] = value, source
     made = {
         section: settings_class(**{each.name: values[each.name] for each in fields(settings_class)})
         for section, settings_class in SECTIONS.items()
@@ -94,7 +76,7 @@ def read_file(path: Path) -> dict[str, object]:
 
 
 def api_keys(server: ServerSettings) -> tuple[str, ...]:
-    """The keys given directly and those in the key file; empty: no key is asked for."""
+    """Return the given keys and those of the key file. Empty: clients need no key."""
     if server.api_key_file is None:
         return server.api_key
     try:
@@ -107,26 +89,9 @@ def api_keys(server: ServerSettings) -> tuple[str, ...]:
         raise StartupError(f"The API key file {server.api_key_file} is not UTF-8 text.") from error
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not keys:
-        # Going on would serve without any key, which is not what a key file asks for.
+        # Without a key the server would be open, although the operator asked for keys.
         raise StartupError(f"The API key file {server.api_key_file} holds no key.")
     return (*server.api_key, *keys)
-
-
-def _source(
-    setting: Setting,
-    flags: Mapping[str, object],
-    environment: Mapping[str, str],
-    from_file: Mapping[str, object],
-) -> Source:
-    if setting.name in flags:
-        return Source(SourceKind.FLAG, setting.flag)
-    if setting.variable in environment:
-        return Source(SourceKind.ENVIRONMENT, setting.variable)
-    if setting.name in from_file:
-        return Source(
-            SourceKind.FILE, f"{setting.section}.{setting.name} in the configuration file"
-        )
-    return Source(SourceKind.DEFAULT, "default")
 
 
 def _flatten(file: Mapping[str, object], settings: tuple[Setting, ...]) -> dict[str, object]:
@@ -152,12 +117,10 @@ def _unknown(shown: str, name: str, noun: str, known: tuple[str, ...]) -> Startu
     return StartupError(f"The configuration file has an unknown {noun} {shown}; {hint}")
 
 
-def _convert(setting: Setting, source: Source, raw: object) -> object:
-    """The value in the field's own type; a flag or variable may spell it as text."""
-    spelled = raw
-    if isinstance(raw, str) and source.kind is not SourceKind.FILE:
-        spelled = _from_text(setting.type, raw)
-    value = _typed(setting.type, spelled)
+def _convert(setting: Setting, source: str, raw: object, *, is_text: bool) -> object:
+    """Return the value in the field's own type. `is_text`: a text may spell another type."""
+    spells = is_text and isinstance(raw, str)
+    value = _typed(setting.type, _from_text(setting.type, str(raw)) if spells else raw)
     if value is None or not _within_limits(setting, value):
         found = "is not" if setting.about.secret else f"is {raw!r}"
         raise StartupError(f"{setting.name} must be {setting.allowed}, but {source} {found}.")
@@ -165,7 +128,7 @@ def _convert(setting: Setting, source: Source, raw: object) -> object:
 
 
 def _from_text(kind: Any, text: str) -> object:
-    """Text as the value TOML would have; left as it is where it spells none."""
+    """Return the value that TOML would have; the text itself if it spells none."""
     word = text.strip().lower()
     if kind is bool:
         words = {"true": True, "1": True, "on": True, "yes": True}
@@ -181,9 +144,9 @@ def _from_text(kind: Any, text: str) -> object:
 
 
 def _typed(kind: Any, value: object) -> object | None:
-    """`value` as `kind`, or None where it is not one."""
+    """Return `value` as a `kind`, or None if it is no such value."""
     if kind is Bytes:
-        return _size(value)
+        return parse_size(value)
     if kind is float and type(value) is int:
         return float(value)
     if kind in (int, float, bool):
@@ -201,7 +164,8 @@ def _typed(kind: Any, value: object) -> object | None:
     return value
 
 
-def _size(value: object) -> Bytes | None:
+def parse_size(value: object) -> Bytes | None:
+    """Return the bytes of a number, or of a text such as 4MB or 1GiB; None: it is no size."""
     if type(value) is int:
         return Bytes(value)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": KIB, "mib": MIB}
@@ -225,22 +189,24 @@ def _check_together(resolved: Resolved) -> None:
     for name in ("cache_ram", "cache_disk"):
         n_bytes = getattr(resolved.settings.cache, name)
         if n_bytes and n_bytes < MIB:
-            # llama-server counts MiB here: 8192 would quietly become 8 KiB.
+            # llama-server counts MiB here: 8192 would silently become 8 KiB.
             raise StartupError(
-                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes;"
-                " a size has a unit, such as 512MiB or 8GiB."
+                f"{name} must be 0 or at least 1MiB, but {sources[name]} is {n_bytes} bytes."
+                " Write a size with its unit, such as 512MiB or 8GiB."
             )
+
+    def told(name: str) -> str:
+        return f"{getattr(engine, name)} ({sources[name]})"
+
     if engine.ubatch_size > engine.batch_size:
         raise StartupError(
-            f"ubatch_size must not exceed batch_size, but it is {engine.ubatch_size}"
-            f" ({sources['ubatch_size']}) and batch_size is {engine.batch_size}"
-            f" ({sources['batch_size']})."
+            f"ubatch_size must not exceed batch_size, but it is {told('ubatch_size')}"
+            f" and batch_size is {told('batch_size')}."
         )
     if engine.parallel > engine.batch_size:
         raise StartupError(
-            f"batch_size must not be below parallel, but it is {engine.batch_size}"
-            f" ({sources['batch_size']}) and parallel is {engine.parallel}"
-            f" ({sources['parallel']})."
+            f"batch_size must not be below parallel, but it is {told('batch_size')}"
+            f" and parallel is {told('parallel')}."
         )
     if engine.cache_type_v.quantised and engine.flash_attn is FlashAttn.OFF:
         raise StartupError(

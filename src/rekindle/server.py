@@ -1,4 +1,4 @@
-"""The composition root: builds model, engine, chat and API from the settings, and runs them."""
+"""Composition root: builds models, engine, chat and API from the settings, and runs them."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,26 +26,22 @@ from rekindle.cache.shared.connection import SharedStore, open_shared_store
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.config import CacheSettings, EngineKind, ServerSettings, Settings
 from rekindle.config_sources import api_keys
-from rekindle.errors import ShuttingDown, StartupError
-from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.errors import StartupError
+from rekindle.generation.status import CacheStatus
 from rekindle.generation.stored_responses import ResponseStore
-from rekindle.models.llama_model import SWITCH_SECONDS, LoadedModel, OpenedModel, load
+from rekindle.models.llama_model import SWITCH_SECONDS, OpenedModel
+from rekindle.models.loader import ModelLoader
 from rekindle.models.pool import ModelPool
-from rekindle.models.source import ModelFile, is_same, more_models, resolve_model
-from rekindle.models.stores import (
-    MemoryShares,
-    ModelStores,
-    cache_memory_bytes,
-    response_store,
-)
-from rekindle.observe.otel import span_sender
-from rekindle.observe.request_record import Observer
+from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts
+from rekindle.models.source import ModelFile, NamedModel, named_models
+from rekindle.models.stores import response_store
+from rekindle.observe.otel import SpanSender, span_sender
 from rekindle.observe.telemetry import Telemetry, total
 from rekindle.observe.trace import SentRequests, Trace
 from rekindle.priming.warm_list import WarmList, asgi_sender
 
-if TYPE_CHECKING:  # it imports an HTTP client, which few servers need
-    from rekindle.models.vllm_model import UpstreamModel, UpstreamSource
+if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
+    from rekindle.models.vllm_model import UpstreamSource
 
 if sys.platform == "win32":
     uvloop = None
@@ -54,8 +50,8 @@ else:
 
 _log = logging.getLogger("rekindle")
 
-CUT_SECONDS = 5.0  # for streams to say goodbye after the grace time; picked
-FLUSH_SECONDS = 15.0  # until models have stored what they hold: the engine's 10, the turns' 5
+CUT_SECONDS = 5.0  # for streams to send their error after the grace time; picked
+FLUSH_SECONDS = 15.0  # to write rows (10 s in the engine) and turns (5 s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +75,54 @@ class Assembly:
 def assemble(
     settings: Settings,
     first: "ModelFile | UpstreamSource | None",
-    on_load_progress: Callable[[float], bool] | None = None,
-    on_digest_progress: Callable[[int, int], None] | None = None,
+    progress: LoadProgress = SILENT,
     opened: OpenedModel | None = None,
 ) -> Assembly:
-    """`first` is loaded now, and answers where no model is named; None: there are only others.
+    """Build a server. Load `first` now; it answers requests that name no model.
 
-    `opened`: its file is being read already.
+    `first` is None when all models are loaded on first use. `opened`: its file is being read.
     """
     history, telemetry = HourHistory(), Telemetry()
     recorders = Recorders(settings.server, telemetry)
     shared = _open_shared(settings.cache)
     observers = (history.observe, telemetry.observe, *recorders.observers)
-    loader = _Loader(settings, observers, shared)
-    default = None
-    if first is not None:
-        default = settings.model.alias or first.name
-        loader.add(default, str(first.path))
-    for each in more_models(settings.model):
-        if first is None or not is_same(each.source, str(first.path)):
-            loader.add(each.name, each.source)
+    named = None if first is None else _named(first, settings.model.alias)
+    sources = named_models(settings.model, named)
+    loader = ModelLoader(sources, ServerParts(settings, Accounts(), observers), shared)
+    has_upstreams = settings.engine.engine is EngineKind.VLLM
     pool = ModelPool(
-        list(loader.sources),
+        list(sources),
         loader,
-        default=default,
+        default=named.name if named else None,
         memory_bytes=settings.model.models_memory
         if settings.model.models_memory is not None
         else machine_memory_bytes() // 2,
-        # What is upstream takes no memory here, and its books would be lost.
-        keep_alive_seconds=0.0
-        if settings.engine.engine is EngineKind.VLLM
-        else settings.model.keep_alive,
+        # An upstream model takes no memory here, and unloading it would lose its counters.
+        keep_alive_seconds=0.0 if has_upstreams else settings.model.keep_alive,
     )
-    api = ApiSettings(
+    caches = partial(_upstream_caches, pool) if has_upstreams else loader.cache_statuses
+    telemetry.watch(lambda: total(pool.statuses(), caches(), loader.past()))
+    responses = response_store(settings.cache)
+    feed = Feed(pool, history)
+    drain = Drain()
+    app = create_app(pool, _api_settings(settings), telemetry, responses, feed, drain)
+    recorders.attach(app)
+    assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
+    if first is not None and named is not None:
+        try:
+            pool.adopt(named.name, loader.load_from(named.name, first, progress, opened))
+        except BaseException:
+            assembly.close()
+            raise
+    return assembly
+
+
+def _named(first: "ModelFile | UpstreamSource", alias: str | None) -> NamedModel:
+    return NamedModel(alias or first.name, str(first.path))
+
+
+def _api_settings(settings: Settings) -> ApiSettings:
+    return ApiSettings(
         api_keys=api_keys(settings.server),
         cors_origins=settings.server.cors,
         body_limit_bytes=settings.server.body_limit,
@@ -119,38 +130,6 @@ def assemble(
         namespace_by=settings.cache.namespace_by,
         explains=settings.server.explain,
     )
-    caches = loader.cache_statuses
-    if settings.engine.engine is EngineKind.VLLM:
-        caches = partial(_upstream_caches, pool)
-    telemetry.watch(lambda: total(pool.statuses(), caches(), loader.past()))
-    responses = response_store(settings.cache)
-    feed = Feed(pool, history)
-    drain = Drain()
-    app = create_app(pool, api, telemetry, responses, feed, drain)
-    recorders.attach(app)
-    assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
-    if first is not None and default is not None:
-        try:
-            loaded: LoadedModel | UpstreamModel
-            if isinstance(first, ModelFile):
-                loaded = load(
-                    settings,
-                    first,
-                    default,
-                    loader.stores_of(default),
-                    loader.accounts,
-                    on_load_progress,
-                    on_digest_progress,
-                    opened=opened,
-                    observers=loader.observers,
-                )
-            else:
-                loaded = loader.load_upstream(default, first)
-        except BaseException:
-            assembly.close()
-            raise
-        pool.adopt(default, loaded)
-    return assembly
 
 
 def _upstream_caches(pool: ModelPool) -> list[CacheStatus]:
@@ -160,21 +139,19 @@ def _upstream_caches(pool: ModelPool) -> list[CacheStatus]:
 def _open_shared(settings: CacheSettings) -> SharedStore | None:
     if settings.cache_shared is None:
         if settings.cache_shared_key is not None:
-            raise StartupError("--cache-shared-key is of no use without --cache-shared.")
+            raise StartupError("--cache-shared-key requires --cache-shared.")
         return None
     return open_shared_store(settings.cache_shared, settings.cache_shared_key)
 
 
 class Recorders:
-    """Who writes down what became of replies: the trace, and the sender of spans."""
+    """Observers that write records of replies elsewhere: the trace, and the spans."""
 
     def __init__(self, settings: ServerSettings, telemetry: Telemetry) -> None:
         self._keeps_bodies = settings.trace is not None and settings.trace_prompts
-        self.observers: list[Observer] = []
-        self._closers: list[Callable[[], None]] = []
-        sender = span_sender(asked_for=settings.otel)
-        if sender is not None:
-            self._add(sender.observe, sender.close)
+        self._recorders: list[SpanSender | Trace] = []
+        if sender := span_sender(asked_for=settings.otel):
+            self._recorders.append(sender)
         if settings.trace is not None:
             trace = Trace(
                 settings.trace,
@@ -182,115 +159,31 @@ class Recorders:
                 has_prompts=settings.trace_prompts,
             )
             telemetry.watch_trace(trace.counts)
-            self._add(trace.observe, trace.close)
-
-    def _add(self, observe: Observer, close: Callable[[], None]) -> None:
-        self.observers.append(observe)
-        self._closers.append(close)
+            self._recorders.append(trace)
+        self.observers = tuple(each.observe for each in self._recorders)
 
     def attach(self, app: FastAPI) -> None:
         if self.observers:
             app.add_middleware(SentRequests, keeps_bodies=self._keeps_bodies)
 
     def close(self) -> None:
-        for close in self._closers:
-            close()
+        for each in self._recorders:
+            each.close()
 
 
-class _Loader:
-    """Loads the pool's models. What is stored of each outlives its loads."""
-
-    def __init__(
-        self, settings: Settings, observers: Sequence[Observer], shared: SharedStore | None
-    ) -> None:
-        self.sources: dict[str, str] = {}
-        self.observers = observers
-        self._settings = settings
-        self._shared = shared
-        self._shares = MemoryShares(cache_memory_bytes(settings.cache))
-        self._stores: dict[str, ModelStores] = {}
-        self.accounts = Accounts()  # one ledger for all models
-
-    def add(self, name: str, source: str) -> None:
-        if name in self.sources:
-            raise StartupError(
-                f"Two models have the name {name}: {self.sources[name]} and {source}."
-            )
-        self.sources[name] = source
-        self._stores[name] = ModelStores(self._settings.cache, self._shares, self._shared)
-
-    def stores_of(self, name: str) -> ModelStores:
-        return self._stores[name]
-
-    @property
-    def _has_upstreams(self) -> bool:
-        return self._settings.engine.engine is EngineKind.VLLM
-
-    def n_bytes(self, name: str) -> int:
-        if self._has_upstreams:
-            return 0
-        return resolve_model(self.sources[name]).n_bytes
-
-    def load_upstream(self, name: str, source: "UpstreamSource") -> "UpstreamModel":
-        from rekindle.models.vllm_model import load_upstream
-
-        return load_upstream(
-            self._settings,
-            source,
-            name,
-            self._stores[name],
-            self.accounts,
-            observers=self.observers,
-        )
-
-    def load(
-        self, name: str, on_progress: Callable[[float], bool]
-    ) -> "LoadedModel | UpstreamModel":
-        if self._has_upstreams:
-            from rekindle.models.vllm_model import find_upstreams
-
-            return self.load_upstream(name, find_upstreams(self._settings))
-
-        def on_digest(n_done: int, n_total: int) -> None:
-            if not on_progress(0.0):
-                raise ShuttingDown("The server is shutting down.")
-
-        file = resolve_model(self.sources[name])
-        stores = self._stores[name]
-        return load(
-            self._settings,
-            file,
-            name,
-            stores,
-            self.accounts,
-            on_progress,
-            on_digest,
-            observers=self.observers,
-        )
-
-    def cache_statuses(self) -> list[CacheStatus]:
-        statuses = [stores.status() for stores in self._stores.values()]
-        return [status for status in statuses if status is not None]
-
-    def past(self) -> CacheCounters:
-        """Of all caches that are no longer there."""
-        return sum((stores.past for stores in self._stores.values()), CacheCounters())
-
-
-def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code."""
+def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
     try:
         run_event_loop(_serve(assembly, settings, sock))
     finally:
         assembly.close()
-    return 0
 
 
 @contextmanager
-def background(assembly: Assembly, settings: Settings) -> Iterator[str]:
-    """Serves from a thread on a free loopback port; gives the base URL."""
+def background(assembly: Assembly) -> Iterator[str]:
+    """Serve on a free loopback port from another thread. Yield the base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
-    server = _Server(_uvicorn_config(assembly.app, settings))
+    server = _UvicornServer(_uvicorn_config(assembly.app))
 
     async def serve() -> None:
         assembly.pool.start()
@@ -313,15 +206,15 @@ def run_event_loop(main: Coroutine[None, None, None]) -> None:
         runner.run(main)
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn raises them again at the end, and the exit code is lost."""
+class _UvicornServer(uvicorn.Server):
+    """uvicorn without its signal handling, which raises signals again and loses the exit code."""
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
         return nullcontext()
 
 
 async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:
-    server = _Server(_uvicorn_config(assembly.app, settings))
+    server = _UvicornServer(_uvicorn_config(assembly.app))
     logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     loop = asyncio.get_running_loop()
     grace_seconds = settings.server.shutdown_grace
@@ -333,16 +226,16 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         nonlocal n_signals
         n_signals += 1
         if n_signals == 1:
-            _log.info("stopping: no new requests, streams may go on for %g s", grace_seconds)
+            _log.info("stopping: no new requests, running ones get %g s", grace_seconds)
             draining.append(loop.create_task(drain(assembly, server, warm, grace_seconds)))
         elif n_signals == 2:
-            _log.info("stopping now: streams are cut")
+            _log.info("stopping now: running requests are cut")
             assembly.pool.cut()
         else:
             server.should_exit = server.force_exit = True
 
     def on_signal(*_: object) -> None:
-        # Once the loop is closed the last records are being written, which takes a moment.
+        # The last records are written after the loop is closed, and a signal may come then.
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop)
 
@@ -369,9 +262,9 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
 async def drain(
     assembly: Assembly, server: uvicorn.Server, warm: WarmList, grace_seconds: float
 ) -> None:
-    """What runs may end, and what the models hold is stored; only then the port closes.
+    """Let running requests end, store what the models hold, then close the port.
 
-    Whoever comes meanwhile is sent elsewhere: a balancer finds out, instead of a closed port.
+    Until then new requests get a 503, which tells a load balancer more than a closed port.
     """
     assembly.drain.expect_end(grace_seconds + CUT_SECONDS + FLUSH_SECONDS)
     assembly.feed.close()
@@ -387,23 +280,23 @@ async def drain(
 
 
 def _room_of(pool: ModelPool) -> str:
-    """Of the one that is loaded at the start."""
+    """Describe the context of the model that is loaded at the start."""
     for status in pool.statuses():
         return f" ({status.n_slots} slots, {status.n_cells} tokens of context)"
     return ""
 
 
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    """At the end a client that does not read is cut; uvicorn would show that as a bug of ours."""
+    """Hide the traceback that uvicorn logs when it cuts a client that does not read."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
-        timeout_graceful_shutdown=int(CUT_SECONDS),  # of clients that do not read
+        timeout_graceful_shutdown=int(CUT_SECONDS),  # for clients that do not read
     )

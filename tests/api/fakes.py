@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from rekindle.api.http.context import ApiSettings
-from rekindle.api.models import Lease, ListedModel, ModelState, UnknownModel
+from rekindle.api.models import Lease
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
@@ -25,7 +25,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.chat.responder import Responder
 from rekindle.config import NamespaceBy, Overflow
-from rekindle.errors import InvalidRequest, RekindleError
+from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
 from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Sampling
@@ -37,7 +37,7 @@ from rekindle.generation.status import (
     StoredBranch,
     StoredPrefix,
 )
-from rekindle.models.card import ModelCard
+from rekindle.models.card import ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
 
 N_BYTES = 256

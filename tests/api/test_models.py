@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rekindle.api.models import MAX_NAMES_SHOWN, UnknownModel
-from rekindle.errors import Overloaded
+from rekindle.errors import MAX_NAMES_SHOWN, Overloaded, UnknownModel
 from rekindle.generation.request import Rank
 from rekindle.generation.status import EngineStatus, SlotStatus
 from tests.api.client import USER, app_on

@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 from rekindle.cli import app
 from rekindle.cli.chat.client import (
     ChatClient,
-    ChatMessage,
+    ChatEvent,
+    ChatLine,
     Failed,
-    Prefilling,
-    ReasoningDelta,
-    ReplyEvent,
+    ReasoningPiece,
     ReplyTimings,
-    TextDelta,
+    TextPiece,
 )
 from rekindle.cli.chat.command import draw, summary, talk
 from rekindle.cli.serve import bind
 from rekindle.config import ServerSettings, all_settings
 from rekindle.errors import StartupError
+from rekindle.priming.stream import PrefillUpdate
 
 
 def rekindle(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -203,11 +203,11 @@ def test_a_stream_becomes_events_in_order() -> None:
         delta(content="lo"),
         FINAL,
     )
-    assert list(client_of(server).reply([ChatMessage("user", "hi")])) == [
-        Prefilling(n_done=300, n_tokens=310),
-        ReasoningDelta("hm"),
-        TextDelta("Hel"),
-        TextDelta("lo"),
+    assert list(client_of(server).reply([ChatLine("user", "hi")])) == [
+        PrefillUpdate(n_done=300, n_tokens=310),
+        ReasoningPiece("hm"),
+        TextPiece("Hel"),
+        TextPiece("lo"),
         TIMINGS,
     ]
     assert server.bodies[0]["model"] == "tiny"
@@ -216,7 +216,7 @@ def test_a_stream_becomes_events_in_order() -> None:
 
 def test_an_error_in_the_stream_ends_the_reply_with_its_message() -> None:
     server = FakeServer(delta(content="a"), {"error": {"message": "The engine died."}})
-    assert list(client_of(server).reply([])) == [TextDelta("a"), Failed("The engine died.")]
+    assert list(client_of(server).reply([])) == [TextPiece("a"), Failed("The engine died.")]
 
 
 def test_a_refused_request_is_its_message() -> None:
@@ -301,9 +301,9 @@ def test_commands_are_not_sent_to_the_model() -> None:
 def test_ctrl_c_stops_the_reply_keeps_its_text_and_closes_the_stream() -> None:
     closed = []
 
-    def interrupted() -> Generator[ReplyEvent]:
+    def interrupted() -> Generator[ChatEvent]:
         try:
-            yield TextDelta("half a")
+            yield TextPiece("half a")
             raise KeyboardInterrupt
         finally:
             closed.append(True)

@@ -15,7 +15,7 @@ from rekindle.cli.prime import Primer
 from rekindle.config import all_settings
 from rekindle.errors import DecodeFailed, StartupError
 from rekindle.priming.files import PrimeRequest
-from rekindle.priming.stream import Primed, PrimeProgress, outcome_of
+from rekindle.priming.stream import PrefillUpdate, Primed, outcome_of
 from tests.api.client import serving
 from tests.api.fakes import FakeResponder, Script, api_settings, done
 
@@ -87,6 +87,16 @@ def test_an_error_is_told_with_its_file_and_the_others_go_on(tmp_path: Path, age
     assert f"{agent}: 10 tokens" in shown.output
 
 
+def test_files_that_cannot_be_read_are_one_error_and_no_table(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing.md", tmp_path / "empty.json"
+    empty.write_text("{")
+    assert refusal(missing) == f"{missing} cannot be read: No such file or directory."
+    assert prime(missing).output == ""
+    told = refusal(missing, empty, "--url", "http://127.0.0.1:9")
+    assert told.startswith(f"{missing} cannot be read")
+    assert f"{empty}:1: not valid JSON" in told
+
+
 def test_a_server_that_is_not_there_is_an_error(agent: Path) -> None:
     shown = prime(agent, "--url", "http://127.0.0.1:9")
     assert shown.exit_code == 1
@@ -102,7 +112,7 @@ def test_the_key_is_sent(agent: Path) -> None:
 def test_the_model_and_the_wait_for_the_disk_are_the_callers_choice() -> None:
     request = PrimeRequest("/v1/messages", {"model": "claude", "persist": True}, "a.json")
     http = httpx.Client()
-    assert Primer(http).body_of(request) == request.body
+    assert Primer(http, None, persist=True).body_of(request) == request.body
     assert Primer(http, "mine", persist=False).body_of(request) == {
         "model": "mine",
         "persist": False,
@@ -118,9 +128,9 @@ def test_progress_is_told_as_it_comes() -> None:
         f"data: {json.dumps({'choices': [], 'rekindle': account})}",
         "data: [DONE]",
     ]
-    told: list[PrimeProgress] = []
+    told: list[PrefillUpdate] = []
     assert outcome_of(lines, told.append) == Primed(n_cached=1, n_computed=8)
-    assert told == [PrimeProgress(n_done=5, n_tokens=9)]
+    assert told == [PrefillUpdate(n_done=5, n_tokens=9)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +145,7 @@ def test_without_a_url_and_a_disk_there_is_nowhere_to_prime_to(
     agent: Path, off: Callable[[Path], str]
 ) -> None:
     assert off(agent) == (
-        "Without --url, what is primed goes to the disk cache, and that is off: cache_disk is 0."
+        "Without --url, prompts are primed into the disk cache, and cache_disk is 0."
     )
 
 
@@ -146,11 +156,11 @@ def test_flags_about_a_model_of_our_own_are_refused_with_a_url(
     agent: Path, flags: tuple[str, ...]
 ) -> None:
     told = refusal(agent, "--url", "http://127.0.0.1:9", *flags)
-    assert told.endswith(" is about a model of our own; with --url there is none.")
+    assert told.endswith(" cannot be used with --url: that server has its own model.")
 
 
 def test_not_to_persist_needs_a_url(agent: Path) -> None:
-    assert refusal(agent, "--no-persist").startswith("--no-persist needs --url")
+    assert refusal(agent, "--no-persist").startswith("--no-persist requires --url")
 
 
 def test_what_decides_about_stored_state_can_be_said_as_for_serve() -> None:

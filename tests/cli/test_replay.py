@@ -121,7 +121,7 @@ def test_repeats_take_the_servers_in_alternating_order(trace: Path) -> None:
     assert [[run["repeat"] for run in each["runs"]] for each in report["servers"]] == [
         [1, 2, 3]
     ] * 2
-    # What a server was sent in an earlier repeat is nothing new.
+    # A prompt of an earlier repeat does not count as new.
     floors = [run["floor_tokens"] for run in report["servers"][0]["runs"]]
     assert floors == [len("[user]Hello"), 1, 1]
 

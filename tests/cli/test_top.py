@@ -1,4 +1,4 @@
-"""`rekindle top`: frames from recorded replies, rates from two of them, a server that goes."""
+"""`rekindle top`: frames from recorded replies, rates between two, a server that goes away."""
 
 import io
 import json
@@ -25,7 +25,6 @@ from rekindle.cli import app
 from rekindle.cli.remote import Remote
 from rekindle.cli.top.command import Observer, frames
 from rekindle.cli.top.snapshot import (
-    Rates,
     ServerSnapshot,
     TierView,
     Tokens,
@@ -123,7 +122,7 @@ def metrics(counters: CacheCounters, *shared: TierStatus) -> str:
     return telemetry.render().decode()
 
 
-IDLE = Rates(
+IDLE = Tokens(
     live=0.0,
     memory=0.0,
     disk=0.0,
@@ -131,7 +130,6 @@ IDLE = Rates(
     upstream=0.0,
     prefilled=0.0,
     generated=0.0,
-    hit_share=None,
 )
 COUNTERS = CacheCounters(
     live=TierCounters(tokens=1000),
@@ -188,9 +186,9 @@ def test_a_snapshot_has_every_number_from_the_place_that_tells_it() -> None:
 def test_rates_are_what_was_added_in_the_time_between() -> None:
     later = replace(COUNTERS, live=TierCounters(tokens=1100), prefilled_tokens=350)
     after = snapshot(taken_at=1004.0, metrics=metrics(later))
-    assert rates_between(snapshot(), after) == replace(
-        IDLE, live=25.0, prefilled=25.0, hit_share=0.5
-    )
+    rates = rates_between(snapshot(), after)
+    assert rates == replace(IDLE, live=25.0, prefilled=25.0)
+    assert rates.hit_share == 0.5
     assert rates_between(after, after) is None
 
 
@@ -297,11 +295,11 @@ def test_a_server_that_is_gone_is_told_and_asked_again() -> None:
     server.is_up = False
     for _ in range(2):
         gone = drawn(next(each), width=80)
-        assert gone.startswith(f"{URL} cannot be reached: Connection refused. Trying again.")
+        assert gone.startswith(f"{URL} cannot be reached: Connection refused. Retrying.")
         assert "Qwen3" in gone
     server.is_up = True
     back = drawn(next(each), width=80)
-    assert "Trying again" not in back
+    assert "Retrying" not in back
     assert re.search(r"from memory +500 +-", back)
     assert server.asked.count("/props") == 2  # it may be another server now
 
@@ -374,7 +372,7 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted() -> None:
     )
     os.close(theirs)
     seen = b""
-    while seen.count(b"Trying again") < 2:
+    while seen.count(b"Retrying") < 2:
         seen += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 0

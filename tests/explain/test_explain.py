@@ -117,7 +117,7 @@ def test_top_shows_those_that_cost_most_and_says_how_many_there_are(trace: Path)
     assert "evicted" in output
     assert "#1 " in output
     assert "#2 " not in output
-    assert "3 more that cost less" in output
+    assert "3 more with lower cost" in output
 
 
 def test_plain_and_gzipped_files_are_read_together_and_torn_lines_are_skipped(
@@ -134,7 +134,7 @@ def test_plain_and_gzipped_files_are_read_together_and_torn_lines_are_skipped(
 
 def test_a_trace_without_misses_says_so(tmp_path: Path) -> None:
     output = run(str(write_trace(tmp_path / "trace", {}))).stdout
-    assert "Nothing was missed." in output
+    assert "No misses." in output
 
 
 @pytest.mark.parametrize(

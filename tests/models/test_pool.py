@@ -1,17 +1,25 @@
-"""The pool on fakes: who is loaded, who has to go, and who must not."""
+"""The pool on fakes: which models are loaded, unloaded, and kept."""
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
-from rekindle.api.models import ModelInUse, ModelLoadFailed, ModelState, UnknownModel
-from rekindle.errors import ShuttingDown, StartupError
+from rekindle.errors import (
+    ModelInUse,
+    ModelLoadFailed,
+    ShuttingDown,
+    StartupError,
+    UnknownModel,
+)
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
+from rekindle.models.card import ModelState
 from rekindle.models.pool import ModelPool
+from rekindle.models.serving_model import ServingEngine, ServingModel
 from rekindle.observe.telemetry import total
 from tests.api.fakes import CARD, FakeResponder, as_responder
 
@@ -20,12 +28,17 @@ NAMES = ("a", "b", "c")
 
 
 class FakeModel:
+    """The engine and the resources of one model."""
+
     def __init__(self, name: str, n_bytes: int) -> None:
         self.card = replace(CARD, id=name)
         self.responder = as_responder(FakeResponder())
         self.n_bytes = n_bytes
         self.is_started = False
         self.is_closed = False
+
+    def serving(self) -> ServingModel:
+        return ServingModel(self.card, self.responder, cast(ServingEngine, self), self)
 
     def start(self) -> None:
         self.is_started = True
@@ -60,7 +73,7 @@ class FakeLoader:
     def n_bytes(self, name: str) -> int:
         return self.sizes.get(name, GIB)
 
-    def load(self, name: str, on_progress: Callable[[float], bool]) -> FakeModel:
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         self.loads.append(name)
         self.began.set()
         assert self.may_go_on.wait(10)
@@ -70,7 +83,7 @@ class FakeLoader:
             raise self.fault
         model = FakeModel(name, self.n_bytes(name))
         self.models.append(model)
-        return model
+        return model.serving()
 
 
 class Clock:
@@ -295,7 +308,7 @@ def test_an_unknown_name_among_several_is_refused_with_those_there_are() -> None
         pool = setup.pool()
         for refused in (pool.lease("gpt-4o"), pool.load("gpt-4o"), pool.unload("gpt-4o")):
             with pytest.raises(
-                UnknownModel, match="`gpt-4o` is not served here; there is `a`, `b`"
+                UnknownModel, match=r"`gpt-4o` is not served here\. Available: `a`, `b`"
             ):
                 await refused
 

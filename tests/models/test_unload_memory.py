@@ -1,4 +1,4 @@
-"""What a model held is free once it is unloaded, also what the collector was told to look past."""
+"""Unloading a model frees its memory, including objects that the collector had frozen."""
 
 import asyncio
 import gc
@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from rekindle.models.pool import ModelPool
+from rekindle.models.serving_model import ServingModel
 from tests.models.test_pool import GIB, FakeModel, use
 
 
@@ -27,10 +28,10 @@ class ForgetfulLoader:
     def n_bytes(self, name: str) -> int:
         return GIB
 
-    def load(self, name: str, on_progress: Callable[[float], bool]) -> KnottedModel:
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         model = KnottedModel(name, GIB)
         self.made.append(weakref.ref(model))
-        return model
+        return model.serving()
 
 
 def test_a_model_that_is_unloaded_leaves_nothing_behind() -> None:

@@ -115,7 +115,7 @@ def test_missing_packages_are_one_sentence_and_end_the_start_only_where_spans_we
     monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:4318")
     with caplog.at_level(logging.WARNING):
         assert span_sender(asked_for=False) is None
-    assert [record.getMessage() for record in caplog.records] == [MISSING]
+    assert [record.getMessage() for record in caplog.records] == [f"otel: {MISSING}"]
 
 
 class Stuck(SpanProcessor):

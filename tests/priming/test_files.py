@@ -1,4 +1,4 @@
-"""What becomes of a file that is to be primed: requests, or a sentence that names file and line."""
+"""Files to prime become requests, or one sentence that names the file and the line."""
 
 import gzip
 import json
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.priming.files import PrimeError, PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.errors import PrimeError
+from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "hi"}
@@ -23,7 +24,7 @@ RESPONSES_TOOL = {
     "description": "Finds.",
     "parameters": SCHEMA,
 }
-# What every priming request has, whatever the file says.
+# Fields of every priming request, for any file.
 PRIMING = {"stream": True, "cache_prompt": True, "persist": True}
 
 
@@ -186,12 +187,16 @@ def test_packed_traffic_is_read() -> None:
         ("a.yaml", "system: x\nmodel: 2026-01-01", "a.yaml: a value cannot be sent as JSON: "),
         ("a.toml", 'system = "x"\ny', "a.toml: not valid TOML: "),
         ("a.jsonl", '{"system": "x"}\n[1]', "a.jsonl:2: a request is an object, not a list."),
-        ("a.json", "{}", "a.json: `system` should be the text of the system prompt."),
-        ("a.txt", " \n", "a.txt: `system` should be the text of the system prompt."),
-        ("a.json", '{"sytem": "x"}', "'sytem' is not part of the short form, which has cache_key,"),
-        ("a.json", '{"system": "x", "tools": {}}', "a.json: `tools` should be a list."),
+        ("a.json", "{}", "a.json: `system` must be the text of the system prompt."),
+        ("a.txt", " \n", "a.txt: `system` must be the text of the system prompt."),
+        (
+            "a.json",
+            '{"sytem": "x"}',
+            "'sytem' is not a field of the short form, which has cache_key,",
+        ),
+        ("a.json", '{"system": "x", "tools": {}}', "a.json: `tools` must be a list."),
         ("a.json", '{"system": "x", "tools": [{}]}', "a.json: `tools.0` has no name."),
-        ("a.pdf", "x", "a.pdf: the name of a file to prime ends in one of .json, "),
+        ("a.pdf", "x", "a.pdf: a file to prime must end in one of .json, "),
         ("a.json.gz", "x", "a.json.gz is not a gzip file: "),
         ("a.txt", b"\xff", "a.txt is not UTF-8 text."),
         ("a.jsonl", "", "a.jsonl holds no request that can be primed."),

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope
 from starlette.types import Send as SendMessage
 
 from rekindle.chat.reply.events import FinishReason
-from rekindle.errors import DecodeFailed, Overloaded
-from rekindle.priming.files import PrimeError, PrimeRequest, parse_prime_file
+from rekindle.errors import DecodeFailed, Overloaded, PrimeError
+from rekindle.priming.files import PrimeRequest, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of
 from rekindle.priming.warm_list import WarmList, asgi_sender
 from tests.api.client import app_of
@@ -249,7 +249,7 @@ def primed(body: dict[str, Any], responder: FakeResponder, key: str | None = Non
     app = app_of(responder, api_settings(api_keys=("secret",)) if key else None)
 
     async def send() -> Primed:
-        return await asgi_sender(app, key)(request)
+        return await asgi_sender(app, key, persist=True)(request)
 
     return asyncio.run(send())
 

@@ -105,7 +105,7 @@ def test_no_class_of_model_mixes_up_its_sequences(
         cache=CacheSettings(cache_disk=Bytes(0)),
     )
     assembly = assemble(settings, ModelFile(tiny_models(architecture), "tiny"))
-    with background(assembly, settings) as url:
+    with background(assembly) as url:
         alone, together = asyncio.run(alone_and_together(url))
         [status] = assembly.pool.statuses()
         assert (status.n_running, status.n_waiting) == (0, 0)

@@ -140,7 +140,7 @@ def serving_tiny(model: Path, *, n_parallel: int) -> Iterator[httpx.Client]:
     )
     assembly = assemble(settings, ModelFile(model, "tiny"))
     with (
-        background(assembly, settings) as url,
+        background(assembly) as url,
         httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as client,
     ):
         yield client

@@ -31,7 +31,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list[Look]:
             cache_ram=Bytes(MIB), cache_disk=Bytes(4 * MIB), cache_dir=folder / "cache"
         ),
     )
-    with small_limits(), background(assemble(settings, resolve_model(str(model))), settings) as url:
+    with small_limits(), background(assemble(settings, resolve_model(str(model)))) as url:
         asyncio.run(send(url, N_WARM_UP))
         last = N_WARM_UP + N_LOOKS * N_BETWEEN
         return [

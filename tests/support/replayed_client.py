@@ -327,5 +327,5 @@ def serve_script(
 
     with patch.object(loaded_model, "LlamaBackend", backend):
         assembly = server.assemble(settings, ModelFile(model, "tiny"))
-    with server.background(assembly, settings) as url:
+    with server.background(assembly) as url:
         yield ScriptedServer(url, loaded[0].vocabulary, script)

@@ -33,7 +33,7 @@ def settings_for(folder: Path, cache: Path, *fakes: FakeVllm) -> Settings:
 @contextmanager
 def server(folder: Path, cache: Path, *fakes: FakeVllm) -> Iterator[str]:
     settings = settings_for(folder, cache, *fakes)
-    with background(assemble(settings, find_upstreams(settings)), settings) as url:
+    with background(assemble(settings, find_upstreams(settings))) as url:
         yield url
 
 
@@ -237,7 +237,7 @@ def test_the_second_upstream_answers_when_the_first_is_gone(
         with fake_vllm() as one:
             with_both = settings_for(hf_folder, tmp_path, one, two)
             assembly = assemble(with_both, find_upstreams(with_both))
-        with background(assembly, with_both) as url:
+        with background(assembly) as url:
             assert chat(url, messages)["choices"][0]["finish_reason"] == "stop"
             assert httpx.get(f"{url}/props").json()["total_slots"] == 4
         assert len(two.asked) == 1

@@ -20,13 +20,7 @@ from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.head import HeadAsGet
 from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
-from rekindle.api.models import (
-    ModelInUse,
-    ModelLoadFailed,
-    Models,
-    UnknownModel,
-    answer_model_error,
-)
+from rekindle.api.models import Models, answer_model_error
 from rekindle.api.native import routes as native
 from rekindle.api.openai import routes as openai
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
@@ -34,7 +28,7 @@ from rekindle.api.openapi import describe
 from rekindle.api.pipeline import Pipeline
 from rekindle.api.responses import routes as responses
 from rekindle.api.responses.wire_format import responses_format
-from rekindle.errors import RekindleError
+from rekindle.errors import ModelInUse, ModelLoadFailed, RekindleError, UnknownModel
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
 

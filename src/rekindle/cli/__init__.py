@@ -1,4 +1,4 @@
-"""The `rekindle` command: one file per subcommand, and the way an error ends the process."""
+"""The `rekindle` command: its subcommands, and its exit code after an error."""
 
 import sys
 from typing import Annotated
@@ -63,7 +63,7 @@ def rekindle(
 
     \b
     Examples:
-      rekindle serve                     serve the model that comes with it
-      rekindle serve model.gguf          serve a file
-      rekindle top                       watch the server that is running
+      rekindle serve                     serve the embedded model
+      rekindle serve model.gguf          serve a GGUF file
+      rekindle top                       watch the running server
     """

@@ -1,6 +1,5 @@
-"""`rekindle bench`: workloads against this server and its peers, and a report of it."""
+"""`rekindle bench`: runs workloads on this server and on its peers, and reports the results."""
 
-import json
 import os
 import secrets
 import sys
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from rekindle import __version__
+from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
-if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
     from rekindle.bench.progress import Progress
     from rekindle.bench.report.results import Run
     from rekindle.bench.run import Plan
@@ -33,49 +32,57 @@ def bench(
     *,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this workload; may be repeated. See --list."),
+        typer.Option(metavar="NAME", help="Run only this workload; may be repeated. See --list."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Times; the order of servers alternates.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of rounds; the order of servers alternates."),
     ] = 1,
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=URL", help="A running server to measure too."),
+        typer.Option(
+            metavar="NAME=URL", help="A running server to measure as well; may be repeated."
+        ),
     ] = None,
     llama_server: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="llama-server to use, else from PATH.")
+        Path | None,
+        typer.Option(metavar="PATH", help="The llama-server to run. Default: from PATH."),
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave this server out; may be repeated."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="GGUF file; else the embedded one.")
+        str | None, typer.Option(metavar="FILE", help="GGUF file. Default: the embedded model.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="CPU threads; else one per core.")
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads. Default: one per core.")
     ] = None,
     scale: Annotated[
-        float, typer.Option(metavar="F", min=0.01, help="Multiplies the lengths of texts.")
+        float, typer.Option(metavar="F", min=0.01, help="Factor for the lengths of texts.")
     ] = 1.0,
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="Recorded clients, else a sample."
+            metavar="FILE", exists=True, dir_okay=False, help="Recorded clients. Default: a sample."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For the report; else below ./rekindle-bench."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for the report. Default: below ./rekindle-bench."
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test, not a result.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a short smoke test; its numbers mean nothing.")
+    ] = False,
     list_names: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure this server beside its peers: the same workloads, in turns, on this machine.
+    """Compare this server with its peers: the same workloads, in turns, on this machine.
 
-    Peers are what is there: llama-server, xllamacpp, llama_cpp.server, and each --peer. Nothing
-    else should run on the machine meanwhile.
+    Peers are llama-server, xllamacpp and llama_cpp.server if they are installed, and each
+    --peer. Run nothing else on the machine meanwhile.
     """
     from rekindle.bench.workloads.recorded import recorded_workload
     from rekindle.bench.workloads.workloads import WORKLOADS
@@ -84,21 +91,34 @@ def bench(
     if list_names:
         _print_list(known)
         return
+    from rekindle.bench.peers.contenders import find_contenders, remote_of
+    from rekindle.bench.play import Conditions
+    from rekindle.bench.run import Plan
+    from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
+    from rekindle.bench.workloads.texts import Texts
+    from rekindle.models.source import resolve_model
+
     console = Console(stderr=True, highlight=False)
     chosen = _chosen(known, only)
     folder = _folder(out)
-    plan = _plan(
-        chosen,
-        has_bursts=only is None or THROUGHPUT in only,
-        model=model,
-        threads=threads,
-        rounds=rounds,
-        scale=scale * QUICK_SCALE if quick else scale,
-        is_quick=quick,
-        peers=peer or (),
-        llama_server=llama_server,
-        without=without or (),
-        folder=folder,
+    bursts = QUICK_BURSTS if quick else BurstPlan(n_rounds=max(rounds, 3))
+    plan = Plan(
+        contenders=find_contenders(
+            llama_server=llama_server,
+            remotes=[remote_of(text) for text in peer or ()],
+            without=without or (),
+        ),
+        workloads=chosen,
+        bursts=bursts if only is None or THROUGHPUT in only else None,
+        conditions=Conditions(
+            model=resolve_model(model).path,
+            shows_tools=model is not None,
+            threads=threads or os.cpu_count() or 1,
+            texts=Texts(secrets.token_hex(4), scale * QUICK_SCALE if quick else scale),
+            is_quick=quick,
+            scratch=folder,
+        ),
+        n_rounds=rounds,
     )
     _warn(console)
     run, was_interrupted = _run(plan, console)
@@ -118,7 +138,7 @@ def _chosen(known: "Sequence[Workload]", only: Sequence[str] | None) -> "list[Wo
     names = [each.name for each in known]
     for name in only or ():
         if name not in names and name != THROUGHPUT:
-            raise StartupError(f"--only {name}: there is no such workload; see --list.")
+            raise StartupError(f"--only {name}: there is no such workload. See --list.")
     return [each for each in known if only is None or each.name in only]
 
 
@@ -130,47 +150,8 @@ def _folder(out: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"{folder} cannot be made: {error.strerror}.") from error
+        raise StartupError(f"The folder {folder} cannot be created: {error.strerror}.") from error
     return folder
-
-
-def _plan(
-    workloads: "Sequence[Workload]",
-    *,
-    has_bursts: bool,
-    model: str | None,
-    threads: int | None,
-    rounds: int,
-    scale: float,
-    is_quick: bool,
-    peers: Sequence[str],
-    llama_server: Path | None,
-    without: Sequence[str],
-    folder: Path,
-) -> "Plan":
-    from rekindle.bench.peers.contenders import find_contenders, remote_of
-    from rekindle.bench.play import Conditions
-    from rekindle.bench.run import Plan
-    from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
-    from rekindle.bench.workloads.texts import Texts
-    from rekindle.models.source import resolve_model
-
-    remotes = [remote_of(text) for text in peers]
-    bursts = QUICK_BURSTS if is_quick else BurstPlan(n_rounds=max(rounds, 3))
-    return Plan(
-        contenders=find_contenders(llama_server=llama_server, remotes=remotes, without=without),
-        workloads=workloads,
-        bursts=bursts if has_bursts else None,
-        conditions=Conditions(
-            model=resolve_model(model).path,
-            shows_tools=model is not None,
-            threads=threads or os.cpu_count() or 1,
-            texts=Texts(secrets.token_hex(4), scale),
-            is_quick=is_quick,
-            scratch=folder,
-        ),
-        n_rounds=rounds,
-    )
 
 
 def _warn(console: Console) -> None:
@@ -187,7 +168,7 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
     from rekindle.bench.run import run_all
 
     was_interrupted = False
-    with _progress_bar(console) as bar:
+    with progress_bar(console, MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("starting", total=plan.n_steps)
         progress = Progress(
             on_step=lambda what: bar.update(task, description=what),
@@ -199,18 +180,6 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
         except (KeyboardInterrupt, asyncio.CancelledError):
             was_interrupted = True
     return _results(plan, progress), was_interrupted
-
-
-def _progress_bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _results(plan: "Plan", progress: "Progress") -> "Run":
@@ -234,9 +203,8 @@ def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> Non
 
     paths = write_report(run, folder)
     if as_json:
-        typer.echo(json.dumps(asdict(run), indent=2))
+        print_json(asdict(run))
     else:
-        # A pipe has no width of its own: nothing is folded there.
-        print_report(run, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+        print_report(run, plain_console(pipe_width=200))
     for path in paths:
         console.print(str(path), soft_wrap=True, markup=False)

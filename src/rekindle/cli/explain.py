@@ -1,4 +1,4 @@
-"""`rekindle explain`: where prompts left the known prefix, and what that cost."""
+"""`rekindle explain`: where prompts diverged from cached ones, and what that cost."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,38 +8,39 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rekindle.cli.plain import as_json, count, plain_console, plain_table, span
+from rekindle.cli.plain import count, filled_table, plain_console, print_json, span
 from rekindle.cli.remote import client_of
 
-if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
     from rekindle.explain.findings import Findings, MissGroup
     from rekindle.explain.lookups import LookedUp
     from rekindle.observe.request_record import Miss
 
 DEFAULT_TOP = 10
+LOOKUP_SECONDS = 30.0  # for one lookup; picked
 
 
 def explain(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="A server's trace; with --url requests of any API. Also .gz."
+            metavar="FILE", help="A server's trace; with --url, requests of any API. Also .gz."
         ),
     ],
     *,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Server to ask what the requests would find."),
+        typer.Option(metavar="URL", help="Server to ask what it has cached of the requests."),
     ] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Show the N that cost most.")
+        int, typer.Option(metavar="N", min=1, help="Show the N most expensive ones.")
     ] = DEFAULT_TOP,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show where prompts left what is cached: which message, what changed, what it cost.
+    """Show where prompts diverged from the cache: the message, the change, and the cost.
 
-    A trace is what `rekindle serve --trace FILE` writes.
+    `rekindle serve --trace FILE` writes a trace.
     """
     if url is None:
         _explain_trace(files, top, json=json)
@@ -55,7 +56,7 @@ def _explain_trace(files: list[Path], top: int, *, json: bool) -> None:
     trace = read_trace(files)
     findings = findings_of(trace.replies)
     if json:
-        typer.echo(as_json(json_of(findings, trace.n_skipped)))
+        print_json(json_of(findings, trace.n_skipped))
         return
     console = plain_console()
     _print_summary(console, findings, trace.n_skipped)
@@ -69,10 +70,10 @@ def _explain_requests(files: list[Path], url: str, api_key: str | None, *, json:
     from rekindle.replay.traffic import read_traffic
 
     traffic = read_traffic(files)
-    with client_of(url, api_key) as http:
+    with client_of(url, api_key, read_seconds=LOOKUP_SECONDS) as http:
         lookups = list(look_up_all(http, traffic))
     if json:
-        typer.echo(as_json(json_of_lookups(lookups)))
+        print_json(json_of_lookups(lookups))
     else:
         _print_lookups(plain_console(), lookups)
 
@@ -86,9 +87,9 @@ def _print_summary(console: Console, findings: "Findings", n_skipped: int) -> No
     )
     reasons = sorted(findings.reasons.items(), key=lambda each: -each[1])
     told = ", ".join(f"{n} x {reason.value}" for reason, n in reasons)
-    console.print(f"{findings.n_lost:,} tokens lost ({told})." if told else "Nothing was missed.")
+    console.print(f"{findings.n_lost:,} tokens lost ({told})." if told else "No misses.")
     if n_skipped:
-        console.print(f"{n_skipped:,} lines are no lines of a trace, and were skipped.")
+        console.print(f"{n_skipped:,} lines were skipped: they are not lines of a trace.")
 
 
 def _print_volatile(console: Console, findings: "Findings", top: int) -> None:
@@ -96,7 +97,7 @@ def _print_volatile(console: Console, findings: "Findings", top: int) -> None:
 
     if not findings.volatile:
         return
-    console.print("\nWhat changes on and on:", style="bold")
+    console.print("\nText that keeps changing:", style="bold")
     for found in findings.volatile[:top]:
         console.print(f"  {advice_on(found)}", soft_wrap=True)
         console.print(
@@ -113,14 +114,8 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
 
     if not groups:
         return
-    console.print()
-    table = plain_table()
-    for heading in ("#", "tokens", "times", "per hour"):
-        table.add_column(heading, justify="right")
-    for heading in ("session", "reason", "where", "what"):
-        table.add_column(heading)
-    for number, group in enumerate(groups, start=1):
-        table.add_row(
+    rows = [
+        (
             str(number),
             f"{group.cost.tokens:,}",
             str(group.cost.n_times),
@@ -130,12 +125,17 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
             place_of(group.miss),
             group.volatile.kind if group.volatile else "",
         )
-    console.print(table)
+        for number, group in enumerate(groups, start=1)
+    ]
+    numbers = ("#", "tokens", "times", "per hour")
+    headings = (*numbers, "session", "reason", "where", "what")
+    console.print()
+    console.print(filled_table(headings, rows, numbers=numbers, optional=()))
     for number, group in enumerate(groups, start=1):
         console.print(f"\n#{number} {advice_in(group)}", soft_wrap=True)
         _print_difference(console, group.miss)
     if n_more > 0:
-        console.print(f"\n{n_more} more that cost less; --top shows them.")
+        console.print(f"\n{n_more} more with lower cost: --top shows them.")
 
 
 def _print_lookups(console: Console, lookups: "Sequence[LookedUp]") -> None:
@@ -159,7 +159,7 @@ def _print_lookups(console: Console, lookups: "Sequence[LookedUp]") -> None:
 
 
 def _print_difference(console: Console, miss: "Miss") -> None:
-    """What was there and what came, behind the words that both have."""
+    """Print the expected and the actual text, each after the words they share."""
     if not miss.expected and not miss.got:
         return
     for mark, text, style in (("-", miss.expected, "red"), ("+", miss.got, "green")):
@@ -170,5 +170,5 @@ def _print_difference(console: Console, miss: "Miss") -> None:
 
 
 def _on_one_line(text: str) -> str:
-    """Control characters must not reach a terminal, nor break the line."""
+    """Escape control characters, which could break the line or the terminal."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

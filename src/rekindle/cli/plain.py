@@ -4,17 +4,31 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 
 SHORT_KEY = 12  # hex digits; picked
 SHORT_MODEL = 8
-_PIPE_WIDTH = 1000  # a pipe has no width of its own: nothing is folded there
+_PIPE_WIDTH = 1000  # a pipe has no width of its own, and its lines must not be folded
 
 
-def plain_console() -> Console:
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+def plain_console(pipe_width: int = _PIPE_WIDTH) -> Console:
+    width = None if sys.stdout.isatty() else pipe_width
     return Console(width=width, highlight=False, markup=False)
+
+
+def progress_bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """Return a bar that shows on a terminal only, and disappears at the end."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def plain_table(*, show_header: bool = True) -> Table:
@@ -22,19 +36,39 @@ def plain_table(*, show_header: bool = True) -> Table:
 
 
 def filled_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Collection[str],
+    optional: Collection[str],
 ) -> Table:
-    """`numbers` are the headings of columns to align on the right."""
+    """Return a table with columns in `numbers` aligned right.
+
+    Columns in `optional` that are empty in every row are left out.
+    """
+    shown = [
+        place
+        for place, heading in enumerate(headings)
+        if heading not in optional or any(row[place] for row in rows)
+    ]
     table = plain_table()
-    for heading in headings:
+    for place in shown:
+        heading = headings[place]
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in shown))
     return table
 
 
-def as_json(value: object) -> str:
-    return json.dumps(value, indent=2)
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    table = plain_table(show_header=False)
+    for name, value in pairs:
+        table.add_row(name, value)
+    plain_console().print(table)
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
 
 
 def ago(seconds: float) -> str:
@@ -49,7 +83,7 @@ def span(seconds: float) -> str:
 
 
 def until(pinned_until: float | None, now: float) -> str:
-    """How long a pin still lasts; nothing: there is none."""
+    """Return how long a pin still lasts, or an empty text without a pin."""
     if pinned_until is None or pinned_until <= now:
         return ""
     return f"for {span(pinned_until - now)}"
@@ -61,15 +95,3 @@ def count(number: int, noun: str) -> str:
 
 def count_entries(number: int) -> str:
     return "1 entry" if number == 1 else f"{number} entries"
-
-
-def without_empty_columns(
-    headings: list[str], rows: list[list[str]], *, optional: set[str]
-) -> tuple[list[str], list[list[str]]]:
-    """Those of `optional` go that say nothing in any row."""
-    keep = [
-        place
-        for place, heading in enumerate(headings)
-        if heading not in optional or any(row[place] for row in rows)
-    ]
-    return [headings[place] for place in keep], [[row[place] for place in keep] for row in rows]

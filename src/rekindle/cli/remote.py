@@ -1,4 +1,4 @@
-"""A running server, as commands ask it: JSON in and out, failures in a sentence, exit code 1."""
+"""A running server, as commands talk to it: JSON replies, and each failure in one sentence."""
 
 import sys
 from collections.abc import Iterator
@@ -10,12 +10,13 @@ import typer
 from rekindle.cli.serve import load_settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import StartupError
+from rekindle.priming.stream import refusal_in
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx
 
 _CONNECT_SECONDS = 5.0
-_READ_SECONDS = 30.0  # picked: a list is made between two steps of the engine
+_READ_SECONDS = 30.0  # picked: the engine makes a list between two steps
 
 Url = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Ask this running server instead.")
@@ -23,43 +24,37 @@ Url = Annotated[
 ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Key to send to it.")]
 
 
-class Unreachable(StartupError):
-    """Nobody answers there now; somebody may later."""
-
-
 class Remote:
+    """One server. Every method raises StartupError."""
+
     def __init__(self, http: "httpx.Client") -> None:
         self._http = http
 
     @property
     def url(self) -> str:
-        return str(self._http.base_url).rstrip("/")
+        return base_url(self._http)
 
     def get(self, path: str, **parameters: int) -> Any:
-        response = self._send("GET", path, parameters)
-        self._check(response)
-        return _json(self, response)
+        return self._json(self._checked(self._send("GET", path, parameters)))
 
     def get_if_there(self, path: str) -> Any | None:
-        """None: the server has no such endpoint."""
-        response = self._send("GET", path, {})
-        if response.status_code == 404:
-            return None
-        self._check(response)
-        return _json(self, response)
+        """Return None if the server has no such endpoint."""
+        return self._json_unless_404("GET", path)
 
     def get_text(self, path: str) -> str:
-        response = self._send("GET", path, {})
-        self._check(response)
-        return response.text
+        return self._checked(self._send("GET", path, {})).text
 
     def delete(self, path: str) -> Any | None:
-        """None: there is no such thing any more."""
-        response = self._send("DELETE", path, {})
-        if response.status_code == 404:
-            return None
-        self._check(response)
-        return _json(self, response)
+        """Return None if there is nothing to delete."""
+        return self._json_unless_404("DELETE", path)
+
+    def stranger(self) -> StartupError:
+        """Return the error for a reply that no Rekindle server sends."""
+        return StartupError(f"{self.url} does not answer like a Rekindle server.")
+
+    def _json_unless_404(self, method: str, path: str) -> Any | None:
+        response = self._send(method, path, {})
+        return None if response.status_code == 404 else self._json(self._checked(response))
 
     def _send(self, method: str, path: str, parameters: dict[str, int]) -> "httpx.Response":
         import httpx
@@ -67,41 +62,57 @@ class Remote:
         try:
             return self._http.request(method, path, params=parameters)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {error}.") from error
+            raise StartupError(f"{self.url} cannot be reached: {error}.") from error
 
-    def _check(self, response: "httpx.Response") -> None:
+    def _checked(self, response: "httpx.Response") -> "httpx.Response":
         if response.is_error:
-            raise StartupError(f"{self.url} refused: {_refusal(response)}")
+            raise StartupError(f"{self.url} refused: {refusal_of(response)}")
+        return response
+
+    def _json(self, response: "httpx.Response") -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            raise self.stranger() from error
 
 
 @contextmanager
 def connected(url: str, api_key: str | None) -> Iterator[Remote]:
-    with client_of(url, api_key) as http:
+    with client_of(url, api_key, read_seconds=_READ_SECONDS) as http:
         yield Remote(http)
 
 
-def client_of(url: str, api_key: str | None) -> "httpx.Client":
+def client_of(url: str, api_key: str | None, *, read_seconds: float | None) -> "httpx.Client":
+    """Return a client for the server at `url`, with or without `/v1`. Raises StartupError.
+
+    `read_seconds` is None for replies that may take any time.
+    """
     import httpx
 
     try:
         return httpx.Client(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS),
+            timeout=httpx.Timeout(_CONNECT_SECONDS, read=read_seconds),
             trust_env="://127.0.0.1" not in url,  # no proxy in front of the loopback
         )
     except httpx.InvalidURL as error:
         raise StartupError(f"{url!r} is not the address of a server: {error}.") from error
 
 
+def base_url(http: "httpx.Client") -> str:
+    return str(http.base_url).rstrip("/")
+
+
 def local_server() -> tuple[str, str | None]:
-    """Where `rekindle serve` listens with the settings of this shell, and a key that it takes."""
+    """Return the address of `rekindle serve` with the settings of this shell, and one key."""
     settings = load_settings(None, {}).settings.server
     return f"http://127.0.0.1:{settings.port}", next(iter(api_keys(settings)), None)
 
 
 @contextmanager
-def told_in_a_sentence() -> Iterator[None]:
+def exit_1_on_error() -> Iterator[None]:
+    """Print a StartupError and end the process with exit code 1 instead of 2."""
     try:
         yield
     except StartupError as error:
@@ -109,15 +120,6 @@ def told_in_a_sentence() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _json(remote: Remote, response: "httpx.Response") -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise StartupError(f"{remote.url} does not answer like a server of ours.") from error
-
-
-def _refusal(response: "httpx.Response") -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}."
+def refusal_of(response: "httpx.Response") -> str:
+    """Return the message of an error reply; its status line if there is none."""
+    return refusal_in(response.read(), f"{response.status_code} {response.reason_phrase}.")

@@ -1,7 +1,5 @@
-"""`rekindle replay`: sends recorded traffic to servers, and shows what it cost each of them."""
+"""`rekindle replay`: sends recorded traffic to servers, and compares what each computed."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 
+from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
-if TYPE_CHECKING:  # httpx and the wire formats take longer to import than `--help` should take
+if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
     from rekindle.replay.client import Changes, Outcome, Server
     from rekindle.replay.prompts import FloorCounter
     from rekindle.replay.report import ReplayRun, Report
@@ -34,13 +33,15 @@ def replay(
     *,
     url: Annotated[
         list[str],
-        typer.Option(metavar="URL", help="Server to send them to. Several: one after the other."),
+        typer.Option(
+            metavar="URL", help="Server to send them to; may be repeated, for one after the other."
+        ),
     ],
     shape: Annotated[
         str | None,
         typer.Option(
             metavar="SHAPE",
-            help="What runs at once: recorded (without think time; the default where times are"
+            help="Order of requests: recorded (without think time; the default if times are"
             " known), sequential, interleaved (conversations in turn) or concurrent:N.",
         ),
     ] = None,
@@ -48,27 +49,28 @@ def replay(
         int | None, typer.Option(metavar="N", min=1, help="Send only the first N requests.")
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Cap replies; 0: as recorded.")
+        int, typer.Option(metavar="N", min=0, help="Maximum tokens of each reply; 0: as recorded.")
     ] = DEFAULT_MAX_TOKENS,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Model to ask for. Without it: the recorded one, or the server's first.",
+            help="Model to ask for. Default: the recorded one, or the server's first.",
         ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Times; the order of servers alternates.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of rounds; the order of servers alternates."),
     ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report as a page too.")
+        Path | None, typer.Option(metavar="FILE", help="Write the report as a web page as well.")
     ] = None,
 ) -> None:
-    """Send recorded traffic to servers again, and compare what they computed and how fast.
+    """Send recorded traffic to servers again, and compare how much they computed and how fast.
 
-    Amplification is what was prefilled for each prompt token that had never been sent before.
+    Amplification is the number of prefilled tokens for each prompt token sent for the first time.
     """
     import asyncio
 
@@ -85,10 +87,10 @@ def replay(
     plan = ReplayPlan(
         traffic, chosen, tuple(url), api_key, Changes(max_tokens or None, model), repeat
     )
-    # Beside the results, which may go to a file.
+    # On stderr, because the results may go to a file.
     console = Console(stderr=True, highlight=False)
     was_interrupted = False
-    with _progress(console) as progress:
+    with progress_bar(console, MofNCompleteColumn()) as progress:
         try:
             asyncio.run(_Replay(plan, runs, progress).run())
         except KeyboardInterrupt:
@@ -97,13 +99,12 @@ def replay(
     if html is not None:
         html.write_text(page_of(report), "utf-8")
     if as_json:
-        typer.echo(json.dumps(json_of(report), indent=2))
+        print_json(json_of(report))
     else:
-        # A pipe has no width of its own: nothing is folded there.
-        output = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+        output = plain_console()
         output.print(table_of(report))
         for note in notes_of(report):
-            output.print(note, markup=False, soft_wrap=True)
+            output.print(note, soft_wrap=True)
     _exit(report)
 
 
@@ -118,7 +119,7 @@ class ReplayPlan:
 
 
 class _Replay:
-    """Fills `runs` as it goes, so that an interruption leaves what there is."""
+    """One replay. Fills `runs` as it goes, so that an interruption keeps finished replies."""
 
     def __init__(self, plan: ReplayPlan, runs: "list[ReplayRun]", progress: Progress) -> None:
         self._plan = plan
@@ -139,7 +140,7 @@ class _Replay:
                 for label, server in zip(labels_of(plan.urls), servers, strict=True)
             ]
             for repeat in range(1, plan.n_repeats + 1):
-                # Whatever else the machine does over time meets each of them first in turn.
+                # Servers take turns at going first, as other load on the machine may change.
                 for target in targets if repeat % 2 else reversed(targets):
                     await self._run_once(target, repeat)
         finally:
@@ -164,7 +165,7 @@ class _Replay:
                 on_end=lambda outcome: self._add(this, outcome, task),
             )
         finally:
-            # Also after Ctrl-C, for what was answered; a second one ends this too.
+            # Also after Ctrl-C, for finished replies; a second Ctrl-C ends this too.
             this.seconds = time.monotonic() - start
             self._progress.reset(task, total=len(this.outcomes))
             self._show(task, target, "counting the floor")
@@ -197,7 +198,7 @@ class _Target:
 
 
 def labels_of(urls: Sequence[str]) -> list[str]:
-    """The URLs; one that was given before gets a number."""
+    """Return the URLs. A repeated one gets a number."""
     labels: list[str] = []
     for index, url in enumerate(urls):
         n_before = urls[:index].count(url)
@@ -205,19 +206,8 @@ def labels_of(urls: Sequence[str]) -> list[str]:
     return labels
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
 def _check_writable(file: Path | None) -> None:
-    """Before anything is measured: a report that has no place is found out at once."""
+    """Raise StartupError before the replay starts if the report cannot be written."""
     if file is None:
         return
     try:

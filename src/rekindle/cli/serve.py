@@ -1,4 +1,4 @@
-"""`rekindle serve`: flags made from the settings, then socket, model and server, in that order."""
+"""`rekindle serve`: flags from the settings; then the socket, the model and the server."""
 
 import gc
 import inspect
@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from rekindle.cli.plain import plain_console
 from rekindle.config import (
     CONFIG_VARIABLE,
     Bytes,
@@ -39,18 +39,18 @@ from rekindle.config_sources import (
 )
 from rekindle.errors import StartupError
 
-if TYPE_CHECKING:  # the server takes longer to import than `--help` should take
+if TYPE_CHECKING:  # importing the server would slow down `--help`
     from rekindle.server import Assembly
 
 _METAVARS = {int: "N", float: "SECONDS", Bytes: "SIZE", Path: "PATH", str: "TEXT"}
-INTERRUPTED = 128 + signal.SIGINT  # what a shell reports for Ctrl-C
+INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells report for Ctrl-C
 _BACKLOG = 2048  # uvicorn's own default
 
 
 def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    Flags win over environment variables, those over the configuration file.
+    A flag wins over its environment variable, and the variable over the configuration file.
     """
     resolved = load_settings(config, flags)
     if print_config:
@@ -63,13 +63,11 @@ def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
 
     from rekindle.server import run
 
-    raise typer.Exit(run(assembly, settings, sock))
+    run(assembly, settings, sock)
 
 
 def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
-    """Settings from flags (None: not given), the environment and the configuration file."""
-    config = config or os.environ.get(CONFIG_VARIABLE)
-    file = read_file(Path(config).expanduser()) if config else {}
+    """Return the settings, with `flags` that are not None. Raises StartupError."""
     given = {name: value for name, value in flags.items() if value is not None}
     for setting in all_settings():
         if setting.about.off_flag and given.pop(_off_name(setting), False):
@@ -78,13 +76,20 @@ def load_settings(config: str | None, flags: Mapping[str, object]) -> Resolved:
                     f"{setting.flag} and {setting.about.off_flag} contradict each other."
                 )
             given[setting.name] = "0"
-    resolved = resolve(given, os.environ, file)
-    api_keys(resolved.settings.server)  # an unreadable key file is found before the model loads
+    resolved = settings_with(given, config)
+    api_keys(resolved.settings.server)  # report an unreadable key file before the model loads
     return resolved
 
 
+def settings_with(flags: Mapping[str, object], config: str | None) -> Resolved:
+    """Return the settings from flags, the environment and the configuration file."""
+    config = config or os.environ.get(CONFIG_VARIABLE)
+    file = read_file(Path(config).expanduser()) if config else {}
+    return resolve(flags, os.environ, file)
+
+
 def load_model(settings: Settings) -> "Assembly":
-    """What is made here stays: looking through it for garbage takes an eighth of the start."""
+    """Load the model without garbage collection, which would take an eighth of the start."""
     gc.disable()
     try:
         return _load_model(settings)
@@ -95,14 +100,14 @@ def load_model(settings: Settings) -> "Assembly":
 
 def _load_model(settings: Settings) -> "Assembly":
     if settings.engine.engine is EngineKind.VLLM:
-        with _noted_interrupt():
+        with _deferred_interrupt():
             from rekindle.models.vllm_model import find_upstreams
             from rekindle.server import assemble
 
         return assemble(settings, find_upstreams(settings))
     if settings.engine.upstream:
-        raise StartupError("--upstream is of no use without --engine vllm.")
-    with _noted_interrupt():  # these load llama.cpp
+        raise StartupError("--upstream requires --engine vllm.")
+    with _deferred_interrupt():  # these imports load llama.cpp
         from rekindle.models.llama_model import open_ahead
         from rekindle.models.source import first_model
 
@@ -113,7 +118,7 @@ def _load_model(settings: Settings) -> "Assembly":
         return assemble(settings, None)
     console = Console(stderr=True)
     with (
-        _noted_interrupt() as interrupted,
+        _deferred_interrupt() as interrupted,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         task = progress.add_task(f"Loading {model.name}", total=1.0)
@@ -129,23 +134,22 @@ def _load_model(settings: Settings) -> "Assembly":
 
         opened = open_ahead(settings, model, on_progress)
         try:
+            from rekindle.models.serving_model import LoadProgress
             from rekindle.server import assemble
 
-            return assemble(settings, model, on_progress, on_digest, opened)
+            return assemble(settings, model, LoadProgress(on_progress, on_digest), opened)
         except BaseException:
-            given_up.set()  # else the process would stay until all of the file is read
+            given_up.set()  # else the process would read the whole file before it exits
             raise
 
 
 @contextmanager
-def _noted_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C as a flag, obeyed at the end: a KeyboardInterrupt would be swallowed where Python
-    runs inside llama.cpp's callbacks.
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Yield a flag that Ctrl-C sets, and exit at the end if it is set.
+
+    A KeyboardInterrupt would be lost while Python runs inside a callback of llama.cpp.
     """
     interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
         yield interrupted
@@ -156,18 +160,18 @@ def _noted_interrupt() -> Iterator[threading.Event]:
 
 
 def bind(server: ServerSettings) -> socket.socket:
-    """A listening socket: held before the model loads, so that a busy port shows at once."""
+    """Return a listening socket. Bound before the model loads, to report a busy port at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        # Python adds the address to what the system says; it is in our sentence already.
+        # Python appends the address to the reason; our message has it already.
         reason = (error.strerror or "").partition(" (while")[0]
         raise StartupError(
-            f"Cannot listen on {server.host}:{server.port} ({reason});"
-            " choose another address with --host or --port."
+            f"Cannot listen on {server.host}:{server.port} ({reason})."
+            " Choose another address with --host or --port."
         ) from error
 
 
@@ -176,7 +180,7 @@ def _configure_logging(level: LogLevel) -> None:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
-        level=max(threshold, logging.WARNING),  # libraries say at INFO what is of no use here
+        level=max(threshold, logging.WARNING),  # for libraries, whose INFO lines do not help here
     )
     logging.getLogger("rekindle").setLevel(threshold)
 
@@ -186,10 +190,8 @@ def _print(resolved: Resolved) -> None:
     for setting in all_settings():
         section = getattr(resolved.settings, setting.section)
         value = _shown(setting, getattr(section, setting.name))
-        source = resolved.sources[setting.name]
-        table.add_row(f"{setting.section}.{setting.name}", escape(value), escape(str(source)))
-    # A pipe has no width of its own: nothing is folded there.
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)
+        table.add_row(f"{setting.section}.{setting.name}", value, resolved.sources[setting.name])
+    plain_console().print(table)
 
 
 def _shown(setting: Setting, value: object) -> str:
@@ -205,33 +207,33 @@ def _shown(setting: Setting, value: object) -> str:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """What Typer reads: every setting as text, so that `config` alone converts and complains."""
+    """Return the parameters for Typer: every setting as text, which `config_sources` converts."""
     config_help = f"Configuration file (TOML). {_env(CONFIG_VARIABLE)}"
-    print_help = "Print every setting and its source, and exit."
+    print_help = "Print every setting with its source, and exit."
     return [
         *(_parameter(setting) for setting in all_settings()),
         *(_off_parameter(setting) for setting in all_settings() if setting.about.off_flag),
-        _keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
-        _keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
+        keyword("config", str | None, typer.Option(metavar="PATH", help=config_help)),
+        keyword("print_config", bool, typer.Option("--print-config", help=print_help)),
     ]
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
     help_text = f"{escape(setting.about.help)} {_env(setting.variable)}"
     if setting.name == "model":
-        return _keyword("model", str | None, typer.Argument(metavar="MODEL", help=help_text))
+        return keyword("model", str | None, typer.Argument(metavar="MODEL", help=help_text))
     about: dict[str, Any] = {
         "help": help_text + _default(setting),
         "rich_help_panel": f"{setting.section.capitalize()} settings",
     }
     if setting.type is bool:
         switch = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
-        return _keyword(setting.name, bool | None, typer.Option(switch, **about))
+        return keyword(setting.name, bool | None, typer.Option(switch, **about))
     option = typer.Option(
         setting.flag, *setting.about.more_flags, metavar=_metavar(setting), **about
     )
     kind = list[str] if setting.type == tuple[str, ...] else str
-    return _keyword(setting.name, kind | None, option)
+    return keyword(setting.name, kind | None, option)
 
 
 def _off_parameter(setting: Setting) -> inspect.Parameter:
@@ -240,7 +242,7 @@ def _off_parameter(setting: Setting) -> inspect.Parameter:
         help=f"The same as {setting.flag} 0.",
         rich_help_panel=f"{setting.section.capitalize()} settings",
     )
-    return _keyword(_off_name(setting), bool, option)
+    return keyword(_off_name(setting), bool, option)
 
 
 def _off_name(setting: Setting) -> str:
@@ -266,7 +268,7 @@ def _env(variable: str) -> str:
     return f"[yellow]{escape(f'[env: {variable}]')}[/]"
 
 
-def _keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
+def keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

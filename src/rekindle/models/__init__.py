@@ -1,1 +1,1 @@
-"""Which models are served, and what each of them needs to answer."""
+"""The models of one server: found, loaded, pooled, and unloaded."""

@@ -1,11 +1,15 @@
-"""What the API tells about a model that is loaded."""
+"""A model as the API sees it: its card, its state, and a lease while it is loaded."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    id: str  # every reply carries it, whatever name the client asked for
+    id: str  # every reply carries it, even if the client asked for another name
     path: str
     created: int  # seconds since the epoch
     n_ctx: int
@@ -18,3 +22,58 @@ class ModelCard:
     chat_template: str
     bos_text: str
     eos_text: str
+
+
+class ModelState(StrEnum):
+    LOADED = "loaded"
+    LOADING = "loading"
+    UNLOADED = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    id: str
+    created: int  # seconds since the epoch
+    state: ModelState
+    card: ModelCard | None  # None while the model is not loaded
+
+
+class Uses(Protocol):
+    """Counter of the uses of one model."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Lease(Generic[R]):
+    """One use of a model. The model stays loaded until `end`, which is safe to call twice.
+
+    `R` is the type of the responder: this module does not import `chat`.
+    """
+
+    def __init__(self, responder: R, card: ModelCard, uses: Uses) -> None:
+        self._responder = responder
+        self.card = card
+        self._uses = uses
+        self._is_over = False
+        uses.begin()
+
+    @property
+    def responder(self) -> R:
+        return self._responder
+
+    def share(self) -> "Lease[R]":
+        """Return a second lease on the same model, which ends on its own."""
+        return Lease(self._responder, self.card, self._uses)
+
+    def end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._uses.end()
+
+    def __enter__(self) -> "Lease[R]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

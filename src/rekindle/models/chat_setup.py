@@ -1,32 +1,47 @@
-"""A model's template, dialect and prompts, from the settings: the same for every engine."""
+"""The text side of a model, from the settings: template, dialect, prompts, responder."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.chat.dialects import choose
-from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
+from rekindle.chat.responder import Responder
+from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.config import Settings
 from rekindle.errors import StartupError
+from rekindle.generation.engine import Engine
+from rekindle.generation.request import Sampling
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
+from rekindle.models.serving_model import ServerParts
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSetup:
     template_source: str
-    dialect: Dialect
-    prompts: PromptBuilder
+    responder: Responder
 
 
 def set_up_chat(
-    settings: Settings, tokenizer: Tokenizer, own_template: str | None, turns: TurnStore
+    parts: ServerParts,
+    name: str,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    turns: TurnStore,
+    *,
+    own_template: str | None,
+    default_sampling: Sampling,
+    embedding_end_token: int | None,
+    can_rewarm: bool,
 ) -> ChatSetup:
-    """`own_template` is what came with the model. Raises StartupError."""
+    """Build the responder of one model. Raises StartupError.
+
+    `can_rewarm`: the engine has background requests, which yield to all others.
+    """
+    settings = parts.settings
     source = _template_source(settings.model.chat_template, own_template)
     template = ChatTemplate(
         source,
@@ -47,11 +62,28 @@ def set_up_chat(
         settings.chat.reasoning_history,
         volatile=VolatileRules(settings.chat.volatile),
     )
-    return ChatSetup(source, dialect, prompts)
+    responder = Responder(
+        engine,
+        tokenizer,
+        prompts,
+        dialect,
+        default_sampling,
+        default_cache_prompt=settings.cache.cache_prompt,
+        default_overflow=settings.chat.overflow,
+        rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
+        embedding_end_token=embedding_end_token,
+        model=name,
+        accounts=parts.accounts,
+        observers=parts.observers,
+    )
+    return ChatSetup(source, responder)
 
 
 def _template_source(setting: str | None, own_template: str | None) -> str:
-    """A path, Jinja text, or a built-in name; else the model's own; else ChatML."""
+    """Return the Jinja text of the setting, else of the model, else ChatML.
+
+    The setting is a path, Jinja text, or the built-in name `chatml`.
+    """
     if setting is None:
         return own_template or CHATML
     if setting == "chatml":

@@ -1,4 +1,4 @@
-"""One model with all that it takes to answer: weights, engine, template, turns, its card."""
+"""Factory of models that llama.cpp computes in this process."""
 
 import os
 import sys
@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from rekindle.cache.fingerprint import Identity
-from rekindle.chat.accounts.accounts import Accounts
-from rekindle.chat.responder import Responder
-from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import EngineSettings, Settings
 from rekindle.engine.handle import EngineHandle
 from rekindle.errors import ShuttingDown
 from rekindle.generation.model_state import StateTraits
-from rekindle.generation.status import EngineStatus
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
@@ -26,28 +22,28 @@ from rekindle.llama.model import GgufModel, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.models.card import ModelCard
 from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.serving_model import LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import ModelStores
-from rekindle.observe.request_record import Observer
 
-# How long one thread may keep another from the GIL. Python's default of 5 ms is half a decode
-# step of a small model.
+# How long one thread may hold the GIL. Python's default of 5 ms is half a decode step of a
+# small model.
 SWITCH_SECONDS = 0.0005
-# While llama.cpp reads a file it tells a thousand times what it does, and waits each time.
+# llama.cpp calls back a thousand times while it reads a file, and waits for the GIL each time.
 OPENING_SWITCH_SECONDS = 0.00002
 
 OpenedModel = Future[GgufModel]
 
 
 class ClosableTokenizer:
-    """A vocabulary that can be taken away while threads still ask it.
+    """A vocabulary that can be closed while threads still use it.
 
-    Work in a thread goes on when whoever waits for it has gone, also past the last lease.
+    A thread keeps working after its request was cancelled, even after the last lease has ended.
     """
 
     def __init__(self, vocabulary: Tokenizer) -> None:
         self._vocabulary = vocabulary
-        # Looked up here once: none of them may ask llama.cpp later.
+        # Read once, because llama.cpp's vocabulary is gone after `close`.
         self.n_vocab = vocabulary.n_vocab
         self.special_strings = vocabulary.special_strings
         self.end_strings = vocabulary.end_strings
@@ -75,41 +71,25 @@ class ClosableTokenizer:
         return self._vocabulary.detokenize(tokens, render_special=render_special)
 
     def close(self) -> None:
-        """Waits for those that are asking."""
+        """Wait for running calls, and refuse later ones."""
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: self._n_asking == 0)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    card: ModelCard
-    responder: Responder
+class _LlamaResources:
     engine: EngineHandle
-    model: GgufModel
-    tokenizer: ClosableTokenizer
     stores: ModelStores
+    tokenizer: ClosableTokenizer
+    model: GgufModel
     n_cells: int
 
     @property
     def n_bytes(self) -> int:
-        """Weights, and the rows of a full context."""
-        return self.card.size_bytes + self.stores.row_bytes * self.n_cells
-
-    def start(self) -> None:
-        self.engine.start()
-
-    def status(self) -> EngineStatus:
-        return self.engine.status()
-
-    async def shut_down(self, grace_seconds: float) -> None:
-        await self.engine.shut_down(grace_seconds)
-
-    def cut(self) -> None:
-        self.engine.cut()
+        return self.model.facts.size_bytes + self.stores.row_bytes * self.n_cells
 
     def close(self) -> None:
-        """What its slots hold is stored first. Blocking."""
         self.engine.close()
         self.stores.close()
         self.tokenizer.close()
@@ -119,7 +99,7 @@ class LoadedModel:
 def open_ahead(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
 ) -> OpenedModel:
-    """On a thread of its own: llama.cpp reads the weights while Python imports the rest of us."""
+    """Start to read the weights on another thread, while Python imports the other modules."""
     sys.setswitchinterval(OPENING_SWITCH_SECONDS)
     executor = ThreadPoolExecutor(max_workers=1)
     opened = executor.submit(_open, settings, file, on_progress)
@@ -127,52 +107,47 @@ def open_ahead(
     return opened
 
 
-def _open(
-    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool] | None
-) -> GgufModel:
+def _open(settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]) -> GgufModel:
     return GgufModel(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
 
 
-def load(
-    settings: Settings,
-    file: ModelFile,
+def load_llama(
+    parts: ServerParts,
     name: str,
+    file: ModelFile,
     stores: ModelStores,
-    accounts: Accounts,
-    on_load_progress: Callable[[float], bool] | None = None,
-    on_digest_progress: Callable[[int, int], None] | None = None,
-    *,
+    progress: LoadProgress,
     opened: OpenedModel | None = None,
-    observers: Sequence[Observer] = (),
-) -> LoadedModel:
-    """Blocking. Raises StartupError. `opened`: somebody has begun to read the file."""
-    weights = stores.weights(file, on_digest_progress)
-    model = opened.result() if opened else _open(settings, file, on_load_progress)
+) -> ServingModel:
+    """Load a GGUF file into llama.cpp. Blocking. Raises StartupError.
+
+    `opened`: the model that `open_ahead` is already reading.
+    """
+    weights = stores.weights(file, progress.on_digest)
+    model = opened.result() if opened else _open(parts.settings, file, progress.on_weights)
     try:
-        return _assemble(settings, file, name, stores, accounts, weights, model, observers)
+        return _assemble(parts, name, file, stores, weights, model)
     except BaseException:
         model.close()
         raise
 
 
 def _assemble(
-    settings: Settings,
-    file: ModelFile,
+    parts: ServerParts,
     name: str,
+    file: ModelFile,
     stores: ModelStores,
-    accounts: Accounts,
     weights: str,
     model: GgufModel,
-    observers: Sequence[Observer],
-) -> LoadedModel:
-    vocabulary = model.vocabulary
-    tokenizer = ClosableTokenizer(vocabulary)
-    params = _context_params(settings.engine, model)
+) -> ServingModel:
+    facts = model.facts
+    tokenizer = ClosableTokenizer(model.vocabulary)
+    params = _context_params(parts.settings.engine, model)
     backend = LlamaBackend(model, params)
     engine = EngineHandle(
         backend,
-        partial(stores.open_cache, partial(_identity, weights, model.facts, params)),
-        queue_size=settings.engine.queue_size,
+        partial(stores.open_cache, partial(_identity, weights, facts, params)),
+        queue_size=parts.settings.engine.queue_size,
         embedder=LlamaEmbedder(
             model,
             max_cells=params.n_cells,
@@ -180,37 +155,34 @@ def _assemble(
             flash_attn=params.flash_attn,
         ),
     )
-    chat = set_up_chat(settings, tokenizer, model.facts.chat_template, stores.open_turns(weights))
-    responder = Responder(
+    chat = set_up_chat(
+        parts,
+        name,
         engine,
         tokenizer,
-        chat.prompts,
-        chat.dialect,
-        model.facts.default_sampling,
-        default_cache_prompt=settings.cache.cache_prompt,
-        default_overflow=settings.chat.overflow,
-        rewarmer=Rewarmer(engine, chat.prompts) if settings.chat.rewarm else None,
-        embedding_end_token=vocabulary.added_eos_token,
-        model=name,
-        accounts=accounts,
-        observers=observers,
+        stores.open_turns(weights),
+        own_template=facts.chat_template,
+        default_sampling=facts.default_sampling,
+        embedding_end_token=model.vocabulary.added_eos_token,
+        can_rewarm=True,
     )
     card = ModelCard(
         id=name,
         path=str(file.path),
         created=int(time.time()),
         n_ctx=backend.n_ctx,
-        n_ctx_train=model.facts.n_ctx_train,
+        n_ctx_train=facts.n_ctx_train,
         n_vocab=tokenizer.n_vocab,
-        n_params=model.facts.n_params,
-        size_bytes=model.facts.size_bytes,
-        architecture=model.facts.architecture,
-        quantization=model.facts.quantization,
+        n_params=facts.n_params,
+        size_bytes=facts.size_bytes,
+        architecture=facts.architecture,
+        quantization=facts.quantization,
         chat_template=chat.template_source,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
-    return LoadedModel(card, responder, engine, model, tokenizer, stores, params.n_cells)
+    resources = _LlamaResources(engine, stores, tokenizer, model, params.n_cells)
+    return ServingModel(card, chat.responder, engine, resources)
 
 
 def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams:

@@ -1,7 +1,7 @@
-"""Which models are loaded: each on first use, until others need its memory or nobody uses it.
+"""The pool of loaded models: loaded on first use, unloaded when idle or when memory runs out.
 
-Everything here runs on the event loop; what takes long is done in worker threads, one load or
-unload at a time, in the order of arrival. A model that is in use is never unloaded.
+The pool runs on the event loop. Loads and unloads run in worker threads, one at a time, in the
+order of arrival. A model in use is never unloaded.
 """
 
 import asyncio
@@ -11,73 +11,45 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
-from rekindle.api.models import (
-    Lease,
-    ListedModel,
+from rekindle.chat.responder import Responder
+from rekindle.errors import (
     ModelInUse,
     ModelLoadFailed,
-    ModelState,
+    RekindleError,
+    ShuttingDown,
     UnknownModel,
 )
-from rekindle.chat.responder import Responder
-from rekindle.errors import RekindleError, ShuttingDown
 from rekindle.generation.status import EngineStatus
-from rekindle.models.card import ModelCard
+from rekindle.models.card import Lease, ListedModel, ModelState
+from rekindle.models.serving_model import ServingModel
 
 _log = logging.getLogger("rekindle.models")
 
-PROGRESS_SECONDS = 5.0  # between two lines about one load; picked
+PROGRESS_SECONDS = 5.0  # between two log lines about one load; picked
 MIN_WATCH_SECONDS = 0.01  # picked
 
 
-class PooledModel(Protocol):
-    """A model that is loaded."""
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    @property
-    def responder(self) -> Responder: ...
-
-    @property
-    def n_bytes(self) -> int: ...
-
-    def start(self) -> None:
-        """On the event loop, once."""
-        ...
-
-    def status(self) -> EngineStatus: ...
-
-    async def shut_down(self, grace_seconds: float) -> None: ...
-
-    def cut(self) -> None: ...
-
-    def close(self) -> None:
-        """Blocking."""
-        ...
-
-
 class Loader(Protocol):
-    """Blocking, in worker threads. Raises RekindleError."""
+    """Blocking; called in worker threads. Raises RekindleError."""
 
     def n_bytes(self, name: str) -> int:
-        """How much memory it will take, about."""
+        """Estimate the memory that the model will take."""
         ...
 
-    def load(self, name: str, on_progress: Callable[[float], bool]) -> PooledModel:
-        """Gives up when `on_progress` says False."""
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
+        """Load the model; give up when `on_progress` returns False."""
         ...
 
 
-class _Entry:
-    """One model, loaded or not, and who uses it."""
+class _PooledModel:
+    """One model, loaded or not, and its uses."""
 
     def __init__(self, name: str, clock: Callable[[], float], on_idle: Callable[[], None]) -> None:
         self.name = name
         self.created = int(time.time())
-        self.loaded: PooledModel | None = None
+        self.loaded: ServingModel | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.is_leaving = False  # nobody new may use it
+        self.is_leaving = False  # about to be unloaded: new requests wait for the next load
         self.n_uses = 0
         self.used_at = clock()
         self.is_idle = asyncio.Event()
@@ -97,15 +69,24 @@ class _Entry:
             self.is_idle.set()
             self._on_idle()
 
-    @property
-    def state(self) -> ModelState:
+    def listed(self) -> ListedModel:
         if self.loading is not None:
-            return ModelState.LOADING
-        return ModelState.UNLOADED if self.loaded is None else ModelState.LOADED
+            state = ModelState.LOADING
+        else:
+            state = ModelState.UNLOADED if self.loaded is None else ModelState.LOADED
+        card = self.loaded.card if self.loaded is not None else None
+        return ListedModel(self.name, self.created, state, card)
+
+    def check_unused(self) -> None:
+        """Raises ModelInUse."""
+        if self.loading is not None:
+            raise ModelInUse(f"The model `{self.name}` is being loaded.")
+        if self.n_uses:
+            raise ModelInUse(f"The model `{self.name}` answers {self.n_uses} requests.")
 
 
 class ModelPool:
-    """`default`: who answers when no model is named; None: the last one used, or the first."""
+    """`default` answers when no model is named; None: the last one used, or the first."""
 
     def __init__(
         self,
@@ -114,236 +95,231 @@ class ModelPool:
         *,
         default: str | None,
         memory_bytes: int,
-        keep_alive_seconds: float = 0.0,  # 0: for ever
+        keep_alive_seconds: float,  # 0: idle models stay loaded
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._entries = {name: _Entry(name, clock, self._notice_idle) for name in names}
+        self._models = {name: _PooledModel(name, clock, self._shrink_when_idle) for name in names}
         self._loader = loader
         self._default = default
         self._memory_bytes = memory_bytes
         self._keep_alive_seconds = keep_alive_seconds
         self._clock = clock
-        self._changing = asyncio.Lock()  # held by whoever loads or unloads
+        self._changing = asyncio.Lock()  # held during each load and unload
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def adopt(self, name: str, loaded: PooledModel) -> None:
-        """Before `start`: one that is loaded already."""
-        self._entries[name].loaded = loaded
+    def adopt(self, name: str, loaded: ServingModel) -> None:
+        """Add a model that is already loaded. Only before `start`."""
+        self._models[name].loaded = loaded
 
     def start(self) -> None:
-        for entry in self._loaded():
-            assert entry.loaded is not None
-            entry.used_at = self._clock()
-            entry.loaded.start()
+        for model in self._loaded():
+            model.used_at = self._clock()
+        for serving in self._serving():
+            serving.engine.start()
         if self._keep_alive_seconds:
             self._spawn(self._watch())
 
-    async def lease(self, name: str | None) -> Lease:
-        entry = self._wanted(name)
+    async def lease(self, name: str | None) -> Lease[Responder]:
+        model = self._wanted(name)
         while True:
             if self._is_closing:
                 raise ShuttingDown("The server is shutting down.")
-            if entry.loaded is not None and not entry.is_leaving:
-                return Lease(entry.loaded.responder, entry.loaded.card, entry)
-            await self._load(entry)
+            if model.loaded is not None and not model.is_leaving:
+                return Lease(model.loaded.responder, model.loaded.card, model)
+            await self._load(model)
 
     def listed(self) -> list[ListedModel]:
-        return [_listed(entry) for entry in self._entries.values()]
+        return [model.listed() for model in self._models.values()]
 
     def find(self, name: str) -> ListedModel:
-        return _listed(self._exactly(name))
+        return self._exactly(name).listed()
 
     async def load(self, name: str) -> None:
-        entry = self._exactly(name)
-        if entry.loaded is None or entry.is_leaving:
-            await self._load(entry)
+        model = self._exactly(name)
+        if model.loaded is None or model.is_leaving:
+            await self._load(model)
 
     async def unload(self, name: str) -> None:
-        entry = self._exactly(name)
-        _refuse_in_use(entry)
+        model = self._exactly(name)
+        model.check_unused()
         async with self._changing:
-            _refuse_in_use(entry)
-            if entry.loaded is not None:
-                await self._close(entry, "it was asked for")
+            model.check_unused()
+            if model.loaded is not None:
+                await self._unload(model, "requested")
 
     def status(self, name: str | None) -> EngineStatus | None:
         loaded = self._wanted(name).loaded
-        return loaded.status() if loaded is not None else None
+        return loaded.engine.status() if loaded is not None else None
 
     def statuses(self) -> list[EngineStatus]:
-        """Of all that are loaded."""
-        return [entry.loaded.status() for entry in self._loaded() if entry.loaded is not None]
+        """Return the status of every loaded model."""
+        return [serving.engine.status() for serving in self._serving()]
 
     async def unload_idle(self) -> None:
-        """Those that nobody has used for as long as they are kept."""
-        for entry in self._loaded():
+        """Unload models that were idle for `keep_alive_seconds`."""
+        for model in self._loaded():
             async with self._changing:
-                if self._is_expired(entry):
-                    await self._close(entry, f"idle for {self._keep_alive_seconds:g} s")
+                if self._is_expired(model):
+                    await self._unload(model, f"idle for {self._keep_alive_seconds:g} s")
 
     async def shut_down(self, grace_seconds: float) -> None:
         self._is_closing = True
-        loaded = [entry.loaded for entry in self._loaded() if entry.loaded is not None]
-        await asyncio.gather(*(each.shut_down(grace_seconds) for each in loaded))
+        await asyncio.gather(*(each.engine.shut_down(grace_seconds) for each in self._serving()))
 
     def cut(self) -> None:
         self._is_closing = True
-        for entry in self._loaded():
-            if entry.loaded is not None:
-                entry.loaded.cut()
+        for serving in self._serving():
+            serving.engine.cut()
 
     async def flush(self) -> None:
-        """After `shut_down`: all store what they hold and are closed, side by side."""
-        closing: list[PooledModel] = []
-        for entry in self._loaded():
-            if entry.loaded is not None and not entry.is_leaving:  # or it is being closed
-                closing.append(entry.loaded)
-                entry.loaded = None
-        await asyncio.gather(*(asyncio.to_thread(each.close) for each in closing))
+        """Store what the models hold and close them, all at the same time. After `shut_down`."""
+        closing: list[ServingModel] = []
+        for model in self._loaded():
+            if model.loaded is not None and not model.is_leaving:  # else it is being closed
+                closing.append(model.loaded)
+                model.loaded = None
+        await asyncio.gather(*(asyncio.to_thread(each.resources.close) for each in closing))
 
     def close(self) -> None:
-        """After the event loop. Blocking."""
+        """Close the models that are left. After the event loop has ended. Blocking."""
         self._is_closing = True
-        for entry in self._loaded():
-            if entry.loaded is not None:
-                entry.loaded.close()
-                entry.loaded = None
+        for model in self._loaded():
+            if model.loaded is not None:
+                model.loaded.resources.close()
+                model.loaded = None
 
-    def _wanted(self, name: str | None) -> _Entry:
-        """Where there is one model, it answers to every name: clients send fixed ones."""
-        if len(self._entries) == 1:
-            return next(iter(self._entries.values()))
-        return self._exactly(name) if name else self._default_entry()
+    def _wanted(self, name: str | None) -> _PooledModel:
+        """A single model answers to every name: many clients send a fixed one."""
+        if len(self._models) == 1:
+            return next(iter(self._models.values()))
+        return self._exactly(name) if name else self._default_model()
 
-    def _exactly(self, name: str) -> _Entry:
-        if name not in self._entries:
-            raise UnknownModel(name, list(self._entries))
-        return self._entries[name]
+    def _exactly(self, name: str) -> _PooledModel:
+        if name not in self._models:
+            raise UnknownModel(name, list(self._models))
+        return self._models[name]
 
-    def _default_entry(self) -> _Entry:
+    def _default_model(self) -> _PooledModel:
         if self._default is not None:
-            return self._entries[self._default]
-        present = self._loaded() or list(self._entries.values())[:1]
-        return max(present, key=lambda entry: entry.used_at)
+            return self._models[self._default]
+        candidates = self._loaded() or list(self._models.values())[:1]
+        return max(candidates, key=lambda model: model.used_at)
 
-    def _loaded(self) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.loaded is not None]
+    def _loaded(self) -> list[_PooledModel]:
+        return [model for model in self._models.values() if model.loaded is not None]
+
+    def _unused(self) -> list[_PooledModel]:
+        return [model for model in self._loaded() if model.n_uses == 0]
+
+    def _serving(self) -> list[ServingModel]:
+        return [model.loaded for model in self._models.values() if model.loaded is not None]
 
     @property
     def _n_bytes(self) -> int:
-        return sum(entry.loaded.n_bytes for entry in self._entries.values() if entry.loaded)
+        return sum(serving.resources.n_bytes for serving in self._serving())
 
-    async def _load(self, entry: _Entry) -> None:
-        """Whoever comes first starts it; all wait for the same outcome."""
-        if entry.loading is None:
-            entry.loading = self._spawn(self._load_now(entry))
-        await asyncio.shield(entry.loading)
+    @property
+    def _exceeds_memory(self) -> bool:
+        """A single model may be larger than the budget."""
+        return len(self._loaded()) > 1 and self._n_bytes > self._memory_bytes
 
-    async def _load_now(self, entry: _Entry) -> None:
+    async def _load(self, model: _PooledModel) -> None:
+        """Join the load that is running, or start one."""
+        if model.loading is None:
+            model.loading = self._spawn(self._load_now(model))
+        await asyncio.shield(model.loading)
+
+    async def _load_now(self, model: _PooledModel) -> None:
         try:
             async with self._changing:
-                n_bytes = await asyncio.to_thread(self._loader.n_bytes, entry.name)
+                n_bytes = await asyncio.to_thread(self._loader.n_bytes, model.name)
                 await self._make_room(n_bytes)
-                _log.info("model=%s loading", entry.name)
+                _log.info("model=%s loading", model.name)
                 began = self._clock()
                 loaded = await asyncio.to_thread(
-                    self._loader.load, entry.name, self._progress_of(entry.name)
+                    self._loader.load, model.name, self._progress_of(model.name)
                 )
-                loaded.start()
-                entry.loaded = loaded
-                entry.used_at = self._clock()
-                _log.info("model=%s loaded in %.1f s", entry.name, entry.used_at - began)
+                loaded.engine.start()
+                model.loaded = loaded
+                model.used_at = self._clock()
+                _log.info("model=%s loaded in %.1f s", model.name, model.used_at - began)
         except Exception as error:
             if self._is_closing:
                 raise ShuttingDown("The server is shutting down.") from error
-            raise _load_failure(entry.name, error) from error
+            raise _load_failure(model.name, error) from error
         finally:
-            entry.loading = None
+            model.loading = None
 
     async def _make_room(self, n_bytes: int) -> None:
-        """Who was used last stays longest. One alone may be larger than all the memory."""
-        while self._n_bytes + n_bytes > self._memory_bytes and (present := self._loaded()):
-            entry = min(present, key=lambda each: (each.n_uses > 0, each.used_at))
-            entry.is_leaving = True  # who asks for it now waits its turn
+        """Unload the least recently used models, idle ones first, until `n_bytes` fit."""
+        while self._n_bytes + n_bytes > self._memory_bytes and (loaded := self._loaded()):
+            model = min(loaded, key=lambda each: (each.n_uses > 0, each.used_at))
+            model.is_leaving = True
             try:
-                await entry.is_idle.wait()
-                await self._close(entry, "another needs its memory")
+                await model.is_idle.wait()
+                await self._unload(model, "another model needs its memory")
             finally:
-                entry.is_leaving = False
+                model.is_leaving = False
 
-    async def _close(self, entry: _Entry, why: str) -> None:
-        """By whoever holds `_changing`, when nobody uses the model."""
-        loaded = entry.loaded
+    async def _unload(self, model: _PooledModel, reason: str) -> None:
+        """Close an unused model. The caller holds `_changing`."""
+        loaded = model.loaded
         assert loaded is not None
-        assert entry.n_uses == 0
-        entry.is_leaving = True
+        assert model.n_uses == 0
+        model.is_leaving = True
         try:
-            await loaded.shut_down(0)  # what it computes ahead, it need not
-            await asyncio.to_thread(loaded.close)
-            _log.info("model=%s unloaded, %s", entry.name, why)
+            await loaded.engine.shut_down(0)  # only background requests can still run
+            await asyncio.to_thread(loaded.resources.close)
+            _log.info("model=%s unloaded, %s", model.name, reason)
         finally:
-            entry.loaded = None
-            entry.is_leaving = False
+            model.loaded = None
+            model.is_leaving = False
             del loaded
-            await asyncio.to_thread(_collect)
+            await asyncio.to_thread(_collect_garbage)
 
-    def _is_expired(self, entry: _Entry) -> bool:
-        is_unused = entry.loaded is not None and entry.n_uses == 0
-        return is_unused and self._clock() - entry.used_at >= self._keep_alive_seconds
+    def _is_expired(self, model: _PooledModel) -> bool:
+        is_unused = model.loaded is not None and model.n_uses == 0
+        return is_unused and self._clock() - model.used_at >= self._keep_alive_seconds
 
     async def _watch(self) -> None:
         while True:
-            idle = [entry for entry in self._loaded() if entry.n_uses == 0]
-            kept_for = [entry.used_at + self._keep_alive_seconds - self._clock() for entry in idle]
-            seconds = min([*kept_for, self._keep_alive_seconds])
+            left = [
+                model.used_at + self._keep_alive_seconds - self._clock() for model in self._unused()
+            ]
+            seconds = min([*left, self._keep_alive_seconds])
             await asyncio.sleep(max(seconds, MIN_WATCH_SECONDS))
             await self.unload_idle()
 
-    def _notice_idle(self) -> None:
-        """How much memory a context takes shows only when it is there."""
-        if len(self._loaded()) > 1 and self._n_bytes > self._memory_bytes:
+    def _shrink_when_idle(self) -> None:
+        """The size of a context is known only after its first use, so check again then."""
+        if self._exceeds_memory:
             self._spawn(self._shrink())
 
     async def _shrink(self) -> None:
         async with self._changing:
-            while len(self._loaded()) > 1 and self._n_bytes > self._memory_bytes:
-                idle = [entry for entry in self._loaded() if entry.n_uses == 0]
-                if not idle:
-                    return
-                oldest = min(idle, key=lambda entry: entry.used_at)
-                await self._close(oldest, "the models take more memory than they may")
+            while self._exceeds_memory and (unused := self._unused()):
+                oldest = min(unused, key=lambda model: model.used_at)
+                await self._unload(oldest, "the models exceed their memory budget")
 
     def _progress_of(self, name: str) -> Callable[[float], bool]:
         shown_at = self._clock()
 
-        def note(fraction: float) -> bool:
+        def on_progress(fraction: float) -> bool:
             nonlocal shown_at
             if self._clock() - shown_at >= PROGRESS_SECONDS:
                 shown_at = self._clock()
                 _log.info("model=%s loading, %d%%", name, int(fraction * 100))
             return not self._is_closing
 
-        return note
+        return on_progress
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_note_outcome)
+        task.add_done_callback(_log_bug)
         return task
-
-
-def _listed(entry: _Entry) -> ListedModel:
-    card = entry.loaded.card if entry.loaded is not None else None
-    return ListedModel(entry.name, entry.created, entry.state, card)
-
-
-def _refuse_in_use(entry: _Entry) -> None:
-    if entry.loading is not None:
-        raise ModelInUse(f"The model `{entry.name}` is being loaded.")
-    if entry.n_uses:
-        raise ModelInUse(f"The model `{entry.name}` answers {entry.n_uses} requests.")
 
 
 def _load_failure(name: str, error: Exception) -> ModelLoadFailed:
@@ -354,18 +330,18 @@ def _load_failure(name: str, error: Exception) -> ModelLoadFailed:
     return ModelLoadFailed(f"The model `{name}` cannot be loaded: {error.message}")
 
 
-def _note_outcome(task: asyncio.Task[None]) -> None:
-    """Whoever waited for a load was told; an unload has nobody to tell."""
+def _log_bug(task: asyncio.Task[None]) -> None:
+    """A failed load has raised in the requests that waited for it; nobody waits for an unload."""
     if task.cancelled() or (error := task.exception()) is None:
         return
     if not isinstance(error, RekindleError):
         _log.error("a model could not be unloaded", exc_info=error)
 
 
-def _collect() -> None:
-    """What a model held is in cycles, and may be many gigabytes.
+def _collect_garbage() -> None:
+    """Free the reference cycles of an unloaded model, which may hold gigabytes.
 
-    The collector looks past what was frozen, as all was when the cache of the model was opened.
+    The collector skips frozen objects, and opening a model's cache freezes everything.
     """
     gc.unfreeze()
     gc.collect()

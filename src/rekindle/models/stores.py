@@ -1,7 +1,7 @@
-"""What is stored of each model, through all the times that it is loaded: prefixes and turns.
+"""Stored prefixes and turns of one model, across its loads.
 
-With a disk tier or a shared store that is there, and memory is given back when a model is
-unloaded. Without one it stays in memory, and is found again when the model returns.
+With a disk tier or a shared store, unloading the model frees their memory. Without one they
+stay in memory, so that the next load of the model finds them.
 """
 
 import threading
@@ -42,7 +42,7 @@ IdentityOf = Callable[[StateTraits], Identity]
 
 
 class MemoryShares:
-    """One budget for all: each model that has something in memory gets an equal part of it."""
+    """One memory budget, in equal shares for all models with a cache in memory."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -50,7 +50,7 @@ class MemoryShares:
         self._members: dict[ModelStores, None] = {}
 
     def join(self, member: "ModelStores") -> int:
-        """How much there is for the new one; the others have less from now on."""
+        """Add a model, and shrink the shares of the others. Return the share of the new one."""
         with self._lock:
             self._members[member] = None
             self._divide()
@@ -71,41 +71,43 @@ class MemoryShares:
 
 
 class ModelStores:
-    """Of one model. Engine threads open the cache; anyone may look at it."""
+    """The stores of one model. The engine thread opens the cache; any thread reads its status."""
 
     def __init__(
-        self, settings: CacheSettings, shares: MemoryShares, shared: SharedStore | None = None
+        self, settings: CacheSettings, shares: MemoryShares, shared: SharedStore | None
     ) -> None:
         self._settings = settings
         self._shared = shared
         self._shares = shares
         self._lock = threading.Lock()
         self._cache: PrefixCache | None = None
-        self._wake: Callable[[], None] | None = None  # the engine that has the cache; None: nobody
+        self._wake: Callable[[], None] | None = (
+            None  # wakes the engine; None: the model is unloaded
+        )
         self._traits: StateTraits | None = None
         self._turns: TurnStore | None = None
         self._turns_of = ""
-        self._past = CacheCounters()
+        self.past = CacheCounters()  # of closed caches
 
     @property
     def _is_lasting(self) -> bool:
-        """What is stored outlives the process."""
+        """Return True if stored entries outlive the process."""
         return bool(self._settings.cache_disk) or self._shared is not None
 
     @property
     def row_bytes(self) -> int:
-        """Of one position in the context; 0: not known yet, or there are none."""
+        """Bytes of one position in the context; 0: not known yet, or the model has no rows."""
         return self._traits.row_bytes if self._traits else 0
 
-    def weights(self, file: ModelFile, on_progress: Callable[[int, int], None] | None) -> str:
-        """What tells these weights from all others. Raises StartupError."""
+    def weights(self, file: ModelFile, on_progress: Callable[[int, int], None]) -> str:
+        """Return an id that only these weights have. Raises StartupError."""
         if not self._is_lasting:
-            return _file_identity(file)  # nothing outlives the process: no need to read them
+            return _file_identity(file)  # no need to read and hash gigabytes
         known = DigestFile(_directory(self._settings) / DIGESTS_NAME)
         return weights_digest(file.files, known=known, on_progress=on_progress)
 
     def open_turns(self, weights: str) -> TurnStore:
-        """Tokens mean the same whatever the KV types are: the weights alone are their mark."""
+        """Return the turn store of these weights. Turns do not depend on the KV types."""
         if self._turns is None or self._turns_of != weights:
             self._turns = self._new_turns(weights)
             self._turns_of = weights
@@ -125,7 +127,7 @@ class ModelStores:
             return self._cache
 
     def close(self) -> None:
-        """The model is unloaded, and its engine has closed the cache."""
+        """Free the memory that the disk or the shared store backs. After the engine was closed."""
         with self._lock:
             self._wake = None
             if not self._is_lasting:
@@ -142,24 +144,19 @@ class ModelStores:
                 return
             self._cache.set_memory_budget(n_bytes)
             if self._wake is not None:
-                self._wake()  # it drops what is too much
+                self._wake()  # the engine evicts what exceeds the budget
             else:
                 self._cache.poll()
 
-    @property
-    def past(self) -> CacheCounters:
-        """Of caches that are no longer there."""
-        return self._past
-
     def status(self) -> CacheStatus | None:
-        """Also while the model is unloaded, if something of it is in memory."""
+        """Return the status of the cache, also of an unloaded model whose cache is in memory."""
         cache = self._cache
         return cache.status() if cache is not None else None
 
     def _retire_cache(self) -> None:
         cache, self._cache = self._cache, None
         if cache is not None:
-            self._past += cache.counters
+            self.past += cache.counters
 
     def _new_turns(self, weights: str) -> TurnStore:
         mark = turn_fingerprint(weights)

@@ -1,36 +1,35 @@
-"""One model behind vLLM servers, with all that it takes to answer: tokenizer, template, turns."""
+"""Factory of models that vLLM servers compute; this process holds tokenizer, template and turns."""
 
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
-from rekindle.chat.accounts.accounts import Accounts
-from rekindle.chat.responder import Responder
 from rekindle.config import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
-from rekindle.generation.status import EngineStatus
 from rekindle.models.card import ModelCard
 from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.serving_model import ServerParts, ServingModel
 from rekindle.models.stores import ModelStores
-from rekindle.observe.request_record import Observer
 from rekindle.vllm.engine import VllmEngine
 from rekindle.vllm.fleet import Fleet, check_same
 from rekindle.vllm.hf_folder import HfFolder, read_folder
 from rekindle.vllm.hf_tokenizer import HfTokenizer
 from rekindle.vllm.upstream import FIRST_BYTE_SECONDS, ProbeTerms, Served, Upstream
 
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own
+KEY_VARIABLE = "VLLM_API_KEY"  # the name that vLLM uses
 PROBE_TEXT = "One, two,"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSource:
-    """Servers that were asked what they serve, and the folder that knows their tokens."""
+    """vLLM servers, the model they serve, and the folder with its tokenizer."""
 
     upstreams: tuple[Upstream, ...]
     served: Served
@@ -46,40 +45,26 @@ class UpstreamSource:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamModel:
-    card: ModelCard
-    responder: Responder
-    engine: VllmEngine
+class _UpstreamResources:
+    """Remembered turns only: weights and rows are in vLLM's memory."""
+
     stores: ModelStores
-
-    @property
-    def n_bytes(self) -> int:
-        """Here: next to nothing."""
-        return 0
-
-    def start(self) -> None:
-        self.engine.start()
-
-    def status(self) -> EngineStatus:
-        return self.engine.status()
-
-    async def shut_down(self, grace_seconds: float) -> None:
-        await self.engine.shut_down(grace_seconds)
-
-    def cut(self) -> None:
-        self.engine.cut()
+    n_bytes: int = 0
 
     def close(self) -> None:
         self.stores.close()
 
 
 def find_upstreams(settings: Settings) -> UpstreamSource:
-    """Blocking, where no event loop runs. Raises StartupError."""
+    """Ask the upstreams for their model. Blocking, on a thread without an event loop.
+
+    Raises StartupError.
+    """
     urls = settings.engine.upstream
     if not urls:
         raise StartupError("--engine vllm needs --upstream with the base URL of a vLLM server.")
     if settings.model.models or settings.model.models_dir:
-        raise StartupError("--models and --models-dir are not for --engine vllm.")
+        raise StartupError("--models and --models-dir do not work with --engine vllm.")
     for url in urls:
         if not _is_http(url):
             raise StartupError(f"--upstream {url} is not an http:// or https:// URL.")
@@ -91,16 +76,13 @@ def find_upstreams(settings: Settings) -> UpstreamSource:
 
 
 def load_upstream(
-    settings: Settings,
-    source: UpstreamSource,
-    name: str,
-    stores: ModelStores,
-    accounts: Accounts,
-    *,
-    observers: Sequence[Observer] = (),
-) -> UpstreamModel:
-    """Blocking, where no event loop runs. Raises StartupError."""
-    folder, served = source.folder, source.served
+    parts: ServerParts, name: str, source: UpstreamSource, stores: ModelStores
+) -> ServingModel:
+    """Check that the upstreams answer as needed, and build the model.
+
+    Blocking, on a thread without an event loop. Raises StartupError.
+    """
+    folder, served, settings = source.folder, source.served, parts.settings.engine
     tokenizer = HfTokenizer(folder)
     terms = ProbeTerms(
         prompt=tokenizer.tokenize(PROBE_TEXT, parse_special=False),
@@ -109,31 +91,22 @@ def load_upstream(
     )
     asyncio.run(_probe(source, terms))
     engine = VllmEngine(
-        Fleet(source.upstreams, served, terms, n_each=settings.engine.parallel),
+        Fleet(source.upstreams, served, terms, n_each=settings.parallel),
         n_vocab=tokenizer.n_vocab,
         end_tokens=tokenizer.end_tokens,
-        queue_size=settings.engine.queue_size,
+        queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )
     chat = set_up_chat(
-        settings,
-        tokenizer,
-        folder.chat_template,
-        stores.open_turns(folder.digest(served.model)),
-    )
-    responder = Responder(
+        parts,
+        name,
         engine,
         tokenizer,
-        chat.prompts,
-        chat.dialect,
-        folder.default_sampling,
-        default_cache_prompt=settings.cache.cache_prompt,
-        default_overflow=settings.chat.overflow,
+        stores.open_turns(folder.digest(served.model)),
+        own_template=folder.chat_template,
+        default_sampling=folder.default_sampling,
         embedding_end_token=None,
-        rewarmer=None,  # vLLM knows no work that makes way for all other
-        model=name,
-        accounts=accounts,
-        observers=observers,
+        can_rewarm=False,
     )
     card = ModelCard(
         id=name,
@@ -150,7 +123,7 @@ def load_upstream(
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
-    return UpstreamModel(card, responder, engine, stores)
+    return ServingModel(card, chat.responder, engine, _UpstreamResources(stores))
 
 
 def _is_http(url: str) -> bool:
@@ -161,19 +134,8 @@ def _is_http(url: str) -> bool:
 
 
 async def _find_model(upstreams: Sequence[Upstream]) -> Served:
-    """One that all who answer have; their shortest context."""
-    async with httpx.AsyncClient() as client:
-        found = await asyncio.gather(
-            *(each.find_model(client) for each in upstreams), return_exceptions=True
-        )
-    answers: list[tuple[Upstream, Served]] = []
-    for upstream, outcome in zip(upstreams, found, strict=True):
-        if isinstance(outcome, Served):
-            answers.append((upstream, outcome))
-        elif isinstance(outcome, RekindleError):
-            upstream.trouble = outcome.message
-        else:
-            raise outcome
+    """Return the model that all answering upstreams serve, with their shortest context."""
+    answers = await _ask_each(upstreams, lambda each, client: each.find_model(client))
     if not answers:
         raise UpstreamsAway(_nobody(upstreams))
     served = min((served for _, served in answers), key=lambda each: each.n_ctx)
@@ -187,17 +149,28 @@ async def _find_model(upstreams: Sequence[Upstream]) -> Served:
 
 async def _probe(source: UpstreamSource, terms: ProbeTerms) -> None:
     answering = [each for each in source.upstreams if each.served is not None]
-    async with httpx.AsyncClient() as client:
-        outcomes = await asyncio.gather(
-            *(each.probe(client, terms) for each in answering), return_exceptions=True
-        )
-    for upstream, outcome in zip(answering, outcomes, strict=True):
-        if isinstance(outcome, RekindleError):
-            upstream.trouble = outcome.message
-        elif outcome is not None:
-            raise outcome
+    await _ask_each(answering, lambda each, client: each.probe(client, terms))
     if all(each.trouble for each in source.upstreams):
         raise UpstreamsAway(_nobody(source.upstreams))
+
+
+async def _ask_each(
+    upstreams: Sequence[Upstream], ask: Callable[[Upstream, httpx.AsyncClient], Awaitable[T]]
+) -> list[tuple[Upstream, T]]:
+    """Ask all upstreams at the same time. Return those that answered; note why others did not."""
+    async with httpx.AsyncClient() as client:
+        outcomes = await asyncio.gather(
+            *(ask(each, client) for each in upstreams), return_exceptions=True
+        )
+    answers: list[tuple[Upstream, T]] = []
+    for upstream, outcome in zip(upstreams, outcomes, strict=True):
+        if isinstance(outcome, RekindleError):
+            upstream.trouble = outcome.message
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            answers.append((upstream, outcome))
+    return answers
 
 
 def _nobody(upstreams: Sequence[Upstream]) -> str:
@@ -210,7 +183,7 @@ def _folder(setting: str | None, served: Served) -> HfFolder:
     if served.root and (root := Path(served.root)).is_dir():
         return read_folder(root)
     raise StartupError(
-        f"The tokenizer of {served.model} is needed here: pass as MODEL a folder with its"
+        f"The tokenizer of {served.model} is missing: pass as MODEL a folder with its"
         " tokenizer.json, tokenizer_config.json and generation_config.json. vLLM's own"
-        " /tokenize cannot keep a client's text from becoming control tokens."
+        " /tokenize would turn a client's text into control tokens."
     )

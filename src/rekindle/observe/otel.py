@@ -1,7 +1,7 @@
-"""Spans for OpenTelemetry: one per reply, and within it what the time went to.
+"""Spans for OpenTelemetry: one per reply, with a child span for each phase.
 
-The packages are optional and imported only where spans are wanted. Names are those of the
-semantic conventions for generative AI, written out: the package with them is not stable.
+The packages are optional, and imported only when spans are on. The names follow the semantic
+conventions for generative AI. They are literals here, because that package is not stable.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ OPERATIONS = {"/v1/completions": "text_completion", "/completion": "text_complet
 
 @dataclass(frozen=True, slots=True)
 class ReplyPhase:
-    """A part of a reply's time; seconds since the epoch."""
+    """One phase of a reply, in seconds since the epoch."""
 
     name: str
     began_at: float
@@ -45,18 +45,17 @@ class SpanSender:
     close: Callable[[], None]
 
 
-def is_wanted(*, asked_for: bool) -> bool:
-    return asked_for or any(os.environ.get(name) for name in ENDPOINTS)
-
-
 def span_sender(*, asked_for: bool) -> SpanSender | None:
-    """None: nobody wants spans, or they cannot be had. Raises StartupError where `asked_for`."""
-    if not is_wanted(asked_for=asked_for):
+    """Return None if spans are off, or their packages are missing.
+
+    Raises StartupError if they are missing and `asked_for` by the operator.
+    """
+    if not asked_for and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     if not all(map(_is_installed, PACKAGES)):
         if asked_for:
             raise StartupError(MISSING)
-        _log.warning("%s", MISSING)  # the variable may be there for other programs
+        _log.warning("otel: %s", MISSING)  # the variable may be set for other programs
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -76,7 +75,7 @@ def new_provider() -> "TracerProvider":
 
 
 def shut_down(provider: "TracerProvider") -> None:
-    """Sends what waits, for a while: the SDK alone tries half a minute where nobody listens."""
+    """Send waiting spans for CLOSE_SECONDS. The SDK alone would retry for half a minute."""
     sending = threading.Thread(target=provider.shutdown, name="otel-shutdown", daemon=True)
     sending.start()
     sending.join(CLOSE_SECONDS)
@@ -88,7 +87,7 @@ def observer(provider: "TracerProvider") -> Observer:
 
 
 def phases_of(record: RequestRecord) -> Iterator[ReplyPhase]:
-    """In order. What a reply never came to has none."""
+    """Yield the phases in order. A phase that the reply never reached is left out."""
     handed_over = record.started_at
     yield ReplyPhase("render", handed_over - record.build_seconds, handed_over)
     if not record.is_evaluated:
@@ -125,7 +124,7 @@ def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
     }
     for source, n_tokens in record.spans.by_source().items():
         attributes[f"rekindle.cached_tokens.{source.value}"] = n_tokens
-    if record.miss is not None:  # without its texts, which are the client's
+    if record.miss is not None:  # its texts are left out: they belong to the client
         attributes["rekindle.miss.reason"] = record.miss.reason.value
         attributes["rekindle.miss.tokens_lost"] = record.miss.tokens_lost
     return attributes
@@ -157,7 +156,7 @@ def _send(tracer: "Tracer", record: RequestRecord) -> None:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even what it is part of
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 

@@ -1,4 +1,4 @@
-"""What became of one reply: the value that the log, the metrics, the trace and the page share."""
+"""The record of one finished reply, for the log, the metrics, the trace and the dashboard."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class MissReason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
     reason: MissReason
-    message: int | None = None  # which one changed
-    part: str | None = None  # text, tool_call, tool_result, reasoning; the name of a tool
-    before: str = ""  # what stands in front of the first difference
+    message: int | None = None  # index of the changed message
+    part: str | None = None  # text, tool_call, tool_result, reasoning, or the name of a tool
+    before: str = ""  # the text in front of the first difference
     expected: str = ""
     got: str = ""
     tokens_lost: int = 0
@@ -41,10 +41,10 @@ class RequestRecord:
     rank: Rank
     started_at: float  # seconds since the epoch
     n_prompt: int
-    is_evaluated: bool  # all of the prompt; otherwise it ended before
-    spans: Spans  # what of the prompt was not computed, and where it was
+    is_evaluated: bool  # False: the reply ended before its prompt was computed
+    spans: Spans  # cached parts of the prompt, and their source
     n_generated: int
-    n_recomputed: int  # prompt tokens that were computed though they had been before
+    n_recomputed: int  # prompt tokens that had been computed before
     n_remembered_turns: int
     n_dropped_messages: int
     miss: Miss | None
@@ -52,11 +52,11 @@ class RequestRecord:
     queue_seconds: float
     restore_seconds: float
     prefill_seconds: float
-    first_token_seconds: float | None  # since it was handed to the engine; None: there was none
+    first_token_seconds: float | None  # since the engine got the request; None: no token
     decode_seconds: float  # from the first token to the last
     total_seconds: float
-    finish: str  # stop, length, tool_calls, cancelled, or failed: and why
-    prompt_text: str  # what the model saw; nobody writes it down unasked
+    finish: str  # stop, length, tool_calls, cancelled, or "failed:" with the reason
+    prompt_text: str  # the rendered prompt; written only with --trace-prompts
 
     @property
     def n_cached(self) -> int:
@@ -68,8 +68,8 @@ class RequestRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of those after the first one."""
+        """Decode speed without the first token."""
         return (self.n_generated - 1) / self.decode_seconds if self.decode_seconds > 0 else None
 
 
-Observer = Callable[[RequestRecord], None]  # called on the event loop, and quick
+Observer = Callable[[RequestRecord], None]  # called on the event loop: must return at once

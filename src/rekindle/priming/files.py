@@ -1,6 +1,6 @@
-"""A file to prime -> requests that compute its prompt and sample nothing.
+"""Files to prime, read as requests that compute a prompt and sample nothing.
 
-What a file holds is found by its shape: a recorded request of any dialect, a line of recorded
+The shape of a record decides: a recorded request of any wire format, a line of recorded
 traffic (`{path, body, ...}`), or the short form `{system, tools, cache_key, model}`.
 """
 
@@ -16,16 +16,12 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import RekindleError
+from rekindle.errors import PrimeError
 
 Body = dict[str, Any]
 
-STEM_CHARACTERS = 100  # of a cache key, which has 128 at most; picked
+STEM_CHARACTERS = 100  # of the file name in a cache key, which has 128 at most; picked
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".toml", ".md", ".txt")
-
-
-class PrimeError(RekindleError):
-    """Why a file was not primed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +32,19 @@ class PrimeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _WireFormat:
+class _PrimeFormat:
     path: str
     limit: str  # the field that says how many tokens to sample
     tells_progress: bool
 
 
-_CHAT = _WireFormat("/v1/chat/completions", "max_tokens", tells_progress=True)
-_COMPLETIONS = _WireFormat("/v1/completions", "max_tokens", tells_progress=True)
-_RESPONSES = _WireFormat("/v1/responses", "max_output_tokens", tells_progress=False)
-_MESSAGES = _WireFormat("/v1/messages", "max_tokens", tells_progress=False)
-_DIALECTS = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)  # "completions" ends two of the paths
+_CHAT = _PrimeFormat("/v1/chat/completions", "max_tokens", tells_progress=True)
+_COMPLETIONS = _PrimeFormat("/v1/completions", "max_tokens", tells_progress=True)
+_RESPONSES = _PrimeFormat("/v1/responses", "max_output_tokens", tells_progress=False)
+_MESSAGES = _PrimeFormat("/v1/messages", "max_tokens", tells_progress=False)
+_FORMATS = (_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES)  # "completions" ends two of the paths
 
-# What only matters once tokens are sampled, or says how the reply comes.
+# Fields that only matter for sampling, or for the form of the reply.
 _NOT_PRIMED = frozenset(
     {
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "prefill"),
@@ -59,16 +55,17 @@ _NOT_PRIMED = frozenset(
         *("response_format", "output_format", "text", "stream_options", "background"),
     }
 )
-# What the short form may have beside `system` and `tools`: it shapes the prompt, or names it.
+# Fields of the short form beside `system` and `tools`: they shape the prompt, or name it.
 _SHORT_FORM_EXTRAS = frozenset(
     {"cache_key", "model", "chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 )
-_NO_KEY = re.compile(r"[^A-Za-z0-9._:/-]")  # what a cache key may not have
+_NO_KEY = re.compile(r"[^A-Za-z0-9._:/-]")  # characters not allowed in a cache key
 _ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "anthropic_version"})
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
 def read_prime_file(path: Path) -> tuple[PrimeRequest, ...]:
+    """Raises PrimeError."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -77,7 +74,7 @@ def read_prime_file(path: Path) -> tuple[PrimeRequest, ...]:
 
 
 def parse_prime_file(path: Path, content: bytes) -> tuple[PrimeRequest, ...]:
-    """`content` is the file's; of `path` only the name is used."""
+    """Return the requests in `content`; only the name of `path` is used. Raises PrimeError."""
     inner = path
     if path.suffix == ".gz":
         inner = path.with_suffix("")
@@ -91,25 +88,25 @@ def parse_prime_file(path: Path, content: bytes) -> tuple[PrimeRequest, ...]:
         raise PrimeError(f"{path} is not UTF-8 text.") from error
     records = list(_records(inner, str(path), text))
     asked = [
-        (name, dialect, body)
+        (name, wire_format, body)
         for name, record in records
-        for dialect, body in requests_of(record, name)
+        for wire_format, body in requests_of(record, name)
     ]
     if not asked:
         raise PrimeError(f"{path} holds no request that can be primed.")
     stem = _NO_KEY.sub("-", inner.stem)[:STEM_CHARACTERS]
     return tuple(
         PrimeRequest(
-            dialect.path,
-            _priming(dialect, body, stem if len(asked) == 1 else f"{stem}:{number}"),
+            wire_format.path,
+            _priming(wire_format, body, stem if len(asked) == 1 else f"{stem}:{number}"),
             name,
         )
-        for number, (name, dialect, body) in enumerate(asked, start=1)
+        for number, (name, wire_format, body) in enumerate(asked, start=1)
     )
 
 
 def is_prime_file(path: Path) -> bool:
-    """Whether its name is that of a file we can read."""
+    """Return True if the name of the file has a known suffix."""
     inner = path.with_suffix("") if path.suffix == ".gz" else path
     return inner.suffix.lower() in SUFFIXES
 
@@ -130,7 +127,7 @@ def _records(path: Path, shown: str, text: str) -> Iterator[tuple[str, object]]:
             yield shown, {"system": text}
         case _:
             known = ", ".join(SUFFIXES)
-            raise PrimeError(f"{shown}: the name of a file to prime ends in one of {known}.")
+            raise PrimeError(f"{shown}: a file to prime must end in one of {known}.")
 
 
 def _json(text: str, shown: str, *, first_line: int) -> object:
@@ -162,31 +159,32 @@ def _toml(text: str, shown: str) -> object:
         raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
 
 
-def requests_of(record: object, name: str) -> Iterator[tuple[_WireFormat, Body]]:
+def requests_of(record: object, name: str) -> Iterator[tuple[_PrimeFormat, Body]]:
+    """Yield the format and the body of each prompt in `record`. Raises PrimeError."""
     if not isinstance(record, dict):
         raise PrimeError(f"{name}: a request is an object, not a {type(record).__name__}.")
     if "path" in record and "body" in record:
-        dialect, body = _recorded(record), record["body"]
-        if dialect is None or not isinstance(body, dict):
-            return  # traffic that computes no prompt, such as a list of models
+        wire_format, body = _recorded(record), record["body"]
+        if wire_format is None or not isinstance(body, dict):
+            return  # traffic without a prompt, such as a list of models
     else:
-        dialect, body = _dialect_of(record), record
-    if dialect is None:
-        dialect, body = _CHAT, _short_form(record, name)
+        wire_format, body = _format_of(record), record
+    if wire_format is None:
+        wire_format, body = _CHAT, _short_form(record, name)
     _check_json(body, name)
-    for one in _one_prompt_each(dialect, body):
-        yield dialect, one
+    for one in _one_prompt_each(wire_format, body):
+        yield wire_format, one
 
 
-def _recorded(record: Mapping[str, Any]) -> _WireFormat | None:
+def _recorded(record: Mapping[str, Any]) -> _PrimeFormat | None:
     path = str(record["path"]).partition("?")[0].rstrip("/")
     if record.get("method", "POST") != "POST":
         return None
-    return next((each for each in _DIALECTS if path.endswith(each.path.removeprefix("/v1"))), None)
+    return next((each for each in _FORMATS if path.endswith(each.path.removeprefix("/v1"))), None)
 
 
-def _dialect_of(body: Mapping[str, Any]) -> _WireFormat | None:
-    """None: it is in the short form."""
+def _format_of(body: Mapping[str, Any]) -> _PrimeFormat | None:
+    """Return the wire format of a request; None: it is in the short form."""
     if "messages" in body:
         return _MESSAGES if _is_anthropic(body) else _CHAT
     if "input" in body or "previous_response_id" in body:
@@ -195,7 +193,7 @@ def _dialect_of(body: Mapping[str, Any]) -> _WireFormat | None:
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:
-    """Without any of these signs both dialects mean the same prompt."""
+    """Without any of these signs, both formats mean the same prompt."""
     tools = _dicts(body.get("tools"))
     blocks = [
         block
@@ -216,18 +214,18 @@ def _short_form(record: Mapping[str, Any], name: str) -> Body:
     known = {"system", "instructions", "tools"} | _SHORT_FORM_EXTRAS
     if unknown := sorted(record.keys() - known):
         raise PrimeError(
-            f"{name}: this is no request of any API, and {unknown[0]!r} is not part of the short"
-            f" form, which has {', '.join(sorted(known))}."
+            f"{name}: this is not a request of any API, and {unknown[0]!r} is not a field of the"
+            f" short form, which has {', '.join(sorted(known))}."
         )
     system = record.get("system", record.get("instructions"))
     if not isinstance(system, str) or not system.strip():
-        raise PrimeError(f"{name}: `system` should be the text of the system prompt.")
+        raise PrimeError(f"{name}: `system` must be the text of the system prompt.")
     tools = [] if record.get("tools") is None else record["tools"]
     if not isinstance(tools, list):
-        raise PrimeError(f"{name}: `tools` should be a list.")
+        raise PrimeError(f"{name}: `tools` must be a list.")
     body: Body = {key: record[key] for key in _SHORT_FORM_EXTRAS & record.keys()}
-    # The user's turn is there because some templates show tools only beside one, and others
-    # refuse a conversation without any.
+    # The user's turn is empty but needed: some templates render tools only with a user's turn,
+    # and others refuse a conversation without one.
     body["messages"] = [{"role": "system", "content": system}, {"role": "user", "content": ""}]
     if tools:
         body["tools"] = [
@@ -237,7 +235,7 @@ def _short_form(record: Mapping[str, Any], name: str) -> Body:
 
 
 def _chat_tool(tool: object, place: str) -> Body:
-    """OpenAI's two forms of a tool and Anthropic's, as chat completions have it."""
+    """Return a tool in the form of chat completions, from OpenAI's two forms or Anthropic's."""
     if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
         return tool
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
@@ -254,32 +252,32 @@ def _chat_tool(tool: object, place: str) -> Body:
 def _check_json(body: Body, name: str) -> None:
     try:
         json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError) as error:  # YAML and TOML have dates
+    except (TypeError, ValueError) as error:  # such as a date in YAML or TOML
         raise PrimeError(f"{name}: a value cannot be sent as JSON: {error}.") from error
 
 
-def _one_prompt_each(dialect: _WireFormat, body: Body) -> Iterator[Body]:
-    """A completion may ask for several prompts; each is primed by itself."""
+def _one_prompt_each(wire_format: _PrimeFormat, body: Body) -> Iterator[Body]:
+    """A completion may have several prompts; each is primed on its own."""
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
-    if dialect is _COMPLETIONS and several:
+    if wire_format is _COMPLETIONS and several:
         yield from ({**body, "prompt": each} for each in prompt or ())
     else:
         yield body
 
 
-def _priming(dialect: _WireFormat, body: Body, key: str) -> Body:
+def _priming(wire_format: _PrimeFormat, body: Body, key: str) -> Body:
     kept = {field: value for field, value in body.items() if field not in _NOT_PRIMED}
     primed: Body = {
         "cache_key": key,
         **kept,
-        dialect.limit: 0,
+        wire_format.limit: 0,
         "stream": True,
         "cache_prompt": True,
         "persist": True,
     }
-    if dialect.tells_progress:
+    if wire_format.tells_progress:
         primed["return_progress"] = True
-    if dialect is _RESPONSES:
-        primed["store"] = False  # there is no reply to go on from
+    if wire_format is _RESPONSES:
+        primed["store"] = False  # there is no reply to store
     return primed

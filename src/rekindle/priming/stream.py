@@ -1,16 +1,16 @@
-"""What a server says while it primes: the stream of any dialect, as progress and an account."""
+"""The stream of a priming request, in any wire format: its progress and its result."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.priming.files import PrimeError
+from rekindle.errors import PrimeError
 
 
 @dataclass(frozen=True, slots=True)
-class PrimeProgress:
-    n_done: int  # with what was cached
+class PrefillUpdate:
+    n_done: int  # with cached tokens
     n_tokens: int
 
 
@@ -25,26 +25,35 @@ class Primed:
 
 
 def outcome_of(
-    lines: Iterable[str], on_progress: Callable[[PrimeProgress], None] = lambda _: None
+    lines: Iterable[str], on_progress: Callable[[PrefillUpdate], None] = lambda _: None
 ) -> Primed:
-    """Raises PrimeError with what the server says, or where it says nothing to the end."""
+    """Return the result. Raises PrimeError with the server's error, or if the stream breaks off."""
     primed: Primed | None = None
-    for line in lines:
-        if not line.startswith("data: {"):
-            continue
-        data = json.loads(line.removeprefix("data: "))
+    for data in events_in(lines):
         if error := data.get("error"):
             raise PrimeError(str(error["message"]))
-        if progress := data.get("prompt_progress"):
-            on_progress(PrimeProgress(n_done=progress["processed"], n_tokens=progress["total"]))
+        if progress := progress_in(data):
+            on_progress(progress)
         primed = account_in(data) or primed
     if primed is None:
         raise PrimeError("The stream ended before the prompt was computed.")
     return primed
 
 
+def events_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a server-sent stream."""
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def progress_in(data: dict[str, Any]) -> PrefillUpdate | None:
+    progress = data.get("prompt_progress")
+    return PrefillUpdate(progress["processed"], progress["total"]) if progress else None
+
+
 def refusal_in(content: bytes, status: str) -> str:
-    """What an answer that is no stream says, whichever dialect's shape it has."""
+    """Return the message of an error reply in any wire format; `status` if there is none."""
     try:
         return str(json.loads(content)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -52,8 +61,8 @@ def refusal_in(content: bytes, status: str) -> str:
 
 
 def account_in(data: dict[str, Any]) -> Primed | None:
-    story = data.get("rekindle") or (data.get("response") or {}).get("rekindle")
-    if not story:
+    account = data.get("rekindle") or (data.get("response") or {}).get("rekindle")
+    if not account:
         return None
-    n_cached = sum(each["tokens"] for each in story["cached"])
-    return Primed(n_cached=n_cached, n_computed=story["prefilled"])
+    n_cached = sum(each["tokens"] for each in account["cached"])
+    return Primed(n_cached=n_cached, n_computed=account["prefilled"])

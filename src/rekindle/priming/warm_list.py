@@ -1,7 +1,7 @@
-"""The warm list: files that a server primes when it starts, and again when they change.
+"""The warm list: files that a server primes at its start, and again when they change.
 
-One asyncio task looks at the files every now and then, and primes one request at a time. The
-engine queues them like any other.
+One asyncio task checks the files every two seconds, and primes one request at a time. The
+engine queues it like any other request.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from rekindle.errors import Overloaded
-from rekindle.priming.files import PrimeError, PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.errors import Overloaded, PrimeError
+from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of, refusal_in
 
 _log = logging.getLogger(__name__)
@@ -24,32 +24,20 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # picked
 OVERLOADED_STATUSES = (429, 529)  # OpenAI's and Anthropic's
 
-Send = Callable[[PrimeRequest], Awaitable[Primed]]  # raises PrimeError, or Overloaded: try later
+Send = Callable[[PrimeRequest], Awaitable[Primed]]  # raises PrimeError; Overloaded: retry later
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
-    mtime_ns: int
-    n_bytes: int
+class _LastRead:
+    """A file when it was last read."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A file as it was when it was primed; without a stamp: it was not there."""
-
-    stamp: _Stamp | None
+    stamp: tuple[int, int] | None  # mtime in ns, and bytes; None: it could not be read
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    path: Path
-    content: bytes
-
-
 class WarmList:
-    """`paths` are files, folders and globs; what they name is found anew in each round."""
+    """`paths` are files, folders and globs. Each round looks for their files again."""
 
     def __init__(
         self,
@@ -63,7 +51,7 @@ class WarmList:
         self._send = send
         self._poll_seconds = poll_seconds
         self._sleep = sleep
-        self._seen: dict[Path, _Seen] = {}
+        self._seen: dict[Path, _LastRead] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,7 +59,7 @@ class WarmList:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="warm-list")
 
     async def close(self) -> None:
-        """Ends a request that runs, too."""
+        """Stop, and cancel the request that runs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -87,32 +75,31 @@ class WarmList:
         for gone in self._seen.keys() - set(found):
             del self._seen[gone]
         for path in found:
-            changed = await asyncio.to_thread(self._look_at, path)
-            if changed is not None:
-                await self._prime(changed)
+            content = await asyncio.to_thread(self._changed_content, path)
+            if content is not None:
+                await self._prime(path, content)
 
-    def _look_at(self, path: Path) -> _Changed | None:
+    def _changed_content(self, path: Path) -> bytes | None:
+        """Return the file's content, or None if it is the same as in the last round."""
         before = self._seen.get(path)
         try:
             status = path.stat()
-            stamp = _Stamp(status.st_mtime_ns, status.st_size)
+            stamp = (status.st_mtime_ns, status.st_size)
             if before is not None and before.stamp == stamp:
                 return None
             content = path.read_bytes()
         except OSError as error:
             if before is None or before.stamp is not None:
                 _log.warning("warm list: %s cannot be read: %s", path, error.strerror)
-            self._seen[path] = _Seen(None, b"")
+            self._seen[path] = _LastRead(None, b"")
             return None
         digest = hashlib.blake2b(content).digest()
-        self._seen[path] = _Seen(stamp, digest)
-        if before is not None and before.digest == digest:
-            return None
-        return _Changed(path, content)
+        self._seen[path] = _LastRead(stamp, digest)
+        return None if before is not None and before.digest == digest else content
 
-    async def _prime(self, changed: _Changed) -> None:
+    async def _prime(self, path: Path, content: bytes) -> None:
         try:
-            requests = await asyncio.to_thread(parse_prime_file, changed.path, changed.content)
+            requests = await asyncio.to_thread(parse_prime_file, path, content)
         except PrimeError as error:
             _log.warning("warm list: %s", error.message)
             return
@@ -122,7 +109,7 @@ class WarmList:
                 primed = await self._send_when_there_is_room(request)
             except PrimeError as error:
                 _log.warning("warm list: %s was not primed: %s", request.name, error.message)
-            except Exception:  # one file must not end the list
+            except Exception:  # one file must not stop the list
                 _log.exception("warm list: %s was not primed", request.name)
             else:
                 _log.info(
@@ -142,15 +129,15 @@ class WarmList:
                 await self._sleep(self._poll_seconds)
 
 
-def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool = True) -> Send:
-    """Posts to the app in this process, as the client with this key.
+def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
+    """Return a sender that posts to the app in this process, with `api_key`.
 
-    `persist`: whether there is a disk to keep it on; without one the server would refuse.
+    `persist`: the prompt is stored on disk. A server without a disk cache refuses that.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def send(request: PrimeRequest) -> Primed:
-        import httpx  # takes a tenth of a second, and few servers have a warm list
+        import httpx  # its import takes 0.1 s, and few servers have a warm list
 
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
@@ -170,7 +157,7 @@ def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool = True) -> S
 
 
 def _expand(entries: Sequence[str]) -> list[Path]:
-    """A name that stands for nothing yet is kept: its file may appear."""
+    """Return the files that `entries` name. A missing file stays: it may appear later."""
     files: dict[Path, None] = {}
     for entry in entries:
         pattern = Path(entry).expanduser()

@@ -20,9 +20,9 @@ from rekindle.api.http.caller import (
     SESSION_HEADERS,
     SUBAGENT_HEADERS,
 )
-from rekindle.errors import StartupError
+from rekindle.errors import PrimeError, StartupError
 from rekindle.generation.request import DEFAULT_SESSION
-from rekindle.priming.files import Body, PrimeError, requests_of
+from rekindle.priming.files import Body, requests_of
 from rekindle.replay.recorded_file import opened
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]

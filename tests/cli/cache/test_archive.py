@@ -1,4 +1,4 @@
-"""`rekindle cache export` and `import`, and the names that `ls` and `show` tell."""
+"""`rekindle cache export` and `import`, and names in `ls` and `show`."""
 
 import os
 import pty
@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from rekindle.cache.entry import Retention
@@ -16,14 +15,9 @@ from rekindle.cache.listing.names import Named
 from rekindle.cli import app
 from rekindle.generation.request import Rank
 from tests.cache.entries import MODEL, file_of, make_entry, open_tier
-from tests.support.cache_command import Stored, cache, hex_of, kept, store_conversations
+from tests.support.cache_command import Stored, cache, hex_of, kept
 
 FAR = 4_000_000_000.0
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 def give_name(stored: Stored, name: str, *, root: bytes = MODEL) -> None:
@@ -69,7 +63,7 @@ def test_a_name_is_exported_and_arrives(stored: Stored, tmp_path: Path) -> None:
     told = cache("import", str(pack), directory=target).output
     assert told.splitlines()[0] == f"Added 2 entries of the model {MODEL.hex()[:8]} to {target}"
     assert "Named: docs/v1" in told
-    assert told.splitlines()[-1] == "A server that is running finds them at its next start"
+    assert told.splitlines()[-1] == "A running server finds them at its next start"
     shown = cache("show", "docs/v1", "--json", directory=target).json
     assert (shown["key"], shown["names"]) == (stored.second.header.key.hex(), ["docs/v1"])
 
@@ -88,7 +82,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_no_file(
     where = ("--dir", stored.directory)
     out = ("-o", tmp_path / "a.rekindle")
     assert "has a key that starts with 'xyz'" in refusal("export", "xyz", *out, *where)
-    assert "4 entries start so" in refusal("export", "", *out, *where)
+    assert "4 keys start with" in refusal("export", "", *out, *where)
     give_name(stored, "twice")
     give_name(stored, "twice", root=b"n" * 16)
     assert "2 namespaces in " in refusal("export", "twice", *out, *where)
@@ -101,7 +95,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_no_file(
     first = stored.first.header.key.hex()
     assert "was deleted while it was exported" in refusal("export", first, *out, *where)
     cache("verify", "--fix", directory=stored.directory)
-    assert "not all is stored" in refusal("export", first, *out, *where)
+    assert "is incomplete" in refusal("export", first, *out, *where)
     assert not (tmp_path / "a.rekindle").exists()
 
 

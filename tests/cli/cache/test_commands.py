@@ -1,4 +1,4 @@
-"""`rekindle cache`: what it lists, shows and prunes, and where it looks."""
+"""`rekindle cache`: `ls`, `show` and `prune`, and the directory they use."""
 
 import sqlite3
 import subprocess
@@ -20,13 +20,7 @@ from tests.support.cache_command import (
     everything_in,
     hex_of,
     kept,
-    store_conversations,
 )
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 def test_no_command_loads_llama_cpp_or_a_web_framework(stored: Stored) -> None:
@@ -90,7 +84,7 @@ def test_show_tells_what_an_entry_follows_and_its_token_ids(stored: Stored) -> N
 def test_show_names_the_candidates_when_a_key_is_ambiguous(stored: Stored) -> None:
     done = cache("show", "", directory=stored.directory)
     assert done.code == 2
-    assert "4 entries" in done.output
+    assert "4 keys" in done.output
     assert all(key in done.output for key in hex_of(stored.shared, stored.third))
 
 
@@ -129,7 +123,7 @@ def test_prune_dry_run_says_the_same_and_changes_nothing(stored: Stored) -> None
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "Say what is to go, with --to SIZE or --older-than AGE."),
+        ([], "prune requires --to SIZE or --older-than AGE."),
         (["--to", "much"], "--to must be a size such as 500MB, 20GiB or 0, but is 'much'."),
         (["--to", "20"], "--to must be a size such as 500MB, 20GiB or 0, but is '20'."),
         (["--older-than", "7"], "--older-than must be an age such as 12h or 7d, but is '7'."),

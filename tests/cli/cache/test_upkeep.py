@@ -1,4 +1,4 @@
-"""`rekindle cache`: what it finds and mends, what it deletes, and servers it runs beside."""
+"""`rekindle cache`: `verify` and `clear`, also beside a running server."""
 
 import os
 import pty
@@ -26,13 +26,7 @@ from tests.support.cache_command import (
     everything_in,
     hex_of,
     kept,
-    store_conversations,
 )
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return store_conversations(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -264,7 +258,7 @@ def test_a_catalogue_that_nobody_may_write_can_be_read(stored: Stored, server: D
 
 
 def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) -> None:
-    stop = threading.Event()
+    stop, has_stored = threading.Event(), threading.Event()
     troubles: list[BaseException] = []
 
     def serve() -> None:
@@ -280,6 +274,7 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
                     for key in stored_keys(tier)[:5]:
                         with suppress(EntryMissing):
                             tier.get(key)
+                    has_stored.set()
                 except BaseException as trouble:
                     troubles.append(trouble)
                     return
@@ -293,6 +288,9 @@ def test_commands_and_a_busy_server_do_not_disturb_each_other(stored: Stored) ->
                 done = cache(*command, directory=stored.directory)
                 assert done.code == 0, done.output
             assert cache("clear", "--yes", directory=stored.directory).code == 0
+        for _ in range(2):  # the first may have begun before the last `clear`
+            has_stored.clear()
+            assert has_stored.wait(10) or troubles
     finally:
         stop.set()
         thread.join()

@@ -99,7 +99,7 @@ def test_show_finds_by_name_and_by_how_a_key_starts(url: str) -> None:
     assert PINNED.key in text
     assert "for 10 h" in text
     assert "not stored any more" in run("show", "lost", "--url", url).stdout
-    assert refusal("show", "xyz", "--url", url).startswith(f"Nothing at {url} has a name 'xyz'")
+    assert refusal("show", "xyz", "--url", url).startswith(f"Nothing at {url} has the name 'xyz'")
     assert refusal("show", "", "--url", url).startswith("5 keys at ")
 
 
@@ -118,7 +118,7 @@ def test_prune_forgets_old_conversations_and_spares_names_and_pins(
 
 def test_what_makes_no_sense_with_a_server_is_refused(url: str) -> None:
     assert refusal("prune", "--to", "0", "--url", url) == (
-        "With --url, say what is to go with --older-than AGE."
+        "With --url, prune requires --older-than AGE, without --to."
     )
     assert "--dir is about a directory" in refusal("ls", "--url", url, "--dir", "/x")
     assert "--all is about a directory" in refusal("ls", "--url", url, "--all")
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_there_is_one_sentence(command: list[str]) -> None:
 
 def test_a_server_of_somebody_else_is_one_sentence() -> None:
     with serving_html() as url:
-        assert refusal("ls", "--url", url) == f"{url} does not answer like a server of ours."
+        assert refusal("ls", "--url", url) == f"{url} does not answer like a Rekindle server."
         assert refusal("ls", "--url", f"{url}/no") == f"{url}/no refused: 404 Not Found."
 
 

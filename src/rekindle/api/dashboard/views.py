@@ -15,9 +15,10 @@ from rekindle.api.dashboard.bodies import (
     TokensBySource,
 )
 from rekindle.api.dashboard.history import HourHistory
-from rekindle.api.models import ListedModel, Models, ModelState
+from rekindle.api.models import Models
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierCounters
+from rekindle.models.card import ListedModel, ModelState
 from rekindle.observe.request_record import RequestRecord
 
 

@@ -11,7 +11,7 @@ from rekindle import __version__
 from rekindle.api.body import read_body
 from rekindle.api.cache.views import tier_props
 from rekindle.api.http.query import model_wanted
-from rekindle.api.models import Lease, Models, ModelState
+from rekindle.api.models import Lease, Models
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeReply,
@@ -37,6 +37,7 @@ from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierStatus
 from rekindle.generation.tokenizer import Tokenizer
+from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
 
 WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)

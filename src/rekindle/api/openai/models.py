@@ -5,9 +5,10 @@ from typing import Literal, NotRequired
 from fastapi import FastAPI
 from typing_extensions import TypedDict
 
-from rekindle.api.models import ListedModel, Models
+from rekindle.api.models import Models
 from rekindle.api.openai.bodies import ModelMeta
 from rekindle.api.openapi import ERRORS
+from rekindle.models.card import ListedModel
 
 
 class ModelBody(TypedDict):

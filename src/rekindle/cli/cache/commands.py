@@ -1,6 +1,6 @@
-"""`rekindle cache`: look at stored prefixes, check them, carry them elsewhere, throw them away.
+"""`rekindle cache`: lists, checks, exports, imports and deletes stored prefixes.
 
-No model is loaded. A server may be using the directory, or is asked itself (--url).
+No model is loaded. A server may use the directory meanwhile; --url asks a server instead.
 """
 
 import logging
@@ -15,38 +15,38 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from rekindle.cli.cache.keys import complete_key, directory_of, entry_of, lineage_of
-from rekindle.cli.remote import ApiKey, Url, connected, told_in_a_sentence
-from rekindle.config import GIB, KIB, MIB, TIB
+from rekindle.cli.cache.remote import directory_at, list_at, prune_at, show_at
+from rekindle.cli.plain import progress_bar
+from rekindle.cli.remote import ApiKey, Url, exit_1_on_error
+from rekindle.config_sources import parse_size
 from rekindle.errors import StartupError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
-_DIR_HELP = "Cache directory. Without it: REKINDLE_CACHE_DIR, or the user's cache directory."
-_UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNIT_BYTES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
+_DIR_HELP = "Cache directory. Default: REKINDLE_CACHE_DIR, or in the user's cache directory."
 _AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
 Key = typer.Argument(
-    metavar="KEY", help="Key, or how it starts, or a name.", autocompletion=complete_key
+    metavar="KEY", help="Key, its first digits, or a name.", autocompletion=complete_key
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
 def cache() -> None:
-    """Look after stored prefixes; no model is loaded, and a server may be running.
+    """Manage stored prefixes. No model is loaded, and a server may be running.
 
     \b
     Examples:
-      rekindle cache ls                         what is stored
-      rekindle cache export docs/v1 -o docs.rk  take a prompt elsewhere
-      rekindle cache prune --to 20GiB           make the cache smaller
+      rekindle cache ls                         list what is stored
+      rekindle cache export docs/v1 -o docs.rk  write a prompt to a file
+      rekindle cache prune --to 20GiB           shrink the cache
     """
-    # The commands say what went wrong; the log of the tiers is meant for a server's operator.
+    # The commands report errors themselves; the log of the tiers is for a server's operator.
     logging.getLogger("rekindle").addHandler(logging.NullHandler())
 
 
@@ -57,11 +57,11 @@ def ls(
     url: Url = None,
     api_key: ApiKey = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every entry, not only where conversations end.")
+        bool, typer.Option("--all", help="List every entry, not only the ends of conversations.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List what is stored, most recently used first.
+    """List stored conversations, most recently used first.
 
     \b
     Examples:
@@ -71,21 +71,18 @@ def ls(
     """
     if url is not None:
         _check_no_directory(directory, every=every)
-        _list_at(url, api_key, as_json=as_json)
+        list_at(url, api_key, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_stored
     from rekindle.cache.tools.turn_upkeep import count_turns
-    from rekindle.cli.cache.report import list_json, print_list
+    from rekindle.cli.cache.report import report_list
 
     home = directory_of(directory)
     stored = read_stored(home)
     tips = {entry.key for entry in stored.inventory.tips()} | stored.names_by_entry().keys()
     entries = [entry for entry in stored.inventory.entries if every or entry.key in tips]
-    if as_json:
-        typer.echo(list_json(stored, entries))
-    else:
-        print_list(stored, entries, count_turns(home))
+    report_list(stored, entries, count_turns(home), as_json=as_json)
 
 
 @app.command()
@@ -97,7 +94,7 @@ def show(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Show one entry: its header, what it follows, its token ids.
+    """Show one entry: its header, the entries before it, and its token ids.
 
     \b
     Examples:
@@ -107,21 +104,18 @@ def show(
     """
     if url is not None:
         _check_no_directory(directory)
-        _show_at(url, api_key, key, as_json=as_json)
+        show_at(url, api_key, key, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_stored
-    from rekindle.cli.cache.report import details_json, print_details
+    from rekindle.cli.cache.report import report_details
 
     home = directory_of(directory)
     stored = read_stored(home)
     entry = lineage_of(stored, key, home).entries[-1] if stored.named(key) else None
     chain = stored.inventory.chain(entry or entry_of(stored.inventory, key, home))
     names = stored.names_by_entry().get(chain[-1].key, [])
-    if as_json:
-        typer.echo(details_json(home, chain, names))
-    else:
-        print_details(home, chain, names)
+    report_details(home, chain, names, as_json=as_json)
 
 
 @app.command()
@@ -129,17 +123,20 @@ def export(
     keys: Annotated[list[str], Key],
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="File to write, or to replace.")
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File to write; an existing one is replaced."
+        ),
     ],
     directory: Dir = None,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Write prompts and all that they need to one file, for `rekindle cache import`.
+    """Write prompts with all their entries to one file, for `rekindle cache import`.
 
-    Each is a key, how one starts, or a name. Everything is checked on the way.
-    The file holds what was said: keep it as private as the cache.
+    KEY is a key, its first digits, or a name. Every entry is checked on the way.
+    The file holds the text of conversations: keep it as private as the cache.
 
     \b
     Examples:
@@ -149,36 +146,33 @@ def export(
     """
     from rekindle.cache.tools.archive import export_to
     from rekindle.cache.tools.directory import read_stored
-    from rekindle.cli.cache.report import exported_json, print_exported
+    from rekindle.cli.cache.report import report_exported
 
     path = Path(output).expanduser()
-    with told_in_a_sentence():
+    with exit_1_on_error():
         home = _home(directory, url, api_key)
         stored = read_stored(home)
         wanted = [lineage_of(stored, key, home) for key in keys]
         with _progress("Reading entries") as on_progress:
             exported = export_to(path, home, stored, wanted, on_progress)
-    if as_json:
-        typer.echo(exported_json(path, exported))
-    else:
-        print_exported(path, exported)
+    report_exported(path, exported, as_json=as_json)
 
 
 @app.command(name="import")
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `cache export` wrote.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that `cache export` wrote.")],
     *,
     directory: Dir = None,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Add what another cache exported to this one.
+    """Add the entries of an exported file to this cache.
 
-    All of the file is checked first: nothing is added from one that is damaged.
-    What is there already stays, so that importing twice does no harm.
+    The whole file is checked first, and nothing is added from a damaged one.
+    Existing entries stay, so it is safe to import a file twice.
     A server that uses the directory finds the new entries at its next start.
-    Where they are too much for its budget, it makes room as for any others.
+    If they exceed its budget, it evicts entries as usual.
 
     \b
     Examples:
@@ -186,16 +180,13 @@ def import_(
       rekindle cache import docs.rk --dir /srv/cache --json
     """
     from rekindle.cache.tools.archive import import_from
-    from rekindle.cli.cache.report import imported_json, print_imported
+    from rekindle.cli.cache.report import report_imported
 
-    with told_in_a_sentence():
+    with exit_1_on_error():
         home = _home(directory, url, api_key)
         with _progress("Importing entries") as on_progress:
             imported = import_from(Path(file).expanduser(), home, on_progress)
-    if as_json:
-        typer.echo(imported_json(home, imported))
-    else:
-        print_imported(home, imported)
+    report_imported(home, imported, as_json=as_json)
 
 
 @app.command()
@@ -206,11 +197,11 @@ def verify(
     api_key: ApiKey = None,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Set damaged files aside, and bring the catalogue up to date."),
+        typer.Option("--fix", help="Move damaged files away, and update the catalogue."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every entry and check it; exit code 1 when anything was wrong.
+    """Read and check every entry. The exit code is 1 if anything is wrong.
 
     \b
     Examples:
@@ -220,17 +211,14 @@ def verify(
     """
     from rekindle.cache.tools.directory import repair
     from rekindle.cache.tools.directory import verify as check
-    from rekindle.cli.cache.report import findings_json, print_findings
+    from rekindle.cli.cache.report import report_findings
 
     home = _home(directory, url, api_key)
     with _progress("Reading entries") as on_progress:
         findings = check(home, on_progress)
     if fix and findings.problems:
         repair(home, findings.problems)
-    if as_json:
-        typer.echo(findings_json(findings, fixed=fix))
-    else:
-        print_findings(findings, fixed=fix)
+    report_findings(findings, fixed=fix, as_json=as_json)
     if findings.problems:
         raise typer.Exit(1)
 
@@ -242,19 +230,21 @@ def prune(
     url: Url = None,
     api_key: ApiKey = None,
     to: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Until no more than this is left.")
+        str | None, typer.Option(metavar="SIZE", help="Size to keep at most, such as 20GiB.")
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option(metavar="AGE", help="What was not used for this long: 90m, 12h, 7d, 2w."),
+        typer.Option(metavar="AGE", help="Delete entries unused for this long: 90m, 12h, 7d, 2w."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only report what would be deleted.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what was not used for longest, the ends of conversations first.
+    """Delete the least recently used entries, from the ends of conversations.
 
-    With --url, a server forgets the conversations that were not used since.
-    What has a name or is pinned there stays.
+    With --url, a server forgets conversations that were unused for that long.
+    Named and pinned conversations stay.
 
     \b
     Examples:
@@ -264,14 +254,18 @@ def prune(
     """
     if url is not None:
         _check_no_directory(directory)
-        _prune_at(url, api_key, to, older_than, dry_run=dry_run, as_json=as_json)
+        with exit_1_on_error():
+            if to is not None or older_than is None:
+                raise StartupError("With --url, prune requires --older-than AGE, without --to.")
+            age = _age(older_than)
+        prune_at(url, api_key, unused_seconds=age, dry_run=dry_run, as_json=as_json)
         return
 
     from rekindle.cache.tools.directory import read_inventory, remove
-    from rekindle.cli.cache.report import print_pruned, pruned_json
+    from rekindle.cli.cache.report import report_pruned
 
     if to is None and older_than is None:
-        raise StartupError("Say what is to go, with --to SIZE or --older-than AGE.")
+        raise StartupError("prune requires --to SIZE or --older-than AGE.")
     home = directory_of(directory)
     inventory = read_inventory(home)
     pruned = inventory.to_prune(
@@ -280,10 +274,7 @@ def prune(
         used_before=None if older_than is None else time.time() - _age(older_than),
     )
     n_stuck_bytes = 0 if dry_run else remove(home, [entry.key for entry in pruned])
-    if as_json:
-        typer.echo(pruned_json(inventory, pruned, dry_run=dry_run))
-    else:
-        print_pruned(inventory, pruned, dry_run=dry_run)
+    report_pruned(inventory, pruned, dry_run=dry_run, as_json=as_json)
     if n_stuck_bytes:
         raise StartupError(f"Files of {decimal(n_stuck_bytes)} in {home} could not be deleted.")
 
@@ -292,10 +283,10 @@ def prune(
 def clear(
     *,
     directory: Dir = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete everything that is stored. Files that are not ours stay.
+    """Delete everything that is stored. Other files in the directory stay.
 
     \b
     Examples:
@@ -304,101 +295,42 @@ def clear(
     """
     from rekindle.cache.tools.directory import check_is_cache, entry_paths
     from rekindle.cache.tools.directory import clear as clear_directory
-    from rekindle.cli.cache.report import cleared_json, print_cleared
+    from rekindle.cli.cache.report import report_cleared
 
     home = directory_of(directory)
     check_is_cache(home)
     if not yes:
         if not sys.stdin.isatty():
-            raise StartupError("Nobody can be asked here; to delete everything, add --yes.")
+            raise StartupError(
+                "There is no terminal to ask for confirmation. Add --yes to delete all."
+            )
         n_entries = len(entry_paths(home))
         typer.confirm(f"Delete all {n_entries} entries in {home}?", abort=True, err=True)
     cleared = clear_directory(home)
-    if as_json:
-        typer.echo(cleared_json(cleared))
-    else:
-        print_cleared(home, cleared)
-
-
-def _list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
-    from rekindle.cli.cache.remote import print_stored, stored_at
-    from rekindle.cli.plain import as_json as to_json
-
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        reply = stored_at(remote)
-    if as_json:
-        typer.echo(to_json(reply))
-    else:
-        print_stored(reply)
-
-
-def _show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
-    from rekindle.cli.cache.remote import one_stored, print_prefix
-    from rekindle.cli.plain import as_json as to_json
-
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        prefix = one_stored(remote, key)
-    if as_json:
-        typer.echo(to_json(prefix))
-    else:
-        print_prefix(prefix)
-
-
-def _prune_at(
-    url: str,
-    api_key: str | None,
-    to: str | None,
-    older_than: str | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    from rekindle.cli.cache.remote import print_pruned, prune_at, pruned_json
-
-    with told_in_a_sentence():
-        if to is not None or older_than is None:
-            raise StartupError("With --url, say what is to go with --older-than AGE.")
-        used_before = time.time() - _age(older_than)
-        with connected(url, api_key) as remote:
-            pruned = prune_at(remote, used_before=used_before, dry_run=dry_run)
-    if as_json:
-        typer.echo(pruned_json(pruned))
-    else:
-        print_pruned(pruned)
+    report_cleared(home, cleared, as_json=as_json)
 
 
 def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
-    """Of a running server: the directory that it says it uses, if that is on this machine."""
     if url is None:
         return directory_of(directory)
     _check_no_directory(directory)
-    with told_in_a_sentence(), connected(url, api_key) as remote:
-        cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
-        on_disk = [tier for tier in cache["tiers"] if tier["name"] == "disk"]
-        places = [tier["directory"] for tier in on_disk if tier.get("directory")]
-        if not places:
-            raise StartupError(f"{remote.url} stores nothing on disk.")
-        home = Path(places[0])
-        if not home.is_dir():
-            raise StartupError(
-                f"{remote.url} has its cache in {home}, which is not on this machine."
-            )
-        return home
+    return directory_at(url, api_key)
 
 
 def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
-    with told_in_a_sentence():
+    with exit_1_on_error():
         if directory is not None or every:
             flag = "--all" if every else "--dir"
-            raise StartupError(f"{flag} is about a directory; with --url there is none.")
+            raise StartupError(f"{flag} is about a directory and cannot be used with --url.")
 
 
 def _size(text: str) -> int:
-    # A number alone may be meant as MiB or GiB, and would leave next to nothing.
-    match = re.fullmatch(r"(\d+)\s*([kmgt]i?b|b)|0", text.strip().lower())
-    if match is None:
+    # A number without a unit may be meant as MiB or GiB; as bytes it would delete nearly all.
+    has_unit = text.strip() == "0" or not text.strip().isdigit()
+    n_bytes = parse_size(text.strip()) if has_unit else None
+    if n_bytes is None:
         raise StartupError(f"--to must be a size such as 500MB, 20GiB or 0, but is {text!r}.")
-    return int(match[1]) * _UNIT_BYTES[match[2]] if match[2] else 0
+    return n_bytes
 
 
 def _age(text: str) -> float:
@@ -410,15 +342,6 @@ def _age(text: str) -> float:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with progress_bar(Console(stderr=True), DownloadColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

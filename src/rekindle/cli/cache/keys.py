@@ -1,16 +1,14 @@
-"""Which cache directory is meant, and which of its entries: by key, by how one starts, by name."""
+"""The cache directory of a command, and its entries by key, by the start of a key, or by name."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from rekindle.config import CONFIG_VARIABLE
-from rekindle.config_sources import read_file, resolve
+from rekindle.cli.serve import settings_with
 from rekindle.errors import StartupError
 
-if TYPE_CHECKING:  # numpy, which these need, takes longer to import than `--help` should take
+if TYPE_CHECKING:  # these import numpy, which would slow down `--help`
     from rekindle.cache.tools.inventory import Inventory, Listed
     from rekindle.cache.tools.lineage import Lineage, Stored
 
@@ -18,18 +16,16 @@ _MOST_NAMED = 8
 
 
 def directory_of(given: str | None) -> Path:
-    """The one that a server would use, where none is given."""
+    """Return the given directory, or the one that a server would use."""
     from rekindle.cache.fingerprint import default_cache_dir
 
     if given is not None:
         return Path(given).expanduser()
-    config = os.environ.get(CONFIG_VARIABLE)
-    file = read_file(Path(config).expanduser()) if config else {}
-    return resolve({}, os.environ, file).settings.cache.cache_dir or default_cache_dir()
+    return settings_with({}, None).settings.cache.cache_dir or default_cache_dir()
 
 
 def lineage_of(stored: "Stored", key: str, home: Path) -> "Lineage":
-    """Of a name, or of a key that starts so."""
+    """Return the entries of the prompt that a name or the start of a key means."""
     named = stored.named(key)
     if len(named) > 1:
         raise StartupError(f"{len(named)} namespaces in {home} have a prompt named {key!r}.")
@@ -39,7 +35,7 @@ def lineage_of(stored: "Stored", key: str, home: Path) -> "Lineage":
         else stored.of_entry(entry_of(stored.inventory, key, home))
     )
     if not lineage.entries or not lineage.entries[0].is_complete:
-        raise StartupError(f"In {home} not all is stored that {key!r} needs.")
+        raise StartupError(f"{key!r} is incomplete: {home} does not hold all its entries.")
     return lineage
 
 
@@ -51,11 +47,13 @@ def entry_of(inventory: "Inventory", key: str, home: Path) -> "Listed":
         raise StartupError(f"No entry in {home} has a key that starts with {key!r}.")
     some = [entry.key.hex() for entry in found[:_MOST_NAMED]]
     more = f" and {len(found) - len(some)} more" if len(found) > len(some) else ""
-    raise StartupError(f"The keys of {len(found)} entries start so: {', '.join(some)}{more}.")
+    raise StartupError(
+        f"{len(found)} keys start with {key!r}: {', '.join(some)}{more}. Give more digits."
+    )
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: names, and keys of conversations."""
+    """Return names and keys of conversations, for completion in the shell."""
     from rekindle.cache.tools.directory import read_stored
 
     try:

@@ -1,8 +1,8 @@
-"""`rekindle cache --url`: what a running server has stored, and letting it forget some of it."""
+"""`rekindle cache --url`: lists and prunes what a running server has stored."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
@@ -10,21 +10,24 @@ from rich.filesize import decimal
 from rekindle.cli.plain import (
     SHORT_KEY,
     ago,
-    as_json,
     count,
     count_entries,
     filled_table,
     plain_console,
-    plain_table,
+    print_json,
+    print_pairs,
     until,
-    without_empty_columns,
 )
-from rekindle.cli.remote import Remote
+from rekindle.cli.remote import Remote, connected, exit_1_on_error
 from rekindle.cli.top.snapshot import SHARED
 from rekindle.errors import StartupError
 
-_MOST_LISTED = 1000  # more than that the server does not tell
+_MOST_LISTED = 1000  # the server's own maximum
 _MOST_NAMED = 8
+_HEADINGS = (
+    *("key", "name", "tokens", "size", "tiers", "session", "class"),
+    *("last used", "uses", "pinned"),
+)
 _NUMBERS = {"tokens", "size", "uses"}
 _OPTIONAL = {"name", "pinned"}
 
@@ -34,36 +37,39 @@ Prefix = dict[str, Any]  # an element of `data` in the reply to GET /v1/cache
 def stored_at(remote: Remote) -> dict[str, Any]:
     reply = remote.get("/v1/cache", limit=_MOST_LISTED)
     if not isinstance(reply, dict) or not isinstance(reply.get("data"), list):
-        raise StartupError(f"{remote.url} does not answer like a server of ours.")
+        raise remote.stranger()
     return reply
 
 
-def print_stored(reply: dict[str, Any]) -> None:
+def list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
+    with exit_1_on_error(), connected(url, api_key) as remote:
+        reply = stored_at(remote)
+    if as_json:
+        print_json(reply)
+    else:
+        _print_stored(reply)
+
+
+def _print_stored(reply: dict[str, Any]) -> None:
     now = time.time()
-    headings, rows = without_empty_columns(
-        [
-            *("key", "name", "tokens", "size", "tiers", "session", "class"),
-            *("last used", "uses", "pinned"),
-        ],
-        [_line(prefix, now) for prefix in reply["data"]],
-        optional=_OPTIONAL,
-    )
-    table = filled_table(headings, rows, _NUMBERS)
+    rows = [_line(prefix, now) for prefix in reply["data"]]
     console = plain_console()
     if rows:
-        console.print(table)
-    console.print(
-        "; ".join(
-            [
-                count(len(rows), "prompt"),
-                *map(_usage, reply["usage"]),
-            ]
-        )
-    )
+        console.print(filled_table(_HEADINGS, rows, numbers=_NUMBERS, optional=_OPTIONAL))
+    console.print("; ".join([count(len(rows), "prompt"), *map(_usage, reply["usage"])]))
+
+
+def show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
+    with exit_1_on_error(), connected(url, api_key) as remote:
+        prefix = one_stored(remote, key)
+    if as_json:
+        print_json(prefix)
+    else:
+        _print_prefix(prefix)
 
 
 def one_stored(remote: Remote, key: str) -> Prefix:
-    """By its name, or by how its key starts."""
+    """Return the prefix with this name, or with a key that starts so."""
     prefixes: list[Prefix] = stored_at(remote)["data"]
     found = [each for each in prefixes if each["name"] == key] or [
         each for each in prefixes if each["key"] and each["key"].startswith(key.lower())
@@ -71,32 +77,33 @@ def one_stored(remote: Remote, key: str) -> Prefix:
     if len({each["key"] for each in found}) == 1:
         return found[0]
     if not found:
-        raise StartupError(f"Nothing at {remote.url} has a name {key!r}, or a key that starts so.")
+        raise StartupError(
+            f"Nothing at {remote.url} has the name {key!r}, or a key that starts so."
+        )
     some = ", ".join(each["key"] for each in found[:_MOST_NAMED])
-    raise StartupError(f"{len(found)} keys at {remote.url} start so, among them {some}.")
+    raise StartupError(f"{len(found)} keys at {remote.url} start with {key!r}, such as {some}.")
 
 
-def print_prefix(prefix: Prefix) -> None:
+def _print_prefix(prefix: Prefix) -> None:
     now = time.time()
-    table = plain_table(show_header=False)
-    for name, value in (
-        ("key", prefix["key"] or "not stored any more"),
-        ("name", prefix["name"] or "none"),
-        ("session", prefix["session"]),
-        ("class", prefix["class"]),
-        ("pinned", until(prefix["pinned_until"], now) or "no"),
-        ("tokens", str(prefix["tokens"])),
-        ("size", f"{decimal(prefix['bytes'])}, with all that it follows"),
-        ("tiers", ", ".join(prefix["tiers"]) or "none has all of it"),
-        ("last used", ago(now - prefix["last_used"])),
-        ("uses", str(prefix["hits"])),
-    ):
-        table.add_row(name, value)
-    plain_console().print(table)
+    print_pairs(
+        (
+            ("key", prefix["key"] or "not stored any more"),
+            ("name", prefix["name"] or "none"),
+            ("session", prefix["session"]),
+            ("class", prefix["class"]),
+            ("pinned", until(prefix["pinned_until"], now) or "no"),
+            ("tokens", str(prefix["tokens"])),
+            ("size", f"{decimal(prefix['bytes'])}, with all entries before it"),
+            ("tiers", ", ".join(prefix["tiers"]) or "no tier has all of it"),
+            ("last used", ago(now - prefix["last_used"])),
+            ("uses", str(prefix["hits"])),
+        )
+    )
 
 
-def to_prune(prefixes: Sequence[Prefix], *, used_before: float, now: float) -> list[Prefix]:
-    """Conversations that were not used since; what has a name or is pinned stays."""
+def to_prune(prefixes: Sequence[Prefix], used_before: float, *, now: float) -> list[Prefix]:
+    """Return conversations unused since `used_before`, without named and pinned ones."""
     named = {each["key"] for each in prefixes if each["name"] is not None}
     return [
         each
@@ -108,39 +115,44 @@ def to_prune(prefixes: Sequence[Prefix], *, used_before: float, now: float) -> l
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    keys: tuple[str, ...]  # of conversations
-    n_entries: int  # that are gone; 0 when it was only tried
-    dry_run: bool
-
-
-def prune_at(remote: Remote, *, used_before: float, dry_run: bool) -> Pruned:
-    doomed = to_prune(stored_at(remote)["data"], used_before=used_before, now=time.time())
+def prune_at(
+    url: str, api_key: str | None, *, unused_seconds: float, dry_run: bool, as_json: bool
+) -> None:
+    now = time.time()
     n_entries = 0
-    for prefix in () if dry_run else doomed:
-        deleted = remote.delete(f"/v1/cache/{prefix['key']}")
-        n_entries += deleted["deleted"] if deleted is not None else 0
-    return Pruned(tuple(prefix["key"] for prefix in doomed), n_entries, dry_run)
+    with exit_1_on_error(), connected(url, api_key) as remote:
+        stored = stored_at(remote)["data"]
+        keys = [each["key"] for each in to_prune(stored, now - unused_seconds, now=now)]
+        for key in () if dry_run else keys:
+            deleted = remote.delete(f"/v1/cache/{key}")
+            n_entries += deleted["deleted"] if deleted is not None else 0
+    conversations = count(len(keys), "conversation")
+    if as_json:
+        print_json({"dry_run": dry_run, "entries": n_entries, "keys": keys})
+    elif dry_run:
+        plain_console().print(f"Would forget {conversations}")
+    else:
+        plain_console().print(f"Forgot {conversations} ({count_entries(n_entries)})")
 
 
-def pruned_json(pruned: Pruned) -> str:
-    return as_json(
-        {"dry_run": pruned.dry_run, "entries": pruned.n_entries, "keys": list(pruned.keys)}
-    )
-
-
-def print_pruned(pruned: Pruned) -> None:
-    conversations = count(len(pruned.keys), "conversation")
-    plain_console().print(
-        f"Would forget {conversations}"
-        if pruned.dry_run
-        else f"Forgot {conversations} ({count_entries(pruned.n_entries)})"
-    )
+def directory_at(url: str, api_key: str | None) -> Path:
+    """Return the cache directory that the server uses. Raises StartupError if it is elsewhere."""
+    with exit_1_on_error(), connected(url, api_key) as remote:
+        cache = remote.get("/props")["rekindle"]["cache"] or {"tiers": []}
+        on_disk = [tier for tier in cache["tiers"] if tier["name"] == "disk"]
+        places = [tier["directory"] for tier in on_disk if tier.get("directory")]
+        if not places:
+            raise StartupError(f"{remote.url} stores nothing on disk.")
+        home = Path(places[0])
+        if not home.is_dir():
+            raise StartupError(
+                f"{remote.url} has its cache in {home}, which is not on this machine."
+            )
+        return home
 
 
 def _usage(tier: dict[str, Any]) -> str:
-    if tier["name"] == SHARED:  # what others store there is not known here
+    if tier["name"] == SHARED:  # entries of other servers are not known here
         return f"{SHARED} {count_entries(tier['entries'])} known here"
     return f"{tier['name']} {decimal(tier['bytes'])} of {decimal(tier['budget_bytes'])}"
 

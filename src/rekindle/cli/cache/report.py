@@ -1,14 +1,14 @@
-"""What `rekindle cache` prints: for the eye on a terminal, plain in a pipe, or as JSON."""
+"""The output of `rekindle cache`: tables and sentences, or JSON."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.filesize import decimal
 
 from rekindle.cache.disk.entry_file import EntryFiles
-from rekindle.cache.entry import ORDINARY, Key, Reason
+from rekindle.cache.entry import ORDINARY, Reason
 from rekindle.cache.tools.archive import Exported, Imported
 from rekindle.cache.tools.directory import Cleared, DirectoryFindings
 from rekindle.cache.tools.inventory import Inventory, Listed
@@ -18,40 +18,35 @@ from rekindle.cli.plain import (
     SHORT_KEY,
     SHORT_MODEL,
     ago,
-    as_json,
     count,
     count_entries,
     filled_table,
     plain_console,
-    plain_table,
+    print_json,
+    print_pairs,
     until,
-    without_empty_columns,
 )
 
 _FEW_TOKENS = 8
+_HEADINGS = (
+    *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
+    *("saved at", "last used", "uses", "model"),
+)
 _NUMBERS = {"tokens", "size", "chain", "uses"}
-_OPTIONAL = {"name", "session", "class", "pinned"}  # most directories have nothing to say there
+_OPTIONAL = {"name", "session", "class", "pinned"}  # empty in most directories
 
 
-def list_json(stored: Stored, entries: Sequence[Listed]) -> str:
-    names = stored.names_by_entry()
-    return as_json([_summary(entry, names.get(entry.key, [])) for entry in entries])
-
-
-def print_list(stored: Stored, entries: Sequence[Listed], turns: TurnTotals) -> None:
+def report_list(
+    stored: Stored, entries: Sequence[Listed], turns: TurnTotals, *, as_json: bool
+) -> None:
     inventory, names, now = stored.inventory, stored.names_by_entry(), time.time()
-    headings, rows = without_empty_columns(
-        [
-            *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
-            *("saved at", "last used", "uses", "model"),
-        ],
-        [_line(entry, names.get(entry.key, []), now) for entry in entries],
-        optional=_OPTIONAL,
-    )
-    table = filled_table(headings, rows, _NUMBERS)
+    if as_json:
+        print_json([_summary(entry, names.get(entry.key, [])) for entry in entries])
+        return
+    rows = [_line(entry, names.get(entry.key, []), now) for entry in entries]
     console = plain_console()
-    if entries:
-        console.print(table)
+    if rows:
+        console.print(filled_table(_HEADINGS, rows, numbers=_NUMBERS, optional=_OPTIONAL))
     console.print(
         f"{count(len(inventory.tips()), 'conversation')}, {count_entries(len(inventory.entries))},"
         f" {count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
@@ -81,75 +76,73 @@ def _line(entry: Listed, names: Sequence[str], now: float) -> list[str]:
     ]
 
 
-def details_json(directory: Path, chain: Sequence[Listed], names: Sequence[str]) -> str:
-    entry = chain[-1]
-    header = entry.row.header
-    return as_json(
-        {
-            **_summary(entry, names),
-            "payload_bytes": header.payload_bytes,
-            "compute_seconds": header.compute_seconds,
-            "parents": [parent.key.hex() for parent in chain[:-1]],
-            "token_ids": _token_ids(entry),
-            "path": str(_path(directory, entry.key)),
-        }
-    )
-
-
-def print_details(directory: Path, chain: Sequence[Listed], names: Sequence[str]) -> None:
+def report_details(
+    directory: Path, chain: Sequence[Listed], names: Sequence[str], *, as_json: bool
+) -> None:
     entry = chain[-1]
     header, retention = entry.row.header, entry.row.retention
+    token_ids, path = _token_ids(entry), str(EntryFiles(directory).path(header.key))
+    if as_json:
+        print_json(
+            {
+                **_summary(entry, names),
+                "payload_bytes": header.payload_bytes,
+                "compute_seconds": header.compute_seconds,
+                "parents": [parent.key.hex() for parent in chain[:-1]],
+                "token_ids": token_ids,
+                "path": path,
+            }
+        )
+        return
     now = time.time()
-    ids = [str(token) for token in _token_ids(entry)]
+    ids = [str(token) for token in token_ids]
     if len(ids) > 2 * _FEW_TOKENS:
         ids[_FEW_TOKENS:-_FEW_TOKENS] = ["..."]
-    table = plain_table(show_header=False)
-    for name, value in (
-        ("key", header.key.hex()),
-        ("name", ", ".join(names) or "none"),
-        ("session", retention.session),
-        ("class", retention.rank.name.lower()),
-        ("pinned", until(retention.pinned_until, now) or "no"),
-        ("kind", header.kind.name.lower()),
-        ("model", header.fingerprint.hex()),
-        ("positions", f"{header.start} to {header.stop}"),
-        ("token ids", " ".join(ids) or "none"),
-        ("saved at", _words(header.reason)),
-        ("created", ago(now - header.created_at)),
-        ("last used", ago(now - entry.row.last_used_at)),
-        ("uses", str(entry.row.hits)),
-        ("took", f"{header.compute_seconds:.3f} s to compute"),
-        ("payload", f"{header.payload_bytes} bytes"),
-        ("on disk", f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}"),
-        ("file", str(_path(directory, header.key))),
-        ("follows", _lineage(chain)),
-    ):
-        table.add_row(name, value)
-    plain_console().print(table)
-
-
-def findings_json(findings: DirectoryFindings, *, fixed: bool) -> str:
-    return as_json(
-        {
-            "entries": findings.n_entries,
-            "bytes": findings.n_bytes,
-            "incomplete": findings.n_incomplete,
-            "turns": findings.turns.n_turns,
-            "turn_bytes": findings.turns.n_bytes,
-            "problems": [
-                {
-                    "path": str(problem.path),
-                    "flaw": problem.flaw.name.lower(),
-                    "detail": problem.detail,
-                    "fixed": fixed,
-                }
-                for problem in findings.problems
-            ],
-        }
+    print_pairs(
+        (
+            ("key", header.key.hex()),
+            ("name", ", ".join(names) or "none"),
+            ("session", retention.session),
+            ("class", retention.rank.name.lower()),
+            ("pinned", until(retention.pinned_until, now) or "no"),
+            ("kind", header.kind.name.lower()),
+            ("model", header.fingerprint.hex()),
+            ("positions", f"{header.start} to {header.stop}"),
+            ("token ids", " ".join(ids) or "none"),
+            ("saved at", _words(header.reason)),
+            ("created", ago(now - header.created_at)),
+            ("last used", ago(now - entry.row.last_used_at)),
+            ("uses", str(entry.row.hits)),
+            ("took", f"{header.compute_seconds:.3f} s to compute"),
+            ("payload", f"{header.payload_bytes} bytes"),
+            ("on disk", f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}"),
+            ("file", path),
+            ("follows", _lineage(chain)),
+        )
     )
 
 
-def print_findings(findings: DirectoryFindings, *, fixed: bool) -> None:
+def report_findings(findings: DirectoryFindings, *, fixed: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "entries": findings.n_entries,
+                "bytes": findings.n_bytes,
+                "incomplete": findings.n_incomplete,
+                "turns": findings.turns.n_turns,
+                "turn_bytes": findings.turns.n_bytes,
+                "problems": [
+                    {
+                        "path": str(problem.path),
+                        "flaw": problem.flaw.name.lower(),
+                        "detail": problem.detail,
+                        "fixed": fixed,
+                    }
+                    for problem in findings.problems
+                ],
+            }
+        )
+        return
     console = plain_console()
     for problem in findings.problems:
         detail = f" ({problem.detail})" if problem.detail else ""
@@ -158,67 +151,64 @@ def print_findings(findings: DirectoryFindings, *, fixed: bool) -> None:
     if findings.turns.n_turns:
         console.print(f"Sound: {_turns(findings.turns)}")
     if findings.n_incomplete:
-        lonely = count_entries(findings.n_incomplete)
-        console.print(f"Of no use until what they follow is stored again: {lonely}")
+        incomplete = count_entries(findings.n_incomplete)
+        console.print(f"Unusable until the entries before them are stored again: {incomplete}")
     if findings.problems:
         done = "fixed" if fixed else "not fixed, see --fix"
         console.print(f"Wrong: {count(len(findings.problems), 'problem')}, {done}")
 
 
-def pruned_json(inventory: Inventory, pruned: Sequence[Listed], *, dry_run: bool) -> str:
+def report_pruned(
+    inventory: Inventory, pruned: Sequence[Listed], *, dry_run: bool, as_json: bool
+) -> None:
     n_bytes = sum(entry.n_bytes for entry in pruned)
-    return as_json(
-        {
-            "dry_run": dry_run,
-            "entries": len(pruned),
-            "bytes": n_bytes,
-            "entries_left": len(inventory.entries) - len(pruned),
-            "bytes_left": inventory.n_bytes - n_bytes,
-            "keys": [entry.key.hex() for entry in pruned],
-        }
-    )
-
-
-def print_pruned(inventory: Inventory, pruned: Sequence[Listed], *, dry_run: bool) -> None:
-    n_bytes = sum(entry.n_bytes for entry in pruned)
-    n_left = len(inventory.entries) - len(pruned)
+    n_left, n_bytes_left = len(inventory.entries) - len(pruned), inventory.n_bytes - n_bytes
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "entries": len(pruned),
+                "bytes": n_bytes,
+                "entries_left": n_left,
+                "bytes_left": n_bytes_left,
+                "keys": [entry.key.hex() for entry in pruned],
+            }
+        )
+        return
     freed, stay = ("Would free", "would stay") if dry_run else ("Freed", "stay")
     plain_console().print(
         f"{freed} {decimal(n_bytes)} ({count_entries(len(pruned))});"
-        f" {decimal(inventory.n_bytes - n_bytes)} ({count_entries(n_left)}) {stay}"
+        f" {decimal(n_bytes_left)} ({count_entries(n_left)}) {stay}"
     )
 
 
-def cleared_json(cleared: Cleared) -> str:
-    return as_json({"files": cleared.n_files, "bytes": cleared.n_bytes})
-
-
-def print_cleared(directory: Path, cleared: Cleared) -> None:
+def report_cleared(directory: Path, cleared: Cleared, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"files": cleared.n_files, "bytes": cleared.n_bytes})
+        return
     plain_console().print(
         f"Deleted {count(cleared.n_files, 'file')}, {decimal(cleared.n_bytes)}, in {directory}",
         soft_wrap=True,
     )
 
 
-def exported_json(path: Path, exported: Exported) -> str:
+def report_exported(path: Path, exported: Exported, *, as_json: bool) -> None:
     manifest = exported.manifest
-    return as_json(
-        {
-            "file": str(path),
-            "bytes": exported.n_bytes,
-            "tokens": exported.n_tokens,
-            "fingerprint": manifest.fingerprint.hex(),
-            "entries": len(manifest.entries),
-            "keys": [packed.key.hex() for packed in manifest.entries],
-            "names": [named.name for named in manifest.names],
-        }
-    )
-
-
-def print_exported(path: Path, exported: Exported) -> None:
-    manifest = exported.manifest
-    names = ", ".join(named.name for named in manifest.names)
-    named = f", named {names}" if names else ""
+    names = [named.name for named in manifest.names]
+    if as_json:
+        print_json(
+            {
+                "file": str(path),
+                "bytes": exported.n_bytes,
+                "tokens": exported.n_tokens,
+                "fingerprint": manifest.fingerprint.hex(),
+                "entries": len(manifest.entries),
+                "keys": [packed.key.hex() for packed in manifest.entries],
+                "names": names,
+            }
+        )
+        return
+    named = f", named {', '.join(names)}" if names else ""
     plain_console().print(
         f"Wrote {path}: {count(exported.n_tokens, 'token')}{named},"
         f" {count_entries(len(manifest.entries))}, {decimal(exported.n_bytes)},"
@@ -227,45 +217,45 @@ def print_exported(path: Path, exported: Exported) -> None:
     )
 
 
-def imported_json(directory: Path, imported: Imported) -> str:
+def report_imported(directory: Path, imported: Imported, *, as_json: bool) -> None:
     manifest = imported.manifest
-    return as_json(
-        {
-            "directory": str(directory),
-            "fingerprint": manifest.fingerprint.hex(),
-            "new_model": imported.is_new_model,
-            "entries": len(manifest.entries),
-            "bytes": manifest.n_bytes,
-            "added": [key.hex() for key in imported.added],
-            "names_added": list(imported.names_added),
-            "names_kept": list(imported.names_kept),
-        }
-    )
+    if as_json:
+        print_json(
+            {
+                "directory": str(directory),
+                "fingerprint": manifest.fingerprint.hex(),
+                "new_model": imported.is_new_model,
+                "entries": len(manifest.entries),
+                "bytes": manifest.n_bytes,
+                "added": [key.hex() for key in imported.added],
+                "names_added": list(imported.names_added),
+                "names_kept": list(imported.names_kept),
+            }
+        )
+        return
+    console = plain_console()
+    for line in _import_lines(directory, imported):
+        console.print(line, soft_wrap=True)
 
 
-def print_imported(directory: Path, imported: Imported) -> None:
-    console, manifest = plain_console(), imported.manifest
+def _import_lines(directory: Path, imported: Imported) -> Iterator[str]:
+    manifest = imported.manifest
     n_known = len(manifest.entries) - len(imported.added)
     there = f" ({n_known} more were there)" if n_known else ""
     model = manifest.fingerprint.hex()[:SHORT_MODEL]
-    lines = [
-        f"Added {count_entries(len(imported.added))}{there} of the model {model} to {directory}"
-    ]
+    yield f"Added {count_entries(len(imported.added))}{there} of the model {model} to {directory}"
     if imported.names_added:
-        lines.append(f"Named: {', '.join(imported.names_added)}")
+        yield f"Named: {', '.join(imported.names_added)}"
     if imported.names_kept:
-        lines.append(
-            f"These stand for other prompts there, and stay: {', '.join(imported.names_kept)}"
-        )
+        kept = ", ".join(imported.names_kept)
+        yield f"These names belong to other prompts there, and stay: {kept}"
     if imported.is_new_model:
-        lines.append(
-            "Nothing of this model was there before: they are found by a server whose weights,"
-            " KV types and llama.cpp are those they come from"
+        yield (
+            "The cache had no entry of this model before. Only a server with the same weights,"
+            " KV types and llama.cpp finds them"
         )
     if imported.added or imported.names_added:
-        lines.append("A server that is running finds them at its next start")
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        yield "A running server finds them at its next start"
 
 
 def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
@@ -302,11 +292,7 @@ def _lineage(chain: Sequence[Listed]) -> str:
     ]
     if not chain[0].is_complete:
         parents.insert(0, f"{chain[0].row.header.parent.hex()[:SHORT_KEY]} (not stored)")
-    return "\n".join(reversed(parents)) or "nothing: it is the start of a prompt"
-
-
-def _path(directory: Path, key: Key) -> Path:
-    return EntryFiles(directory).path(key)
+    return "\n".join(reversed(parents)) or "nothing: it starts a prompt"
 
 
 def _words(reason: Reason) -> str:

@@ -1,6 +1,6 @@
-"""The client half of `rekindle chat`: messages in, a stream of what happens to them out.
+"""The client of `rekindle chat`: messages in, a stream of events out.
 
-Speaks /v1/chat/completions and knows nothing of the terminal.
+Speaks /v1/chat/completions, and does not touch the terminal.
 """
 
 import json
@@ -10,28 +10,24 @@ from typing import Any
 
 import httpx
 
+from rekindle.cli.remote import Remote, refusal_of
 from rekindle.errors import StartupError
+from rekindle.priming.stream import PrefillUpdate, events_in, progress_in
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
+class ChatLine:
     role: str
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilling:
-    n_done: int  # with what was cached
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningPiece:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextPiece:
     text: str
 
 
@@ -49,15 +45,15 @@ class Failed:
     message: str
 
 
-ReplyEvent = Prefilling | ReasoningDelta | TextDelta | ReplyTimings | Failed
+ChatEvent = PrefillUpdate | ReasoningPiece | TextPiece | ReplyTimings | Failed
 
 
 def answers(url: str) -> bool:
-    """Whether a server is at `url`, ready or still loading its model."""
+    """Return True if a server is at `url`, ready or still loading its model."""
     try:
         httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
     except httpx.ReadTimeout:
-        return True  # it listens before its model is loaded, and answers after
+        return True  # a server listens before its model is loaded, and answers after
     except httpx.HTTPError:
         return False
     return True
@@ -66,10 +62,10 @@ def answers(url: str) -> bool:
 class ChatClient:
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
-        self.model = self._first_model()
+        self.model = first_model(Remote(http))
 
-    def reply(self, messages: list[ChatMessage]) -> Generator[ReplyEvent]:
-        """Ends after `Failed`; closing it early cancels the request."""
+    def reply(self, messages: list[ChatLine]) -> Generator[ChatEvent]:
+        """Yield the events of one reply. Ends after `Failed`; closing it cancels the request."""
         body = {
             "model": self.model,
             "messages": [{"role": each.role, "content": each.content} for each in messages],
@@ -80,43 +76,37 @@ class ChatClient:
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
-                    response.read()
-                    yield Failed(_refusal(response))
+                    yield Failed(refusal_of(response))
                     return
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        yield from _events(json.loads(line.removeprefix("data: ")))
+                for chunk in events_in(response.iter_lines()):
+                    yield from _events(chunk)
         except httpx.HTTPError as error:
-            yield Failed(f"The connection broke off: {error}.")
-
-    def _first_model(self) -> str:
-        try:
-            response = self._http.get("/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise StartupError(f"{self._http.base_url} cannot be reached: {error}.") from error
-        if response.is_error:
-            raise StartupError(f"{self._http.base_url} refused: {_refusal(response)}")
-        try:
-            return str(response.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise StartupError(
-                f"{self._http.base_url} does not answer like an OpenAI server with a model."
-            ) from error
+            yield Failed(f"The connection was lost: {error}.")
 
 
-def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
+def first_model(remote: Remote) -> str:
+    """Return the id of the first model that the server lists. Raises StartupError."""
+    try:
+        return str(json.loads(remote.get_text("/v1/models"))["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            f"{remote.url} does not answer like an OpenAI server with a model."
+        ) from error
+
+
+def _events(chunk: dict[str, Any]) -> Iterator[ChatEvent]:
     if error := chunk.get("error"):
         yield Failed(error["message"])
         return
-    if progress := chunk.get("prompt_progress"):
-        yield Prefilling(n_done=progress["processed"], n_tokens=progress["total"])
+    if progress := progress_in(chunk):
+        yield progress
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
-        # Other servers, which `--url` may name, call it `reasoning`.
+        # Servers other than ours, given with --url, call it `reasoning`.
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield ReasoningDelta(reasoning)
+            yield ReasoningPiece(reasoning)
         if text := delta.get("content"):
-            yield TextDelta(text)
+            yield TextPiece(text)
     if timings := chunk.get("timings"):
         yield ReplyTimings(
             n_cached=timings["cache_n"],
@@ -125,10 +115,3 @@ def _events(chunk: dict[str, Any]) -> Iterator[ReplyEvent]:
             n_predicted=timings["predicted_n"],
             predicted_per_second=timings["predicted_per_second"],
         )
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{response.status_code} {response.reason_phrase}"

@@ -1,27 +1,28 @@
-"""`rekindle chat`: a conversation in the terminal, drawn from the events of `chat_client`.
+"""`rekindle chat`: a conversation in the terminal, drawn from the events of `client`.
 
-Talks to a running server, or starts one for itself when there is none.
+Talks to a running server, or starts one in this process.
 """
 
 import io
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.status import Status
 
+from rekindle.cli.remote import client_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
+from rekindle.priming.stream import PrefillUpdate
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
-    from rekindle.cli.chat.client import ChatClient, ReplyEvent, ReplyTimings
+    from rekindle.cli.chat.client import ChatClient, ChatEvent, ReplyTimings
 
 _HELP = """\
-/clear        forget the conversation
+/clear        start a new conversation
 /system TEXT  set the system prompt; without TEXT, remove it
 /exit         leave (also Ctrl-D)
 Ctrl-C        stop the reply"""
@@ -30,48 +31,37 @@ Ctrl-C        stop the reply"""
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="Chat with this model in a server of our own; see serve."
-        ),
+        typer.Argument(metavar="MODEL", help="Load this model for the chat; as MODEL of serve."),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Server to talk to. Without it: the local one, or one started for this chat.",
+            help="Server to talk to. Default: the local one, or one started for this chat.",
         ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
 ) -> None:
-    """Chat in the terminal, with a running server or with one of its own."""
-    import httpx
-
+    """Chat in the terminal with a running server, or with a temporary one."""
     from rekindle.cli.chat.client import ChatClient
 
     console = Console(highlight=False)
-    with _endpoint(model, url, api_key) as endpoint:
-        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        with httpx.Client(
-            base_url=endpoint.url,
-            headers=headers,
-            timeout=httpx.Timeout(5.0, read=None),
-            trust_env=url is not None,  # no proxy in front of the loopback
-        ) as http:
-            talk(ChatClient(http), console, _line_reader(), system)
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    url: str
-    key: str | None
+    with (
+        _endpoint(model, url, api_key) as (address, key),
+        client_of(address, key, read_seconds=None) as http,
+    ):
+        talk(ChatClient(http), console, _line_reader(), system)
 
 
 @contextmanager
-def _endpoint(model: str | None, url: str | None, key: str | None) -> Iterator[_Endpoint]:
+def _endpoint(
+    model: str | None, url: str | None, key: str | None
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the address of a server and the key to send."""
     if url is not None:
-        # The configured keys are those of the local server; nobody else gets to see them.
-        yield _Endpoint(url.rstrip("/").removesuffix("/v1"), key)
+        # The configured keys belong to the local server: no other server may see them.
+        yield url, key
         return
     from rekindle.cli.chat.client import answers
 
@@ -79,18 +69,18 @@ def _endpoint(model: str | None, url: str | None, key: str | None) -> Iterator[_
     key = key or next(iter(api_keys(settings.server)), None)
     local = f"http://127.0.0.1:{settings.server.port}"
     if model is None and answers(local):
-        yield _Endpoint(local, key)
+        yield local, key
         return
 
     from rekindle.server import background
 
-    with background(load_model(settings), settings) as own:
-        yield _Endpoint(own, key)
+    with background(load_model(settings)) as own:
+        yield own, key
 
 
 def _line_reader() -> Callable[[], str]:
     if not sys.stdin.isatty():
-        if isinstance(sys.stdin, io.TextIOWrapper):  # whatever is piped in, it is text to us
+        if isinstance(sys.stdin, io.TextIOWrapper):  # a pipe may carry invalid UTF-8
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         return input
     import readline  # noqa: F401 - editing and history for input()
@@ -101,11 +91,11 @@ def _line_reader() -> Callable[[], str]:
 def talk(
     client: "ChatClient", console: Console, read_line: Callable[[], str], system: str | None
 ) -> None:
-    """The loop: `read_line` raises EOFError when there is nothing more to say."""
-    from rekindle.cli.chat.client import ChatMessage
+    """Run the chat until `read_line` raises EOFError, or the user leaves."""
+    from rekindle.cli.chat.client import ChatLine
 
     console.print(f"{client.model} - /help for commands, Ctrl-D to leave", style="dim")
-    history: list[ChatMessage] = []
+    history: list[ChatLine] = []
     while True:
         try:
             line = read_line().strip()
@@ -129,16 +119,16 @@ def talk(
             case _ if command.startswith("/"):
                 console.print(f"There is no {command}; see /help", style="dim", markup=False)
             case _:
-                start = [ChatMessage("system", system)] if system else []
-                question = ChatMessage("user", line)
+                start = [ChatLine("system", system)] if system else []
+                question = ChatLine("user", line)
                 text = draw(client.reply([*start, *history, question]), console)
                 if text:
-                    history += [question, ChatMessage("assistant", text)]
+                    history += [question, ChatLine("assistant", text)]
 
 
-def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
-    """Shows a reply as it comes, and returns its text: all there was of it at Ctrl-C."""
-    from rekindle.cli.chat.client import Failed, Prefilling, ReasoningDelta, ReplyTimings, TextDelta
+def draw(events: "Generator[ChatEvent]", console: Console) -> str:
+    """Show a reply as it streams. Return its text; after Ctrl-C, the text so far."""
+    from rekindle.cli.chat.client import Failed, ReasoningPiece, ReplyTimings, TextPiece
 
     parts: list[str] = []
     thinking = False
@@ -147,13 +137,13 @@ def draw(events: "Generator[ReplyEvent]", console: Console) -> str:
         try:
             for event in events:
                 match event:
-                    case Prefilling(n_done, n_tokens):
+                    case PrefillUpdate(n_done, n_tokens):
                         status.update(f"Reading the prompt: {n_done} of {n_tokens} tokens")
-                    case ReasoningDelta(text):
+                    case ReasoningPiece(text):
                         status.stop()
                         thinking = True
                         console.print(text, end="", style="dim", markup=False, soft_wrap=True)
-                    case TextDelta(text):
+                    case TextPiece(text):
                         status.stop()
                         if thinking:
                             console.print("\n")

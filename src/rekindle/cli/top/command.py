@@ -1,4 +1,4 @@
-"""`rekindle top`: a running server's essentials in the terminal, once a second."""
+"""`rekindle top`: the state of a running server in the terminal, once a second."""
 
 import sys
 import time
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 
-from rekindle.cli.plain import as_json as to_json
-from rekindle.cli.remote import ApiKey, Remote, connected, local_server, told_in_a_sentence
+from rekindle.cli.plain import plain_console, print_json
+from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:
     from rekindle.cli.top.snapshot import ServerSnapshot, Tokens
 
 INTERVAL_SECONDS = 1.0
-_PIPE_WIDTH = 100  # picked: what is read later is read at any width
+_PIPE_WIDTH = 100  # picked: fits most terminals where the output is read later
 
 
 def top(
     *,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Server to watch. Without it: the local one.")
+        str | None, typer.Option(metavar="URL", help="Server to watch. Default: the local one.")
     ] = None,
     api_key: ApiKey = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
@@ -31,9 +31,9 @@ def top(
         bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
     ] = False,
 ) -> None:
-    """Watch a running server: slots, tokens by where they came from, tiers, sessions.
+    """Watch a running server: slots, tokens by source, tiers and sessions.
 
-    Leave with Ctrl-C. A server that goes away is asked again every second.
+    Leave with Ctrl-C. If the server goes away, `top` retries every second.
 
     \b
     Examples:
@@ -41,14 +41,14 @@ def top(
       rekindle top --url http://127.0.0.1:8080 --once
       rekindle top --json | jq .tokens
     """
-    with told_in_a_sentence():
+    with exit_1_on_error():
         if url is None:
             url, local_key = local_server()
             api_key = api_key or local_key
         with connected(url, api_key) as remote:
             observer = Observer(remote)
             if as_json:
-                typer.echo(to_json(asdict(observer.look())))
+                print_json(asdict(observer.look()))
             elif once or not sys.stdout.isatty():
                 _print_one(observer)
             else:
@@ -58,8 +58,8 @@ def top(
 class Observer:
     """Takes snapshots of one server.
 
-    What it asks for every time leaves models alone. The rest counts as a use of the model there,
-    and would keep one loaded that nobody else uses.
+    `/metrics` and `/slots` are read every time. `/props` and `/v1/sessions` count as a use of
+    the model, and would keep an idle model loaded: they are read only after a change.
     """
 
     def __init__(self, remote: Remote, now: Callable[[], float] = time.time) -> None:
@@ -73,10 +73,10 @@ class Observer:
         try:
             return self._look()
         except StartupError:
-            self._known = _LastSnapshot()  # it may be another server when it is back
+            self._known = _LastSnapshot()  # another server may answer next time
             raise
         except (ValueError, LookupError, TypeError) as error:
-            raise StartupError(f"{self.url} does not answer like a server of ours.") from error
+            raise self._remote.stranger() from error
 
     def _look(self) -> "ServerSnapshot":
         from rekindle.cli.top.snapshot import sessions_of, snapshot_of
@@ -107,16 +107,16 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class _LastSnapshot:
-    """Of the model that is loaded, from the last time that it was asked about."""
+    """Replies about the loaded model, kept from earlier snapshots."""
 
     props: dict[str, Any] | None = None
     props_at: float = 0.0
-    counted: "Tokens | None" = None  # when the sessions were told
+    counted: "Tokens | None" = None  # counters when the sessions were read
     sessions: Sequence[dict[str, Any]] = ()
 
 
 def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[RenderableType]:
-    """One for each look, for ever; of a server that is gone, the last one and what is wrong."""
+    """Yield one frame per snapshot, without end; the last one and an error while it fails."""
     from rekindle.cli.top.snapshot import rates_between
     from rekindle.cli.top.view import frame, trouble
 
@@ -137,7 +137,7 @@ def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[Renderab
 def _print_one(observer: Observer) -> None:
     from rekindle.cli.top.view import frame
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = plain_console(_PIPE_WIDTH)
     console.print(frame(observer.url, observer.look(), None, width=console.width))
 
 

@@ -1,6 +1,6 @@
-"""A server at one moment, as its endpoints tell, and what two moments say about the time between.
+"""Snapshots of a server, made from the replies of its endpoints, and rates between two.
 
-Pure: replies in, values out.
+Pure functions: replies in, values out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,48 +43,7 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Since the server's start."""
-
-    live: int
-    memory: int
-    disk: int
-    shared: int
-    upstream: int
-    prefilled: int
-    generated: int
-
-    @property
-    def n_reused(self) -> int:
-        return self.live + self.memory + self.disk + self.shared + self.upstream
-
-    @property
-    def hit_share(self) -> float | None:
-        """Of the prompts' tokens; None: there were none."""
-        n_prompt = self.n_reused + self.prefilled
-        return self.n_reused / n_prompt if n_prompt else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSnapshot:
-    taken_at: float  # seconds since the epoch
-    model: str | None  # None: there is none loaded
-    version: str | None
-    uptime_seconds: float | None  # None: the server does not tell
-    n_slots: int
-    n_busy: int
-    n_waiting: int
-    n_cells: int
-    n_cells_used: int
-    tokens: Tokens
-    tiers: tuple[TierView, ...]
-    is_shared_store_up: bool | None  # None: there is none
-    slots: tuple[SlotView, ...]
-    sessions: tuple[SessionView, ...]  # the last used first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Tokens per second between two snapshots."""
+    """Prompt tokens by source, and generated ones: since the server's start, or per second."""
 
     live: float
     memory: float
@@ -93,7 +52,34 @@ class Rates:
     upstream: float
     prefilled: float
     generated: float
-    hit_share: float | None
+
+    @property
+    def n_reused(self) -> float:
+        return self.live + self.memory + self.disk + self.shared + self.upstream
+
+    @property
+    def hit_share(self) -> float | None:
+        """Cached share of the prompt tokens; None: there were none."""
+        n_prompt = self.n_reused + self.prefilled
+        return self.n_reused / n_prompt if n_prompt else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSnapshot:
+    taken_at: float  # seconds since the epoch
+    model: str | None  # None: no model is loaded
+    version: str | None
+    uptime_seconds: float | None  # None: the server does not report it
+    n_slots: int
+    n_busy: int
+    n_waiting: int
+    n_cells: int
+    n_cells_used: int
+    tokens: Tokens
+    tiers: tuple[TierView, ...]
+    is_shared_store_up: bool | None  # None: there is no shared store
+    slots: tuple[SlotView, ...]
+    sessions: tuple[SessionView, ...]  # most recently used first
 
 
 def snapshot_of(
@@ -105,7 +91,7 @@ def snapshot_of(
     slots: Sequence[Mapping[str, Any]],
     sessions: Sequence[Mapping[str, Any]],
 ) -> ServerSnapshot:
-    """Raises ValueError, LookupError or TypeError where a reply is not one of our server's."""
+    """Raises ValueError, LookupError or TypeError if a reply is not from a Rekindle server."""
     numbers = _Metrics(metrics)
     ours = props["rekindle"] if props is not None else {}
     uptime = ours.get("uptime_seconds")
@@ -150,19 +136,18 @@ def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[SessionView, ...]:
     return tuple(map(_session, told))
 
 
-def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Rates | None:
-    """None: no time passed, or the server began anew."""
+def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | None:
+    """Return tokens per second. None: no time has passed, or the server was restarted."""
     seconds = after.taken_at - before.taken_at
     one, two = asdict(before.tokens), asdict(after.tokens)
     grown = {name: two[name] - one[name] for name in two}
     if seconds <= 0 or min(grown.values()) < 0:
         return None
-    per_second = {name: amount / seconds for name, amount in grown.items()}
-    return Rates(**per_second, hit_share=Tokens(**grown).hit_share)
+    return Tokens(**{name: amount / seconds for name, amount in grown.items()})
 
 
 class _Metrics:
-    """Values by name and by the one label that they have, if any."""
+    """Values by name, and by their only label."""
 
     def __init__(self, text: str) -> None:
         from prometheus_client.parser import text_string_to_metric_families
@@ -174,7 +159,7 @@ class _Metrics:
                 self._values[sample.name, label] = sample.value
 
     def get(self, name: str, label: str = "") -> int:
-        """0 where there is none: what nobody has counted yet is not told."""
+        """Return 0 for a missing value: a counter appears with its first count."""
         return int(self._values.get((name, label), 0))
 
     def labels(self, name: str) -> list[str]:

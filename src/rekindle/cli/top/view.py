@@ -1,4 +1,4 @@
-"""What `rekindle top` draws: a snapshot and the rates since the one before, as one frame. Pure."""
+"""The frames of `rekindle top`: a snapshot, and the rates since the one before. Pure functions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,17 +8,20 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cli.plain import plain_table, span
-from rekindle.cli.top.snapshot import SHARED, Rates, ServerSnapshot, SessionView, SlotView
+from rekindle.cli.top.snapshot import SHARED, ServerSnapshot, SessionView, SlotView, Tokens
 
-WIDE_COLUMNS = 120  # picked: from here on, tables stand side by side
-# Both are picked: what is left fits a terminal of 24 lines.
+WIDE_COLUMNS = 120  # width for tables side by side; picked
+# Both are picked to fit a terminal of 24 lines.
 _MOST_SLOTS = 16
 _MOST_SESSIONS = 10
 _BAR_CELLS = 20
-_NAME_CELLS = 20  # picked: with it, every table fits 80 columns
+_TOKEN_STYLES = {"prefilled": "yellow", "generated": ""}  # others are cached: green
+_NAME_CELLS = 20  # picked to fit every table into 80 columns
 
 
-def frame(url: str, snapshot: ServerSnapshot, rates: Rates | None, *, width: int) -> RenderableType:
+def frame(
+    url: str, snapshot: ServerSnapshot, rates: Tokens | None, *, width: int
+) -> RenderableType:
     counts, tiers = _tokens(snapshot, rates), _tiers(snapshot)
     slots, sessions = _slots(snapshot.slots), _sessions(snapshot)
     if width < WIDE_COLUMNS:
@@ -30,7 +33,7 @@ def frame(url: str, snapshot: ServerSnapshot, rates: Rates | None, *, width: int
 
 
 def trouble(message: str) -> Text:
-    return Text(f"{message} Trying again.", style="red")
+    return Text(f"{message} Retrying.", style="red")
 
 
 def _head(url: str, snapshot: ServerSnapshot) -> Text:
@@ -50,33 +53,22 @@ def _load(snapshot: ServerSnapshot) -> Text:
     return line
 
 
-def _tokens(snapshot: ServerSnapshot, rates: Rates | None) -> Table:
+def _tokens(snapshot: ServerSnapshot, rates: Tokens | None) -> Table:
     tokens = snapshot.tokens
+    rows = [("from the context", "live"), ("from memory", "memory"), ("from disk", "disk")]
+    if snapshot.is_shared_store_up is not None or tokens.shared:
+        rows.append(("from shared store", "shared"))
+    if tokens.upstream:
+        rows.append(("from upstream", "upstream"))
+    rows += [("prefilled", "prefilled"), ("generated", "generated")]
     table = _table("prompt tokens", "total", "per second")
-    for name, total, rate, style in (
-        ("from the context", tokens.live, rates.live if rates else None, "green"),
-        ("from memory", tokens.memory, rates.memory if rates else None, "green"),
-        ("from disk", tokens.disk, rates.disk if rates else None, "green"),
-        *_from_elsewhere(snapshot, rates),
-        ("prefilled", tokens.prefilled, rates.prefilled if rates else None, "yellow"),
-        ("generated", tokens.generated, rates.generated if rates else None, ""),
-    ):
-        shown = "-" if rate is None else f"{rate:,.0f}"
-        table.add_row(Text(name, style=style), f"{total:,}", shown)
+    for label, name in rows:
+        rate = f"{getattr(rates, name):,.0f}" if rates else "-"
+        style = _TOKEN_STYLES.get(name, "green")
+        table.add_row(Text(label, style=style), f"{getattr(tokens, name):,}", rate)
     now = rates.hit_share if rates else None
     table.add_row("hit share", _share(tokens.hit_share), _share(now))
     return table
-
-
-def _from_elsewhere(
-    snapshot: ServerSnapshot, rates: Rates | None
-) -> Iterator[tuple[str, int, float | None, str]]:
-    """Rows that a server on its own has no use for."""
-    tokens = snapshot.tokens
-    if snapshot.is_shared_store_up is not None or tokens.shared:
-        yield "from shared store", tokens.shared, rates.shared if rates else None, "green"
-    if tokens.upstream:
-        yield "from upstream", tokens.upstream, rates.upstream if rates else None, "green"
 
 
 def _tiers(snapshot: ServerSnapshot) -> Table:
@@ -85,7 +77,7 @@ def _tiers(snapshot: ServerSnapshot) -> Table:
     for tier in snapshot.tiers:
         used, budget = decimal(tier.n_bytes), decimal(tier.budget_bytes)
         state = _bar(tier.n_bytes, tier.budget_bytes)
-        if tier.name == SHARED:  # what others store there is not known here
+        if tier.name == SHARED:  # entries of other servers are not known here
             used = budget = "-"
             is_up = snapshot.is_shared_store_up
             state = Text("ok" if is_up else "not answering", style="green" if is_up else "red")
@@ -130,7 +122,7 @@ def _hit(session: SessionView) -> str:
 
 
 def _amount(number: int) -> str:
-    """In five characters."""
+    """Return the number in five characters at most."""
     if number < 10_000:
         return str(number)
     for unit, size in (("k", 10**3), ("M", 10**6)):

@@ -1,0 +1,73 @@
+"""Names of models to loaded models: which source each name has, and which factory loads it."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rekindle.cache.shared.connection import SharedStore
+from rekindle.config import EngineKind
+from rekindle.errors import ShuttingDown
+from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.models.llama_model import OpenedModel, load_llama
+from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts, ServingModel
+from rekindle.models.source import ModelFile, resolve_model
+from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
+
+if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
+    from rekindle.models.vllm_model import UpstreamSource
+
+
+class ModelLoader:
+    """Loads models by name. The stores of a model outlive its loads."""
+
+    def __init__(
+        self, sources: Mapping[str, str], parts: ServerParts, shared: SharedStore | None
+    ) -> None:
+        self._sources = sources
+        self._parts = parts
+        settings = parts.settings.cache
+        shares = MemoryShares(cache_memory_bytes(settings))
+        self._stores = {name: ModelStores(settings, shares, shared) for name in sources}
+
+    def n_bytes(self, name: str) -> int:
+        return 0 if self._has_upstreams else resolve_model(self._sources[name]).n_bytes
+
+    def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
+        if self._has_upstreams:
+            from rekindle.models.vllm_model import find_upstreams
+
+            return self.load_from(name, find_upstreams(self._parts.settings))
+
+        def on_digest(_done: int, _total: int) -> None:
+            if not on_progress(0.0):
+                raise ShuttingDown("The server is shutting down.")
+
+        file = resolve_model(self._sources[name])
+        return self.load_from(name, file, LoadProgress(on_progress, on_digest))
+
+    def load_from(
+        self,
+        name: str,
+        source: "ModelFile | UpstreamSource",
+        progress: LoadProgress = SILENT,
+        opened: OpenedModel | None = None,
+    ) -> ServingModel:
+        """Load a model whose source is already resolved."""
+        stores = self._stores[name]
+        if isinstance(source, ModelFile):
+            return load_llama(self._parts, name, source, stores, progress, opened)
+        from rekindle.models.vllm_model import load_upstream
+
+        return load_upstream(self._parts, name, source, stores)
+
+    def cache_statuses(self) -> list[CacheStatus]:
+        """Return the status of each cache that holds something, also of unloaded models."""
+        statuses = [stores.status() for stores in self._stores.values()]
+        return [status for status in statuses if status is not None]
+
+    def past(self) -> CacheCounters:
+        """Return the counters of all closed caches, summed."""
+        return sum((stores.past for stores in self._stores.values()), CacheCounters())
+
+    @property
+    def _has_upstreams(self) -> bool:
+        return self._parts.settings.engine.engine is EngineKind.VLLM

@@ -1,0 +1,70 @@
+"""A loaded model, the same for every engine, and the arguments of its factories.
+
+`llama_model` and `vllm_model` are the factories: each returns a `ServingModel`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rekindle.chat.accounts.accounts import Accounts
+from rekindle.chat.responder import Responder
+from rekindle.config import Settings
+from rekindle.generation.engine import Engine
+from rekindle.models.card import ModelCard
+from rekindle.observe.request_record import Observer
+
+
+class ServingEngine(Engine, Protocol):
+    """An engine with its life: started once on the event loop, shut down once."""
+
+    def start(self) -> None: ...
+
+    async def shut_down(self, grace_seconds: float) -> None:
+        """Refuse new requests, and wait for running ones; fail them after `grace_seconds`."""
+        ...
+
+    def cut(self) -> None:
+        """Fail running requests now."""
+        ...
+
+
+class Resources(Protocol):
+    """Memory and files that a model holds while it is loaded."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory for the weights and for the rows of a full context."""
+        ...
+
+    def close(self) -> None:
+        """Store what the slots hold, then free everything. Blocking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServingModel:
+    card: ModelCard
+    responder: Responder
+    engine: ServingEngine
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """Parts that all models of one server share."""
+
+    settings: Settings
+    accounts: Accounts
+    observers: tuple[Observer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Callbacks of a load. They run on the thread that loads."""
+
+    on_weights: Callable[[float], bool]  # fraction read; False: give up
+    on_digest: Callable[[int, int], None]  # bytes hashed, and bytes in all
+
+
+SILENT = LoadProgress(on_weights=lambda _: True, on_digest=lambda _done, _total: None)
