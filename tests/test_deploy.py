@@ -118,7 +118,7 @@ def test_a_key_in_the_body_is_routed_by_within_an_api_key(fleet: Fleet, n_chars:
     assert [ask("theirs", number, "a") for number in numbers] != first
 
 
-def test_whoever_names_nothing_is_kept_together_by_address(fleet: Fleet) -> None:
+def test_clients_without_a_session_are_routed_by_address(fleet: Fleet) -> None:
     assert len({fleet.ask({"messages": [number]}) for number in range(10)}) == 1
 
 

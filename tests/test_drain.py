@@ -98,7 +98,7 @@ def refusing(**settings: Any) -> tuple[Drain, Clock, httpx.AsyncClient]:
     return gate, clock, client
 
 
-def test_whoever_comes_is_refused_in_the_words_of_its_api() -> None:
+def test_new_requests_are_refused_in_the_error_shape_of_their_api() -> None:
     async def scenario() -> None:
         gate, clock, client = refusing()
         body = {"messages": [USER], "max_tokens": 5}
@@ -129,7 +129,7 @@ def test_retry_after_is_what_is_left_within_reason(seconds: float, told: str) ->
     run(scenario)
 
 
-def test_health_says_that_it_drains_and_whoever_asks_that_it_lives() -> None:
+def test_health_reports_draining_and_liveness() -> None:
     async def scenario() -> None:
         gate, _, client = refusing(api_keys=("k",))
         assert (await client.get("/health?live")).json() == {"status": "ok"}
@@ -147,7 +147,7 @@ def test_health_says_that_it_drains_and_whoever_asks_that_it_lives() -> None:
     run(scenario)
 
 
-def test_a_body_is_taken_in_before_it_is_refused() -> None:
+def test_a_body_is_read_before_it_is_refused() -> None:
     """A connection that is closed with its body unread may take the answer with it."""
 
     async def scenario() -> None:
@@ -213,7 +213,7 @@ def test_what_is_stored_waits_for_replies_that_are_being_sent() -> None:
     run(scenario)
 
 
-def test_a_client_that_does_not_read_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CUT_SECONDS", 0.01)
 
     async def scenario() -> None:

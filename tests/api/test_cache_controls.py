@@ -145,7 +145,7 @@ def test_the_messages_of_an_entry_are_counted_as_they_are_read(entry: dict[str, 
     assert 3 + n_messages_of(body.messages[-1]) == n_read
 
 
-def test_a_mark_that_moves_on_covers_what_it_covered_before() -> None:
+def test_a_mark_that_moves_forward_still_covers_earlier_messages() -> None:
     turns: list[Any] = [user(FIRST), CALLED, user(result("x")), ANSWER, user(FIRST, SECOND)]
     covered = []
     for n_sent in (1, 3, 5):
@@ -249,7 +249,7 @@ def test_pins_are_the_fewest_that_keep_what_is_marked() -> None:
         st.builds(Mark, st.none() | st.integers(0, 5), st.sampled_from([MINUTES_5, HOUR, DAY]))
     )
 )
-def test_each_mark_is_kept_as_long_as_it_asks(marks: list[Mark]) -> None:
+def test_each_mark_is_pinned_for_its_own_ttl(marks: list[Mark]) -> None:
     prompt = FakePrompt(n_messages=5)
     pins = pins_of(marks, prompt)
     for mark in marks:
@@ -360,7 +360,7 @@ def test_a_chosen_key_names_the_prompt_and_only_priming_makes_one_up() -> None:
     assert raw[0] == raw[2] != raw[1]
 
 
-def test_a_rank_is_the_callers() -> None:
+def test_the_caller_chooses_the_class() -> None:
     for declared, expected in ((None, Rank.MAIN), (Rank.EPHEMERAL, Rank.EPHEMERAL)):
         caller = Caller("s", declared, "")
         terms = terms_of(caller, CommonFields(), (), None, FakePrompt(), primes=False)

@@ -101,7 +101,7 @@ def test_several_replies_count_their_prompt_once() -> None:
     }
 
 
-def test_each_cached_span_is_told_with_its_source() -> None:
+def test_each_cached_span_names_its_source() -> None:
     spans = (
         CachedSpan(CacheSource.DISK, 0, 256),
         CachedSpan(CacheSource.MEMORY, 256, 512),
@@ -120,7 +120,7 @@ def test_each_cached_span_is_told_with_its_source() -> None:
     }
 
 
-def test_of_several_replies_each_tells_its_own_story() -> None:
+def test_each_of_several_replies_has_its_own_cache_report() -> None:
     scripts = {i: (ReplyText("a"), done(n_cached=n)) for i, n in enumerate((0, 9, 4, 4))}
     reply = complete(FakeResponder(lambda i: scripts[i]), prompt=["a", "b"], n=2).json()
     replies = reply["rekindle"].pop("replies")

@@ -93,7 +93,7 @@ class Client:
             self.has_sign_of_life.set()
 
 
-def test_the_head_waits_for_the_first_event_and_tells_what_it_knows() -> None:
+def test_the_head_waits_for_the_first_event_and_has_its_cache_report() -> None:
 
     async def run() -> None:
         async def pour(sink: Sink) -> None:
@@ -132,7 +132,7 @@ def test_a_quiet_stream_begins_when_it_is_time_for_a_sign_of_life() -> None:
     asyncio.run(run())
 
 
-def test_an_error_before_the_first_event_is_told_in_the_stream() -> None:
+def test_an_error_before_the_first_event_is_sent_in_the_stream() -> None:
     async def run() -> None:
         async def pour(_: Sink) -> None:
             raise DecodeFailed("llama.cpp ran out of memory.")

@@ -148,7 +148,7 @@ def test_a_shared_store_is_up_or_not_and_absent_where_there_is_none() -> None:
     assert up not in watching(alone).render().decode()
 
 
-def test_of_a_shared_store_only_what_is_known_here_is_counted_and_no_bytes() -> None:
+def test_entries_of_a_shared_store_are_counted_as_far_as_known_and_without_bytes() -> None:
     telemetry = watching(with_shared(None))
     entries = {'{tier="memory"}': 2, '{tier="shared"}': 4}
     assert samples(telemetry, "rekindle_cache_entries") == entries

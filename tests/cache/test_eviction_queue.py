@@ -15,12 +15,12 @@ def filled(**priorities: float) -> EvictionQueue:
     return queue
 
 
-def test_the_lowest_goes_first_and_then_nobody() -> None:
+def test_the_lowest_priority_is_popped_first() -> None:
     queue = filled(a=2.0, b=1.0)
     assert [queue.pop_lowest() for _ in range(3)] == [B, A, None]
 
 
-def test_of_equals_the_one_pushed_first_goes_first() -> None:
+def test_equal_priorities_are_popped_in_order_of_insertion() -> None:
     queue = filled(b=1.0, a=1.0)
     assert queue.pop_lowest() == B
 

@@ -100,7 +100,7 @@ def test_the_best_of_many_children_is_found_on_either_side() -> None:
 
 
 @pytest.mark.parametrize("in_memory", [0, 1])
-def test_of_two_children_that_share_as_much_the_one_in_memory_serves(in_memory: int) -> None:
+def test_between_equal_children_the_one_in_memory_is_used(in_memory: int) -> None:
     children = [block(5, 5, 1), block(5, 5, 9)]
     index = filled(dense(), *children, where=Where.DISK)
     index.add(children[in_memory], Where.MEMORY)
@@ -168,7 +168,7 @@ def test_a_node_leaves_with_its_last_residence() -> None:
     assert len(index) == 0
 
 
-def test_removing_a_node_that_has_left_leaves_its_successor_alone() -> None:
+def test_removing_a_removed_node_does_not_affect_its_successor() -> None:
     index = filled(dense(), block(1, 2, 3))
     before = node_of(index, block(1, 2, 3))
     index.remove(before, BOTH)
@@ -220,7 +220,7 @@ def test_the_checkpoints_before_a_node_are_those_of_its_own_path() -> None:
     assert [node.stop for node in index.checkpoints_before(tip)] == [1, 2, 3, 4]
 
 
-def test_a_node_with_a_checkpoint_is_no_leaf_until_that_has_gone() -> None:
+def test_a_node_is_no_leaf_until_its_checkpoint_is_removed() -> None:
     index = filled(hybrid(), block(1, 2, 3), checkpoint(1, 2, 3, 4))
     node = node_of(index, block(1, 2, 3))
     assert not node.is_leaf

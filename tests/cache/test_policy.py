@@ -39,7 +39,7 @@ HOUR = 3600.0
     ],
     ids=["less used", "larger", "cheaper to compute", "long ago"],
 )
-def test_what_goes_first(goes_first: float, stays: float) -> None:
+def test_eviction_priority(goes_first: float, stays: float) -> None:
     assert goes_first < stays
 
 
@@ -304,7 +304,7 @@ def test_a_batch_of_another_size_has_a_tax_of_its_own() -> None:
     ("tax_paid", "restore", "parks"),
     [(0.39, 0.4, False), (0.4, 0.4, True), (0.0, 0.0, False), (0.1, 0.0, True)],
 )
-def test_a_slot_is_parked_once_it_has_cost_its_return(
+def test_a_slot_is_parked_once_it_has_cost_its_restore(
     tax_paid: float, restore: float, *, parks: bool
 ) -> None:
     assert should_park(tax_paid, restore) == parks

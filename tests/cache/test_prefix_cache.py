@@ -96,7 +96,7 @@ def test_a_block_is_stored_once_however_many_conversations_have_it(opened: Open)
     assert save(cache, text(0, 512) + text(9000, 100)) == [Saved.KNOWN] * 2 + [Saved.STORED]
 
 
-def test_a_longer_block_takes_the_place_of_the_short_one_it_covers(opened: Open) -> None:
+def test_a_longer_block_replaces_the_short_one_it_covers(opened: Open) -> None:
     cache = opened()
     save(cache, text(0, 300))
     save(cache, text(0, 400))
@@ -114,7 +114,7 @@ def test_memory_stays_within_its_budget_and_keeps_the_beginning(opened: Open) ->
     assert cache.match(keys_of(cache, text(0, 20 * BLOCK_TOKENS)), 5000).n_tokens == 2560
 
 
-def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
+def test_used_entries_outlive_unused_ones(opened: Open) -> None:
     cache = opened(memory_bytes=8 * size_in_memory(ROW_BYTES))
     used, unused = text(0, 1024), text(10_000, 1024)
     save(cache, used)
@@ -126,7 +126,7 @@ def test_what_is_used_outlives_what_is_not(opened: Open) -> None:
     assert cache.match(keys_of(cache, unused), 1024).n_tokens < 1024
 
 
-def test_what_was_written_is_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
+def test_written_entries_are_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
     first = opened(tmp_path)
     tokens = text(0, 700)
     save(first, tokens)
@@ -212,7 +212,7 @@ def test_loading_stops_where_computing_is_faster(
     assert n_worth == n_loaded
 
 
-def test_what_was_never_measured_is_loaded(opened: Open) -> None:
+def test_entries_are_loaded_while_no_speed_is_measured(opened: Open) -> None:
     cache = opened(may_recompute=True)
     tokens = text(0, 1024)
     save(cache, tokens)
@@ -242,7 +242,7 @@ def test_a_file_that_is_gone_is_a_miss_and_the_next_lookup_knows(
     assert second.match(keys_of(second, tokens), 700).n_tokens == 256
 
 
-def test_what_the_backend_refuses_is_set_aside_and_never_tried_again(
+def test_an_entry_the_backend_refuses_is_quarantined_and_not_retried(
     opened: Open, tmp_path: Path
 ) -> None:
     cache = opened(tmp_path)
@@ -278,7 +278,7 @@ def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
     assert kept[-1] == positions[-1]
 
 
-def test_a_store_that_is_off_takes_nothing_and_finds_nothing() -> None:
+def test_a_cache_that_is_off_stores_and_finds_nothing() -> None:
     cache = PrefixCache.switched_off("a test")
     assert set(save(cache, text(0, 300))) == {Saved.REFUSED}
     assert cache.match(keys_of(cache, text(0, 300)), 300).n_tokens == 0

@@ -21,7 +21,7 @@ def entry(seed: int, retention: Retention) -> Entry:
     return replace(make_entry(seed, payload_bytes=ENTRY_BYTES), retention=retention)
 
 
-def test_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
+def test_a_full_disk_evicts_sub_agents_first_then_side_requests(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, budget_bytes=4 * MIB)
     ranks = [Rank.MAIN, Rank.BACKGROUND, Rank.EPHEMERAL]
     entries = [entry(seed, Retention(ranks[seed % 3])) for seed in range(30)]
@@ -34,7 +34,7 @@ def test_a_full_disk_loses_sub_agents_first_then_side_requests(tmp_path: Path) -
     tier.close()
 
 
-def test_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_pinned_entries_until_the_pin_expires(tmp_path: Path) -> None:
     now = [NOW]
     tier = open_tier(tmp_path, budget_bytes=2 * MIB, now=lambda: now[0])
     pinned = entry(1, Retention(Rank.EPHEMERAL, "s", NOW + 300))
@@ -49,7 +49,7 @@ def test_a_full_disk_keeps_what_is_pinned_until_its_time_is_over(tmp_path: Path)
     tier.close()
 
 
-def test_a_mark_changes_what_is_stored_already(tmp_path: Path) -> None:
+def test_a_new_pin_applies_to_entries_already_stored(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     plain = entry(1, Retention())
     fill(tier, [plain])
@@ -95,7 +95,7 @@ def node(key: int, payload_bytes: int = 100) -> Node:
     return made
 
 
-def test_pins_end_at_the_share_of_one_session_and_of_all() -> None:
+def test_pins_are_bounded_per_session_and_in_total() -> None:
     pins = Pins(budget_bytes=8000)
     granted = [
         len(list(pins.grant(f"s{session}", [node(100 * session + n) for n in range(20)], NOW)))
@@ -136,7 +136,7 @@ def test_names_of_a_model_that_has_nothing_stored_are_forgotten(tmp_path: Path) 
     again.close()
 
 
-def test_pruning_spares_what_is_pinned() -> None:
+def test_pruning_keeps_pinned_entries() -> None:
     header = make_entry(1, payload_bytes=10).header
     rows = [CatalogRow(header, NOW - 5000, 1, Retention(pinned_until=NOW + 60))]
     assert Inventory(rows).to_prune(to_bytes=0, used_before=NOW, now=NOW) == []

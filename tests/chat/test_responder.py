@@ -183,7 +183,7 @@ def test_counts_come_from_the_engine() -> None:
 
 
 @pytest.mark.parametrize("cache_prompt", [True, False])
-def test_the_engine_is_told_whether_to_use_the_cache(cache_prompt: bool) -> None:  # noqa: FBT001
+def test_cache_prompt_reaches_the_engine(cache_prompt: bool) -> None:  # noqa: FBT001
     engine, tokenizer = RecordingEngine(), ByteTokenizer()
     template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
     dialect = choose(CHATML, supports_tools=False)

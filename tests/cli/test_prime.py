@@ -70,7 +70,7 @@ def test_each_file_has_a_line_and_a_row_with_its_account(tmp_path: Path, agent: 
     ]
 
 
-def test_an_error_is_told_with_its_file_and_the_others_go_on(tmp_path: Path, agent: Path) -> None:
+def test_an_error_names_its_file_and_the_others_are_primed(tmp_path: Path, agent: Path) -> None:
     broken, missing = tmp_path / "broken.json", tmp_path / "missing.md"
     broken.write_text("{")
     refused = tmp_path / "refused.json"

@@ -83,9 +83,7 @@ def test_replies_are_capped_and_the_servers_own_model_is_asked(trace: Path) -> N
     assert limits == [16, 16, 16, 16, 8192, 4000, None, None]
 
 
-def test_an_error_is_told_with_its_request_and_the_others_go_on(
-    trace: Path, tmp_path: Path
-) -> None:
+def test_an_error_names_its_request_and_the_others_are_sent(trace: Path, tmp_path: Path) -> None:
     broken: Script = (ReplyText("Hel"), DecodeFailed("llama.cpp gave up."))
     responder = FakeResponder(lambda number: broken if number == 1 else HELLO)
     page = tmp_path / "page.html"

@@ -192,7 +192,7 @@ def test_rates_are_what_was_added_in_the_time_between() -> None:
     assert rates_between(after, after) is None
 
 
-def test_a_server_that_began_anew_has_no_rates() -> None:
+def test_a_restarted_server_has_no_rates() -> None:
     anew = snapshot(taken_at=1001.0, metrics=metrics(CacheCounters()))
     assert rates_between(snapshot(), anew) is None
 
@@ -285,7 +285,7 @@ class Recorded:
         return httpx.Response(200, json=bodies[path])
 
 
-def test_a_server_that_is_gone_is_told_and_asked_again() -> None:
+def test_an_unreachable_server_is_reported_and_polled_again() -> None:
     server = Recorded()
     each = frames(observer(server.answer), width=lambda: 80)
     first, second = (drawn(next(each), width=80) for _ in range(2))

@@ -34,7 +34,7 @@ def evaluated(bench: Bench, name: str) -> PromptEvaluated:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_alone_it_computes_its_prompt_and_the_request_behind_it_finds_all_of_it(
+def test_a_background_prefill_is_found_whole_by_the_next_request(
     model_class: ModelClass,
 ) -> None:
     bench = Bench(FakeBackend(model_class=model_class))
@@ -49,7 +49,7 @@ def test_alone_it_computes_its_prompt_and_the_request_behind_it_finds_all_of_it(
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
 @pytest.mark.parametrize("n_steps_before", [1, 4])
-def test_it_yields_when_a_request_arrives_which_finds_its_rows_live(
+def test_a_background_request_yields_to_a_request_that_then_reuses_its_rows(
     model_class: ModelClass, n_steps_before: int
 ) -> None:
     bench = Bench(FakeBackend(model_class=model_class, n_ubatch=128))
@@ -70,7 +70,7 @@ def test_it_yields_when_a_request_arrives_which_finds_its_rows_live(
     bench.assert_nothing_is_left()
 
 
-def test_an_unrelated_request_gets_its_first_token_as_soon_as_without_one() -> None:
+def test_a_background_request_does_not_delay_an_unrelated_first_token() -> None:
     def steps_to_first_token(*, busy: bool) -> int:
         bench = Bench(FakeBackend(n_ubatch=128))
         if busy:
@@ -87,7 +87,7 @@ def test_an_unrelated_request_gets_its_first_token_as_soon_as_without_one() -> N
     assert steps_to_first_token(busy=True) == steps_to_first_token(busy=False)
 
 
-def test_a_decoding_one_yields_too_and_closes_its_sampler() -> None:
+def test_a_decoding_background_request_yields_and_closes_its_sampler() -> None:
     bench = Bench(FakeBackend())
     bench.submit("ahead", text(1, 100), 50, background=True)
     for _ in range(6):
@@ -101,7 +101,7 @@ def test_a_decoding_one_yields_too_and_closes_its_sampler() -> None:
 
 
 @pytest.mark.parametrize("n_steps_before", [0, 1, 3])
-def test_it_does_nothing_while_anything_runs_or_waits(n_steps_before: int) -> None:
+def test_a_background_request_waits_while_anything_runs_or_waits(n_steps_before: int) -> None:
     bench = Bench(FakeBackend(n_slots=4))
     bench.submit("a", text(1, 50), 20)
     for _ in range(n_steps_before):
@@ -112,7 +112,7 @@ def test_it_does_nothing_while_anything_runs_or_waits(n_steps_before: int) -> No
     assert bench.backend.n_computed == 50 + 19
 
 
-def test_several_run_one_after_another_and_all_yield_at_once() -> None:
+def test_background_requests_run_one_at_a_time_and_all_yield_together() -> None:
     bench = Bench(FakeBackend(n_ubatch=64))
     for index in range(3):
         bench.submit(f"ahead {index}", text(10_000 * index, 100), 0, background=True)
@@ -128,7 +128,7 @@ def test_several_run_one_after_another_and_all_yield_at_once() -> None:
     assert bench.events("ahead 1")[-1] == bench.events("ahead 2")[-1] == YIELDED
 
 
-def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
+def test_background_steps_are_short_before_any_speed_is_known() -> None:
     bench = Bench(FakeBackend(n_ubatch=512))
     bench.submit("ahead", text(1, 1000), 0, background=True)
     bench.step()
@@ -141,7 +141,7 @@ def test_its_steps_are_short_also_before_any_speed_is_known() -> None:
     assert bench.backend.batches[-1] == [512]
 
 
-def test_stored_rows_come_back_one_piece_in_a_step() -> None:
+def test_a_background_restore_copies_one_piece_per_step() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("a", text(1, 1100), 1)
     bench.ask("b", text(5_000, 300), 1)
@@ -167,7 +167,7 @@ def test_a_background_request_uses_the_slot_it_extends_and_no_other() -> None:
         assert asked.evaluated.spans == (CachedSpan(CacheSource.LIVE, 0, 309),)
 
 
-def test_one_that_would_leave_no_room_to_grow_is_not_begun() -> None:
+def test_a_background_request_that_leaves_no_room_to_grow_is_not_started() -> None:
     bench = Bench(FakeBackend(n_slots=2, n_cells=512))
     bench.submit("ahead", text(1, 490), 0, background=True)  # 64 cells of room to grow are missing
     bench.run()
@@ -175,7 +175,7 @@ def test_one_that_would_leave_no_room_to_grow_is_not_begun() -> None:
     assert bench.ask("a", text(1, 490), 2).tokens == expected_reply(text(1, 490), 2)
 
 
-def test_a_context_that_is_full_takes_no_slot_from_anyone_for_it() -> None:
+def test_a_full_context_evicts_no_slot_for_a_background_request() -> None:
     backend = FakeBackend(n_slots=2)
     bench = Bench(backend)
     bench.ask("a", text(1, 300), 1)
@@ -188,7 +188,7 @@ def test_a_context_that_is_full_takes_no_slot_from_anyone_for_it() -> None:
     )
 
 
-def test_a_reply_that_outgrows_the_context_ends_instead_of_taking_more() -> None:
+def test_a_background_reply_that_outgrows_the_context_ends() -> None:
     bench = Bench(FakeBackend(n_slots=2, n_cells=512))
     bench.ask("a", text(1, 200), 1)
     bench.submit("ahead", text(5_000, 200), None, background=True)
@@ -230,7 +230,7 @@ def test_background_requests_take_no_place_in_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_shutdown_does_not_wait_for_them() -> None:
+def test_shutdown_does_not_wait_for_background_requests() -> None:
     async def scenario() -> None:
         async with running(FakeBackend(n_cells=10**9)) as handle:
             ahead = handle.submit(request("ahead", max_tokens=None, background=True))

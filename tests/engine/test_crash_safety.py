@@ -114,7 +114,7 @@ def test_shutdown_waits_for_a_slow_disk_where_memory_has_no_room(
     assert n_found_by_the_next(tmp_path, ModelClass.DENSE, long) == len(long) - 1
 
 
-def test_a_disk_that_hangs_stops_no_request_and_no_shutdown(
+def test_a_hanging_disk_blocks_no_request_and_no_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_well = threading.Event()

@@ -119,7 +119,7 @@ def test_a_failed_embedding_ends_its_request_and_nothing_else(
 
 
 @pytest.mark.parametrize("n_steps_before", [0, 1, 3])
-def test_a_cancelled_embedding_says_nothing_and_frees_the_embedder(n_steps_before: int) -> None:
+def test_a_cancelled_embedding_sends_no_event_and_frees_the_embedder(n_steps_before: int) -> None:
     embedder = FakeEmbedder(n_part=1)
     bench = Bench(FakeBackend(), embedder=embedder)
     bench.embed("gone", FIRST)
@@ -143,7 +143,7 @@ def test_stopping_the_engine_fails_embeddings() -> None:
         assert isinstance(error, ShuttingDown)
 
 
-def test_an_embedding_ends_what_runs_in_the_background_and_lets_none_begin() -> None:
+def test_an_embedding_stops_background_requests_and_blocks_new_ones() -> None:
     bench = Bench(FakeBackend(), embedder=FakeEmbedder(n_part=1))
     bench.submit("ahead", range(1, 600), max_tokens=0, background=True)
     bench.step()
@@ -154,7 +154,7 @@ def test_an_embedding_ends_what_runs_in_the_background_and_lets_none_begin() -> 
         assert bench.events(name)[-1] == Finished(StopCause.YIELDED)
 
 
-def test_memory_is_given_back_after_a_while_without_requests(
+def test_the_embedder_frees_its_memory_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     embedder = FakeEmbedder()
@@ -170,7 +170,7 @@ def test_memory_is_given_back_after_a_while_without_requests(
     assert embedder.journal == [SECOND, SECOND, "rest"]
 
 
-def test_an_idle_engine_wakes_by_itself_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_wakes_to_free_the_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_queue, "REST_SECONDS", 0.02)
 
     async def scenario() -> None:

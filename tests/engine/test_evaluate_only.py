@@ -31,7 +31,7 @@ def test_the_prompt_is_computed_and_no_sampler_is_made(
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_what_follows_finds_all_of_it_live(model_class: ModelClass) -> None:
+def test_the_next_request_finds_an_evaluated_prompt_live(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class))
     bench.ask("warm", text(1, 700), 0)
     asked = bench.ask("a", text(1, 700) + text(5_000, 20), 3)
@@ -41,7 +41,7 @@ def test_what_follows_finds_all_of_it_live(model_class: ModelClass) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_what_follows_finds_all_of_it_stored(model_class: ModelClass) -> None:
+def test_the_next_request_finds_an_evaluated_prompt_stored(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class, n_slots=1))
     bench.ask("warm", text(1, 700), 0)
     bench.ask("other", text(90_000, 300), 1)
@@ -51,7 +51,7 @@ def test_what_follows_finds_all_of_it_stored(model_class: ModelClass) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_prompt_that_is_live_already_costs_nothing(model_class: ModelClass) -> None:
+def test_evaluating_a_live_prompt_costs_nothing(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class, n_slots=2))
     bench.ask("warm", text(1, 700), 0)
     again = bench.ask("again", text(1, 700), 0)
@@ -70,7 +70,7 @@ def test_warming_a_prompt_leaves_the_reply_behind_it_live() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_stored_prompt_is_brought_back(model_class: ModelClass) -> None:
+def test_evaluating_a_stored_prompt_restores_it(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class, n_slots=1))
     bench.ask("warm", text(1, 700), 0)
     bench.ask("other", text(90_000, 300), 1)
@@ -80,7 +80,7 @@ def test_a_stored_prompt_is_brought_back(model_class: ModelClass) -> None:
     assert bench.ask("a", text(1, 720), 1).n_computed == 20
 
 
-def test_it_runs_beside_streams_and_changes_none_of_their_tokens() -> None:
+def test_evaluating_beside_streams_changes_none_of_their_tokens() -> None:
     bench = Bench(FakeBackend(n_ubatch=128))
     bench.submit("stream", text(1, 20), 40)
     bench.submit("warm", text(5_000, 500), 0)
@@ -91,13 +91,13 @@ def test_it_runs_beside_streams_and_changes_none_of_their_tokens() -> None:
     assert (bench.tokens("warm"), bench.events("warm")[-1]) == ([], ENDED)
 
 
-def test_without_the_cache_it_computes_all_and_keeps_nothing() -> None:
+def test_evaluating_without_the_cache_computes_all_and_keeps_nothing() -> None:
     bench = Bench(FakeBackend())
     assert bench.ask("warm", text(1, 300), 0, cache_prompt=False).n_computed == 300
     assert bench.backend.n_cells_used == 0
 
 
-def test_a_follower_starts_where_it_ends() -> None:
+def test_a_request_in_single_flight_starts_where_the_evaluation_ends() -> None:
     bench = Bench(FakeBackend(n_ubatch=128))
     bench.submit("warm", text(1, 500), 0)
     bench.step()

@@ -102,7 +102,7 @@ def test_cancelling_twice_or_after_the_end_is_harmless() -> None:
     asyncio.run(scenario())
 
 
-def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
+def test_a_full_queue_is_refused_with_a_time_to_retry() -> None:
     async def scenario() -> None:
         async with running(FakeBackend(n_slots=1), queue_size=2) as handle:
             streams = [handle.submit(request(f"r{i}", max_tokens=None)) for i in range(3)]
@@ -147,7 +147,7 @@ def test_shutdown_lets_a_short_reply_end_and_refuses_new_ones() -> None:
     asyncio.run(scenario())
 
 
-def test_shutdown_cuts_what_outlasts_the_grace_time() -> None:
+def test_shutdown_fails_requests_that_outlast_the_grace_time() -> None:
     async def scenario() -> None:
         # An endless reply: nothing but the cut can end it.
         backend = FakeBackend(n_cells=10**9)
@@ -207,7 +207,7 @@ class Grammars(FakeBackend):
         self.is_ready.set()
 
 
-def test_grammars_are_made_ready_before_anyone_asks_for_one(
+def test_grammars_are_prepared_before_the_first_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handle_module, "SETTLE_SECONDS", 0.0)
@@ -220,7 +220,7 @@ def test_grammars_are_made_ready_before_anyone_asks_for_one(
     asyncio.run(scenario())
 
 
-def test_an_engine_that_ends_before_then_prepares_nothing() -> None:
+def test_an_engine_that_stops_early_prepares_no_grammars() -> None:
     async def scenario() -> Grammars:
         backend = Grammars()
         async with running(backend):

@@ -104,7 +104,7 @@ def test_cancel_takes_effect_before_the_next_batch(n_steps_before: int) -> None:
     bench.assert_nothing_is_left()
 
 
-def test_cancelling_a_waiting_request_leaves_the_running_one_alone() -> None:
+def test_cancelling_a_waiting_request_does_not_affect_the_running_one() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.submit("runs", prompt(1, 20), max_tokens=5)
     bench.submit("waits", prompt(100, 20), max_tokens=5)
@@ -115,7 +115,7 @@ def test_cancelling_a_waiting_request_leaves_the_running_one_alone() -> None:
     assert bench.events("waits") == []
 
 
-def test_a_full_context_makes_the_youngest_wait_and_changes_no_reply() -> None:
+def test_a_full_context_requeues_the_youngest_and_changes_no_reply() -> None:
     bench = Bench(FakeBackend(n_slots=3, n_cells=512))
     for index in range(3):
         bench.submit(f"r{index}", prompt(1000 * index, 60), max_tokens=300)
@@ -127,7 +127,7 @@ def test_a_full_context_makes_the_youngest_wait_and_changes_no_reply() -> None:
     bench.assert_nothing_is_left()
 
 
-def test_context_full_from_the_backend_is_survived_by_waiting() -> None:
+def test_context_full_from_the_backend_requeues_a_request() -> None:
     backend = FakeBackend(n_slots=2)
     bench = Bench(backend)
     bench.submit("a", prompt(1, 20), max_tokens=6)
@@ -149,7 +149,7 @@ def test_context_full_for_a_lone_request_is_its_error() -> None:
     bench.assert_nothing_is_left()
 
 
-def test_a_failed_decode_ends_what_it_touched_and_nothing_else() -> None:
+def test_a_failed_decode_fails_only_the_sequences_in_its_batch() -> None:
     backend = FakeBackend(n_slots=2)
     bench = Bench(backend)
     bench.submit("a", prompt(1, 20))

@@ -16,7 +16,7 @@ from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 
 
-def test_a_failure_in_the_middle_of_an_admission_ends_requests_not_the_thread(
+def test_a_failure_during_admission_fails_requests_not_the_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = FakeBackend(model_class=ModelClass.HYBRID, n_slots=3)
@@ -41,7 +41,7 @@ def test_a_failure_in_the_middle_of_an_admission_ends_requests_not_the_thread(
     bench.assert_nothing_is_left()
 
 
-def test_a_context_smaller_than_its_word_makes_one_wait_not_all() -> None:
+def test_a_context_smaller_than_reported_requeues_one_request_not_all() -> None:
     backend = FakeBackend(n_slots=2, n_cells=4096)
     bench = Bench(backend)
     prompts = {"a": text(300), "b": text(300)}
@@ -55,7 +55,7 @@ def test_a_context_smaller_than_its_word_makes_one_wait_not_all() -> None:
         assert bench.tokens(name) == expected_reply(prompt, 100)
 
 
-def test_a_step_that_made_room_is_followed_by_another_at_once() -> None:
+def test_a_step_that_freed_room_is_followed_by_another_at_once() -> None:
     backend = FakeBackend(n_slots=2, n_cells=4096)
     bench = Bench(backend)
     for name in ("a", "b"):
@@ -67,7 +67,7 @@ def test_a_step_that_made_room_is_followed_by_another_at_once() -> None:
     assert not bench.loop._is_stalled
 
 
-def test_memory_that_a_restore_holds_does_not_leave_a_hole(tmp_path: Path) -> None:
+def test_memory_held_by_a_restore_leaves_no_gap_in_a_stored_prefix(tmp_path: Path) -> None:
     returning = text(2000)
     first = Bench(FakeBackend(), cache_opener(tmp_path))
     first.ask("returning", returning, 1)
@@ -84,7 +84,7 @@ def test_memory_that_a_restore_holds_does_not_leave_a_hole(tmp_path: Path) -> No
     assert opened[0].match(keys, 600).n_tokens == 600
 
 
-def test_what_left_memory_while_its_slot_lived_is_stored_again_before_that_goes() -> None:
+def test_rows_evicted_from_memory_are_stored_again_before_their_slot_is_reused() -> None:
     # Memory for 20 blocks; 18 of a conversation, then others push them out.
     bench = Bench(FakeBackend(n_slots=2, n_cells=20_000), cache_opener(memory_bytes=200_000))
     conversation = text(2000)
@@ -123,7 +123,7 @@ def test_a_recurrent_models_turn_leaves_no_entry_that_leads_nowhere() -> None:
     assert cache.tiers[0].n_entries == 3
 
 
-def test_after_a_failure_in_a_full_context_newcomers_are_admitted(
+def test_new_requests_are_admitted_after_a_failure_in_a_full_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = FakeBackend(n_slots=2)

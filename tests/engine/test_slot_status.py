@@ -24,7 +24,7 @@ def phases(seen: list[SlotStatus]) -> list[SlotPhase]:
     return [phase for phase, _ in groupby(each.phase for each in seen)]
 
 
-def test_a_request_is_seen_to_prefill_to_decode_and_to_leave() -> None:
+def test_slot_status_shows_prefill_decode_and_idle() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.submit("a", PROMPT, max_tokens=4)
     seen = glances(bench, "a")

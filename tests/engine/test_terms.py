@@ -93,7 +93,7 @@ def test_namespaces_survive_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_class", [ModelClass.DENSE, ModelClass.HYBRID])
-def test_a_side_request_takes_no_conversations_slot_while_another_is_free(
+def test_a_side_request_takes_a_free_slot_before_a_conversations(
     model_class: ModelClass,
 ) -> None:
     """Not even that of the conversation whose prompt it begins with."""
@@ -121,7 +121,7 @@ def test_main_conversations_keep_their_slots_when_side_requests_come_and_go() ->
         assert spans == (CachedSpan(CacheSource.LIVE, 0, 299),)
 
 
-def test_memory_loses_sub_agents_first_then_side_requests() -> None:
+def test_memory_evicts_sub_agents_first_then_side_requests() -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=5 * BLOCK_BYTES))
     kept = {name: text(256) for name in ("main", "side", "sub-agent")}
     terms = {"main": CacheTerms(), "side": SIDE, "sub-agent": SUB_AGENT}
@@ -140,7 +140,7 @@ def test_memory_loses_sub_agents_first_then_side_requests() -> None:
     assert ["main"] in held_after
 
 
-def test_a_title_that_a_conversation_shares_is_as_dear_as_the_conversation() -> None:
+def test_an_entry_used_by_a_conversation_is_promoted_to_its_class() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     prompt = text(600)
     bench.ask("sub-agent", prompt, 1, terms=SUB_AGENT)
@@ -150,7 +150,7 @@ def test_a_title_that_a_conversation_shares_is_as_dear_as_the_conversation() -> 
     assert {each.rank for each in listed(bench)} == {Rank.MAIN}
 
 
-def test_what_is_pinned_outlives_what_is_used() -> None:
+def test_a_pinned_prompt_outlives_more_recently_used_ones() -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=64 * BLOCK_BYTES))
     pinned, plain = text(1024), text(1024)
     bench.ask("pinned", pinned, 1, terms=CacheTerms(pins=(Pin(1024, 3600.0),)))
@@ -176,7 +176,7 @@ def test_a_session_cannot_pin_the_store_full() -> None:
     assert forecast(bench, modest).n_cached == 599
 
 
-def test_a_pin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(FakeBackend(n_slots=1), cache_opener(memory_bytes=6 * 300_000))
     prompt = text(256)
     bench.ask("pinned", prompt, 1, terms=CacheTerms(pins=(Pin(256, 300.0),)))
@@ -223,7 +223,7 @@ def test_a_persisted_prompt_of_any_model_is_found_by_the_next_process(
     second.close()
 
 
-def test_persist_fails_loudly(tmp_path: Path) -> None:
+def test_persist_without_a_working_disk_is_an_error(tmp_path: Path) -> None:
     """Without a disk, and with a budget that is used up."""
     without = Bench(FakeBackend())
     without.submit("a", text(300), 0, terms=CacheTerms(persist=True))
@@ -264,7 +264,7 @@ def test_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> N
     third.close()
 
 
-def test_deleting_takes_what_begins_with_it_and_leaves_what_it_shares() -> None:
+def test_deleting_a_prompt_removes_its_continuations_and_keeps_shared_parts() -> None:
     bench = Bench(FakeBackend(n_slots=4))
     shared = text(512)
     one, other = shared + text(300), shared + text(300)
@@ -309,7 +309,7 @@ def test_a_forecast_is_what_the_request_finds_and_changes_nothing(tmp_path: Path
     bench.close()
 
 
-def test_slots_say_whose_they_are() -> None:
+def test_slot_status_names_session_and_class() -> None:
     bench = Bench(FakeBackend(n_slots=2))
     bench.submit("r", text(300), 50, terms=CacheTerms(session="s", rank=Rank.EPHEMERAL))
     for _ in range(4):
@@ -320,7 +320,7 @@ def test_slots_say_whose_they_are() -> None:
     assert (idle.request_id, idle.n_rows) == (None, 0)
 
 
-def test_the_forest_shows_what_conversations_share_and_where_they_part() -> None:
+def test_the_forest_shows_shared_prefixes_and_where_they_diverge() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     shared = text(1024)
     one, two = shared + text(600), shared + text(300)
@@ -340,7 +340,7 @@ def test_the_forest_shows_what_conversations_share_and_where_they_part() -> None
     assert forest(bench, "another") == []
 
 
-def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
+def test_a_branch_can_be_pinned_and_unpinned() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("one", text(600), 1)
     [branch] = forest(bench)
@@ -352,7 +352,7 @@ def test_a_branch_is_pinned_and_let_go_by_hand() -> None:
     assert bench.question(PinStored("00", "", 60.0)) is False
 
 
-def test_pins_that_have_ended_make_room_for_new_ones(
+def test_expired_pins_free_the_budget_for_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a disk, too, where nothing in memory has to wait for a pin to end."""
@@ -394,7 +394,7 @@ def test_a_refused_write_fails_the_request_at_once_and_costs_no_budget(
     bench.close()
 
 
-def test_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
+def test_a_prompt_deleted_while_the_disk_refuses_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(FakeBackend(), cache_opener(tmp_path))
@@ -419,7 +419,7 @@ def test_what_is_deleted_while_the_disk_refuses_is_gone_all_the_same(
     again.close()
 
 
-def test_a_pinned_head_outlives_the_conversation_that_is_deleted() -> None:
+def test_a_pinned_system_prompt_survives_deleting_its_conversation() -> None:
     bench = Bench(FakeBackend(n_slots=2))
     head = text(512)
     bench.ask("one", head + text(300), 1, terms=CacheTerms(pins=(Pin(512, 3600.0),)))

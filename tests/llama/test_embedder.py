@@ -94,7 +94,7 @@ def test_an_input_may_fill_the_context_and_resting_twice_is_harmless(model: Gguf
     embedder.rest()
 
 
-def test_a_conversation_goes_on_as_if_nothing_had_been_embedded(
+def test_embeddings_do_not_affect_a_conversation(
     model: GgufModel, backend: LlamaBackend, embedder: LlamaEmbedder
 ) -> None:
     """Rows and replies of a slot while inputs are embedded between its steps."""

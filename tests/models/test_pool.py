@@ -259,7 +259,7 @@ def test_idle_models_are_unloaded_after_keep_alive_and_used_ones_are_not() -> No
     run(scenario)
 
 
-def test_a_load_that_failed_is_told_to_all_and_tried_again() -> None:
+def test_a_failed_load_fails_all_waiting_requests_and_is_retried() -> None:
     async def scenario(setup: Setup) -> None:
         pool = setup.pool()
         setup.loader.fault = StartupError("The file is torn.")
@@ -287,7 +287,7 @@ def test_a_load_that_failed_is_told_to_all_and_tried_again() -> None:
         (("a", "b"), None, ("b",), "", "b"),
     ],
 )
-def test_who_answers(
+def test_which_model_answers(
     names: tuple[str, ...],
     default: str | None,
     used: tuple[str, ...],

@@ -136,7 +136,7 @@ def test_a_file_that_appears_later_is_primed_then_and_again_when_it_comes_back(
     assert messages == [f"warm list: {file} cannot be read: No such file or directory"] * 3
 
 
-def test_a_broken_file_is_told_once_and_primed_when_it_is_repaired(
+def test_a_broken_file_is_reported_once_and_primed_when_repaired(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, file = FakeServer(), tmp_path / "agent.json"
@@ -174,7 +174,7 @@ def test_folders_and_globs_are_expanded_in_each_round(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_failure_is_logged_with_its_reason_and_the_rest_goes_on(
+def test_a_failure_is_logged_and_the_other_files_are_primed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rekindle")
@@ -303,7 +303,7 @@ def test_an_engine_error_reaches_the_caller_as_an_answer_or_in_the_stream(
         primed(body, FakeResponder(script))
 
 
-def test_a_refusal_is_an_error_and_a_full_queue_asks_to_come_again() -> None:
+def test_a_refusal_is_an_error_and_a_full_queue_asks_to_retry() -> None:
     with pytest.raises(PrimeError, match="messages"):
         primed({"messages": []}, FakeResponder())
     full = FakeResponder((Overloaded("The queue is full.", retry_after_seconds=3),))

@@ -303,7 +303,7 @@ def respace_arguments(turn: Message) -> Message:
     }
 
 
-def test_loading_removes_nothing(solo: Client) -> None:
+def test_restoring_removes_nothing(solo: Client) -> None:
     prompts = [tokens_of(solo, f"l3 {n}", 300) for n in range(2)]
     for prompt in prompts:
         solo.complete(prompt, max_tokens=1)

@@ -182,7 +182,7 @@ def test_neighbours_of_one_role_stay_apart() -> None:
         (USER, False),
     ],
 )
-def test_reply_goes_on_in_an_assistant_message_at_the_end(last: Any, is_open: bool) -> None:  # noqa: FBT001
+def test_the_reply_continues_a_final_assistant_message(last: Any, is_open: bool) -> None:  # noqa: FBT001
     assert conversation_of(messages=[USER, last]).continue_last == is_open
 
 

@@ -135,7 +135,7 @@ def ask(
     return asyncio.run(run())
 
 
-def test_what_is_stored_is_listed_with_where_and_how_long() -> None:
+def test_stored_prompts_are_listed_with_tiers_and_tokens() -> None:
     store = Store()
     reply = ask("GET", "/v1/cache", store).json()
     TypeAdapter(StoredList).validate_python(reply, extra="forbid")
@@ -175,7 +175,7 @@ def test_a_bad_limit_is_refused_by_name(limit: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["k1", "docs/v1"])
-def test_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> None:
+def test_a_prompt_is_deleted_by_key_or_name(key: str) -> None:
     store = Store()
     reply = ask("DELETE", f"/v1/cache/{key}", store).json()
     TypeAdapter(CacheDeleted).validate_python(reply, extra="forbid")
@@ -187,7 +187,7 @@ def test_one_goes_by_its_key_or_its_name_and_then_it_is_gone(key: str) -> None:
     assert f"'{key}'" in error["message"]
 
 
-def test_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
+def test_deleting_everything_works_on_an_empty_cache_too() -> None:
     store = Store()
     for n_deleted in (1, 0):
         reply = ask("DELETE", "/v1/cache", store)
@@ -195,7 +195,7 @@ def test_everything_goes_at_once_and_nothing_left_is_no_error() -> None:
         assert reply.json() == {"object": "cache.deleted", "key": None, "deleted": n_deleted}
 
 
-def test_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None:
+def test_a_lookup_reports_cached_tokens_and_expected_time() -> None:
     store = Store()
     reply = ask("POST", "/v1/cache/lookup", store, body={"messages": []}).json()
     TypeAdapter(Lookup).validate_python(reply, extra="forbid")
@@ -218,7 +218,7 @@ def test_a_lookup_tells_what_would_be_found_and_how_long_it_would_take() -> None
         (None, 0.5, {"restore": None, "prefill": 500.0, "total": None}),
     ],
 )
-def test_what_was_never_measured_is_null(
+def test_expected_times_are_null_until_measured(
     restore: float | None, prefill: float | None, expected: dict[str, float | None]
 ) -> None:
     store = Store(forecast=Forecast(10, Spans(), restore, prefill))
@@ -253,13 +253,13 @@ ASKED = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
         ({}, {}, "chat"),
     ],
 )
-def test_a_body_tells_its_dialect(
+def test_the_wire_format_of_a_body_is_detected(
     body: dict[str, Any], headers: dict[str, str], dialect: str
 ) -> None:
     assert detect(body, Headers(headers)) == dialect
 
 
-def test_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
+def test_a_named_wire_format_overrides_the_detected_one() -> None:
     store = Store()
     for dialect in FORMATS:
         ask("POST", f"/v1/cache/lookup?dialect={dialect}", store, body={"input": "hi"})
@@ -268,11 +268,11 @@ def test_a_dialect_that_is_named_counts_more_than_the_fields() -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dialect")
 
 
-def test_a_lookup_of_what_is_no_json_is_refused() -> None:
+def test_a_lookup_without_json_is_refused() -> None:
     assert ask("POST", "/v1/cache/lookup", body=[1]).status_code == 400
 
 
-def test_all_of_it_is_the_callers_own_namespace() -> None:
+def test_every_cache_route_uses_the_callers_namespace() -> None:
     store = Store()
     by, key = NamespaceBy.API_KEY, {"authorization": "Bearer sk-1"}
     ask("GET", "/v1/cache", store, by=by, **key)
@@ -293,7 +293,7 @@ def test_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
     assert [namespace for _, _, namespace in store.asked] == [salted] * 2
 
 
-def test_the_ledger_of_sessions_is_listed() -> None:
+def test_sessions_are_listed_with_their_costs() -> None:
     reply = ask("GET", "/v1/sessions").json()
     TypeAdapter(SessionList).validate_python(reply, extra="forbid")
     [entry] = reply["data"]

@@ -76,7 +76,7 @@ def story_of(path: str, end: ReplyDone, *, stream: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_every_dialect_names_every_source(path: str) -> None:
+def test_every_wire_format_names_every_source(path: str) -> None:
     spans = tuple(CachedSpan(source, i, i + 1) for i, source in enumerate(CacheSource))
     story = story_of(path, done(n_cached=len(spans), spans=spans), stream=False)
     TypeAdapter(Rekindle).validate_python(story, extra="forbid")
@@ -86,7 +86,7 @@ def test_every_dialect_names_every_source(path: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_every_dialect_tells_a_miss_where_it_was_asked_for(
+def test_every_wire_format_reports_a_miss_on_request(
     path: str,
     stream: bool,  # noqa: FBT001
 ) -> None:
@@ -108,7 +108,7 @@ def test_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:
     assert details == {"cached_tokens": 0, "cache_write_tokens": 0}
 
 
-def test_the_header_tells_how_much_and_from_where() -> None:
+def test_the_header_has_cached_tokens_and_sources() -> None:
     spans = (CachedSpan(CacheSource.DISK, 0, 3000), CachedSpan(CacheSource.LIVE, 3000, 3980))
     warm = done(n_prompt=4012, n_cached=3980, spans=spans)
     assert cache_header_value(warm) == "hit=3980/4012 from=live,disk"
@@ -167,7 +167,7 @@ def test_anthropics_diagnostics_are_in_whole_messages_and_where_a_stream_starts(
     assert message["usage"]["cache_read_input_tokens"] == 4
 
 
-def test_a_message_that_is_not_known_is_told_so() -> None:
+def test_an_unknown_previous_message_is_reported() -> None:
     named = envelope(compare_with="msg_0")
     unknown = Reply((ReplyText("a"),), told(MISS, is_compared=False))
     missing = {"cache_miss_reason": {"type": "previous_message_not_found"}}

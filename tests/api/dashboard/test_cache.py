@@ -65,7 +65,7 @@ def ask(
     return asyncio.run(run())
 
 
-def test_branches_are_told_with_where_they_fork() -> None:
+def test_branches_are_listed_with_their_forks() -> None:
     store = FakeStore(branches=[TRUNK, TWIG])
     reply = ask("GET", "/v1/cache/forest?limit=10000", store).json()
     TypeAdapter(Forest).validate_python(reply, extra="forbid")

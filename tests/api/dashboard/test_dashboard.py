@@ -148,7 +148,7 @@ async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() 
     assert request["miss"]["expected"] == "<b>"
 
 
-async def test_a_snapshot_tells_slots_tiers_and_what_is_wrong() -> None:
+async def test_a_snapshot_has_slots_tiers_and_errors() -> None:
     with joined(Feed(Models(), HourHistory())) as reader:
         _, (_, snapshot) = await events(reader, 2)
     [model] = snapshot["models"]
@@ -213,7 +213,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
     assert [each["tier"] for each in request["cached"]] == ["shared", "upstream"]
 
 
-async def test_the_text_of_a_prompt_is_told_to_nobody() -> None:
+async def test_events_never_contain_the_text_of_a_prompt() -> None:
     history = HourHistory()
     with joined(Feed(Models(), history)) as reader:
         history.observe(DONE)
@@ -223,7 +223,7 @@ async def test_the_text_of_a_prompt_is_told_to_nobody() -> None:
     assert DONE.prompt_text not in json.dumps(told)
 
 
-async def test_requests_of_another_namespace_are_not_told() -> None:
+async def test_requests_of_another_namespace_are_not_sent() -> None:
     history = HourHistory()
     feed = Feed(Models(), history, sample_seconds=3600)
     history.observe(replace(DONE, namespace="other", id="theirs"))
@@ -238,7 +238,7 @@ async def test_requests_of_another_namespace_are_not_told() -> None:
         assert [body["id"] for name, body in later if name == "request"] == ["theirs too"]
 
 
-async def test_one_look_serves_all_readers_and_nobody_looks_for_nobody() -> None:
+async def test_one_sample_serves_all_readers_and_none_is_taken_without_readers() -> None:
     models = Models()
     feed = Feed(models, HourHistory(), sample_seconds=3600)
     before = asyncio.all_tasks()
@@ -255,7 +255,7 @@ async def test_one_look_serves_all_readers_and_nobody_looks_for_nobody() -> None
     assert asyncio.all_tasks() == before
 
 
-async def test_a_reader_that_does_not_read_is_cut_and_holds_up_nobody() -> None:
+async def test_a_slow_reader_is_disconnected_and_delays_no_other() -> None:
     history = HourHistory()
     feed = Feed(Models(), history, sample_seconds=3600)
     is_stuck = asyncio.Event()

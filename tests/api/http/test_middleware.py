@@ -29,7 +29,7 @@ KEYED = api_settings(api_keys=("first", "s\u00e9cond"))
         ({"x-api-key": "wrong", "authorization": "Bearer first"}, 200),
     ],
 )
-async def test_key_opens_what_no_key_closes(headers: dict[str, str], status: int) -> None:
+async def test_routes_need_a_key_when_keys_are_set(headers: dict[str, str], status: int) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     async with client_of(FakeResponder(), KEYED) as client:
         reply = await client.post(CHAT, json=BODY, headers=raw)
@@ -126,7 +126,7 @@ async def test_what_is_not_served_is_an_error_in_openais_shape(
     assert reply.json()["error"]["code"] == code
 
 
-async def test_bug_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     responder = FakeResponder((ValueError("secret"),))
     async with client_of(responder) as client:
         with caplog.at_level(logging.ERROR):

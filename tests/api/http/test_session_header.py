@@ -34,7 +34,7 @@ def name_of(reply: httpx.Response) -> str:
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-def test_every_reply_tells_the_session_that_was_named(path: str, *, is_streaming: bool) -> None:
+def test_every_reply_carries_the_named_session(path: str, *, is_streaming: bool) -> None:
     body = {**BODIES[path], "stream": is_streaming}
     responder = FakeResponder()
     reply = post(path, body, responder, **{SESSION_HEADER: "mine"})
@@ -43,7 +43,7 @@ def test_every_reply_tells_the_session_that_was_named(path: str, *, is_streaming
     assert responder.started[0].options.terms.session == "mine"
 
 
-def test_it_is_the_session_as_used_whoever_named_it() -> None:
+def test_the_header_is_the_session_in_use_from_any_source() -> None:
     path = "/v1/chat/completions"
     assert name_of(post(path, {**BODIES[path], "prompt_cache_key": "key"})) == "key"
     agent = {"x-claude-code-session-id": "main", "x-claude-code-agent-id": "a1"}
@@ -53,7 +53,7 @@ def test_it_is_the_session_as_used_whoever_named_it() -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_refusal_tells_it_too(path: str) -> None:
+def test_a_refusal_carries_the_session_too(path: str) -> None:
     busy = FakeResponder([Overloaded("All slots are busy.", retry_after_seconds=1)])
     reply = post(path, BODIES[path], busy, **{SESSION_HEADER: "mine"})
     assert reply.status_code in (429, 529)

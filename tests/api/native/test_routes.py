@@ -42,7 +42,7 @@ def shared_store(trouble: str | None) -> FakeResponder:
     return responder
 
 
-def test_health_tells_whether_the_shared_store_answers_and_nothing_more() -> None:
+def test_health_reports_only_whether_the_shared_store_answers() -> None:
     reply = get("/health", responder=shared_store(None))
     assert reply.json() == {"status": "ok", "shared_store": "ok"}
     reply = get("/health", responder=shared_store("connection refused"))

@@ -107,7 +107,9 @@ def test_chunks_of_a_stream_add_up_to_the_whole_reply(path: str) -> None:
     assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
 
 
-def test_bug_in_a_stream_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_a_stream_is_logged_and_not_shown_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR):
         reply = chat(FakeResponder((ReplyText("a"), ValueError("secret"))), stream=True)
     assert chunks(reply.text)[-1]["error"]["code"] == "internal_error"

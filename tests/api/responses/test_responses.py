@@ -171,7 +171,7 @@ def test_items_of_other_tools_are_shown_where_they_can_be() -> None:
     )
 
 
-def test_an_image_from_a_tool_is_told_and_one_from_a_user_is_refused() -> None:
+def test_an_image_from_a_tool_becomes_a_note_and_one_from_a_user_is_refused() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     result = messages(CALL, {**OUTPUT, "output": [image]})[1].parts[0]
     assert isinstance(result, ToolResult)
@@ -223,7 +223,7 @@ def test_tool_choice(fields: dict[str, Any], expected: ToolChoice) -> None:
     assert options(**{"tools": [F, AGENTS], **fields}).tool_choice == expected
 
 
-def test_settings_are_honoured_and_told() -> None:
+def test_settings_are_honoured_and_returned() -> None:
     responder = FakeResponder()
     fields: dict[str, Any] = {
         "max_output_tokens": 0,
@@ -291,7 +291,7 @@ def test_faults_are_named(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields)[0] == param
 
 
-def test_whatever_else_agents_send_is_accepted() -> None:
+def test_unknown_items_of_agents_are_accepted() -> None:
     reply = respond(
         FakeResponder(HELLO),
         background=False,

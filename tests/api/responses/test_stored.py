@@ -39,7 +39,7 @@ async def create(client: httpx.AsyncClient, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_goes_on_from_its_last_response(stream: bool) -> None:  # noqa: FBT001
+def test_a_conversation_continues_from_its_last_response(stream: bool) -> None:  # noqa: FBT001
     responder = FakeResponder(lambda i: CALLING if i == 0 else HELLO)
 
     async def story(client: httpx.AsyncClient) -> None:
@@ -76,7 +76,7 @@ def test_a_response_is_read_and_deleted() -> None:
     tell(story)
 
 
-def test_what_is_not_to_be_stored_is_not() -> None:
+def test_store_false_stores_nothing() -> None:
     async def story(client: httpx.AsyncClient) -> None:
         made = await create(client, store=False)
         assert made["store"] is False

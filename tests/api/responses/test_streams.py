@@ -68,7 +68,9 @@ def test_events_add_up_to_the_whole_response(script: Script) -> None:
         assert "".join(deltas) == (item["content"][0]["text"] if text is None else text)
 
 
-def test_bug_in_a_stream_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_a_stream_is_logged_and_not_shown_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR):
         text = stream((ReplyText("a"), ValueError("secret")))
     error, failed = events(text)[-2:]

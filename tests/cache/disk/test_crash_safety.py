@@ -22,7 +22,7 @@ def n_found(cache: PrefixCache, tokens: list[int]) -> int:
     return cache.match(keys_of(cache, tokens), len(tokens)).n_tokens
 
 
-def test_a_short_block_stays_on_disk_until_the_one_that_covers_it_is_written(
+def test_a_short_block_stays_on_disk_until_its_replacement_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
     # The budget lets the first one through, and then nothing more.
@@ -36,7 +36,7 @@ def test_a_short_block_stays_on_disk_until_the_one_that_covers_it_is_written(
     assert n_found(opened(tmp_path), turn + text(1000, 50)) == 100
 
 
-def test_a_short_block_leaves_the_disk_once_the_one_that_covers_it_is_written(
+def test_a_short_block_is_deleted_once_its_replacement_is_written(
     opened: Open, tmp_path: Path
 ) -> None:
     cache = opened(tmp_path)
@@ -48,9 +48,7 @@ def test_a_short_block_leaves_the_disk_once_the_one_that_covers_it_is_written(
     assert len(list(tmp_path.rglob("*.kv"))) == 1
 
 
-def test_what_vanished_from_disk_is_written_again_when_it_is_used(
-    opened: Open, tmp_path: Path
-) -> None:
+def test_a_vanished_entry_is_written_again_when_it_is_used(opened: Open, tmp_path: Path) -> None:
     cache = opened(tmp_path / "cache")
     conversation = text(0, 700)
     save(cache, conversation)
@@ -62,7 +60,7 @@ def test_what_vanished_from_disk_is_written_again_when_it_is_used(
     assert n_found(opened(tmp_path / "cache"), conversation) == 700
 
 
-def test_what_vanished_from_disk_is_written_again_with_the_next_thing_that_is_written(
+def test_a_vanished_entry_is_written_again_with_the_next_write(
     opened: Open, tmp_path: Path
 ) -> None:
     """Nothing asked for it meanwhile, and the next server would have missed it."""

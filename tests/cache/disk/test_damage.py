@@ -130,7 +130,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_whatever_stands_in_a_files_place_is_a_miss_with_its_reason(
+def test_a_foreign_object_in_place_of_a_file_is_a_miss_with_its_reason(
     damage: str, directory: Path, tier: DiskTier
 ) -> None:
     tier.put(ENTRY)
@@ -214,7 +214,7 @@ def test_the_quarantine_takes_a_small_share_of_the_budget(directory: Path) -> No
 # -- what a start finds -------------------------------------------------------------------------
 
 
-def test_a_start_sets_aside_what_it_cannot_read_and_leaves_what_is_not_ours(
+def test_a_start_quarantines_unreadable_entries_and_keeps_foreign_files(
     directory: Path,
 ) -> None:
     with closing(open_tier(directory)) as tier:
@@ -232,7 +232,7 @@ def test_a_start_sets_aside_what_it_cannot_read_and_leaves_what_is_not_ours(
     assert (directory / "entries" / "notes.kv").exists()
 
 
-def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(
+def test_partial_files_of_dead_writers_are_removed_and_of_living_ones_kept(
     directory: Path, tier: DiskTier
 ) -> None:
     tier.put(ENTRY)
@@ -382,7 +382,7 @@ def test_an_unreadable_file_is_a_miss_and_moves_aside(open_directory: Path) -> N
         assert quarantined(open_directory) == [f"{KEY.hex()}.kv"]
 
 
-def test_an_unreadable_file_that_cannot_be_moved_is_forgotten_all_the_same(
+def test_an_unreadable_file_that_cannot_be_moved_is_forgotten(
     open_directory: Path,
 ) -> None:
     with as_ordinary_user(open_directory), closing(open_tier(open_directory)) as tier:
@@ -394,7 +394,7 @@ def test_an_unreadable_file_that_cannot_be_moved_is_forgotten_all_the_same(
         assert stored_keys(tier) == []
 
 
-def test_a_directory_without_permission_is_refused_and_taken_once_it_has_it(
+def test_a_directory_without_permission_is_refused_until_it_is_granted(
     open_directory: Path,
 ) -> None:
     with as_ordinary_user(open_directory):
@@ -495,7 +495,7 @@ def mounted(*arguments: str, at: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
-def test_a_full_disk_refuses_and_when_room_returns_so_do_puts(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_puts_until_there_is_room(tmp_path: Path) -> None:
     with mounted("-t", "tmpfs", "-o", "size=6m", "tmpfs", at=tmp_path):
         directory, ballast = tmp_path / "cache", tmp_path / "ballast"
         with closing(open_tier(directory)) as tier:

@@ -53,7 +53,7 @@ def test_a_prompt_is_found_before_the_index_is_read(tmp_path: Path) -> None:
     cache.close(WAIT_SECONDS)
 
 
-def test_a_late_answer_is_taken_in_and_nobody_waits_twice_for_a_slow_disk(tmp_path: Path) -> None:
+def test_a_late_answer_is_used_and_no_request_waits_twice_for_a_slow_disk(tmp_path: Path) -> None:
     fill(tmp_path)
     may_list, may_answer = Signal(), Signal()
     cache = open_cache(tmp_path)
@@ -85,7 +85,7 @@ def test_a_late_answer_is_taken_in_and_nobody_waits_twice_for_a_slow_disk(tmp_pa
     cache.close(WAIT_SECONDS)
 
 
-def test_a_name_that_was_given_anew_is_not_overwritten_by_what_the_index_says(
+def test_a_renamed_prompt_is_not_overwritten_by_the_index(
     tmp_path: Path,
 ) -> None:
     cache = open_cache(tmp_path)

@@ -146,7 +146,7 @@ def test_two_servers_that_find_a_broken_catalogue_rebuild_one(tmp_path: Path) ->
         assert len(stored_keys(tier)) == 360
 
 
-def test_what_another_server_evicted_is_a_miss(tmp_path: Path) -> None:
+def test_an_entry_evicted_by_another_server_is_a_miss(tmp_path: Path) -> None:
     entry = make_entry(1, payload_bytes=MIB)
     with closing(open_tier(tmp_path, budget_bytes=4 * MIB)) as tier:
         tier.put(entry)

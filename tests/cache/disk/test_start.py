@@ -72,7 +72,7 @@ def listed(event: object) -> set[Key]:
     return {row.header.key for row in event.rows}
 
 
-def test_what_the_catalogue_lists_is_told_before_any_file_is_looked_at(tmp_path: Path) -> None:
+def test_the_catalogue_is_listed_before_any_file_is_opened(tmp_path: Path) -> None:
     keys = stored(tmp_path, 3)
     tier = PatientTier(tmp_path)
     transfers = start(tier)
@@ -82,7 +82,7 @@ def test_what_the_catalogue_lists_is_told_before_any_file_is_looked_at(tmp_path:
     transfers.close(WAIT_SECONDS)
 
 
-def test_what_was_deleted_behind_our_back_is_told_before_the_start_is_over(tmp_path: Path) -> None:
+def test_files_deleted_externally_are_reported_before_the_start_ends(tmp_path: Path) -> None:
     *_, last = stored(tmp_path, 3)
     tier = PatientTier(tmp_path)
     (tmp_path / "entries" / last.hex()[:2] / f"{last.hex()}.kv").unlink()
@@ -122,7 +122,7 @@ class StoreWithAStranger(PatientTier):
         self.was_listed.set()
 
 
-def test_what_is_deleted_while_files_are_looked_at_is_not_listed_again(tmp_path: Path) -> None:
+def test_an_entry_deleted_during_the_start_is_not_listed_again(tmp_path: Path) -> None:
     first, second, unknown = stored(tmp_path, 3)
     with closing(Catalog(tmp_path)) as catalog:
         catalog.open(lambda path: None)

@@ -48,7 +48,7 @@ def rows_of(directory: Path) -> list[CatalogRow]:
     ],
     ids=["block", "no payload", "no tokens", "tiny", "large"],
 )
-def test_what_was_put_comes_back_the_same_after_a_restart(entry: Entry, directory: Path) -> None:
+def test_an_entry_is_the_same_after_a_restart(entry: Entry, directory: Path) -> None:
     for round in range(2):
         with closing(open_tier(directory)) as tier:
             if round == 0:
@@ -71,7 +71,7 @@ def test_a_second_put_writes_nothing_and_counts_as_a_use(directory: Path, tier: 
     assert [row.hits for row in rows_of(directory)] == [2]
 
 
-def test_a_second_put_mends_a_file_that_lost_its_end(directory: Path, tier: DiskTier) -> None:
+def test_a_second_put_repairs_a_truncated_file(directory: Path, tier: DiskTier) -> None:
     entry = make_entry(1)
     tier.put(entry)
     os.truncate(file_of(directory, entry.header.key), 5000)
@@ -171,7 +171,7 @@ def test_the_budget_holds_under_churn_measured_from_outside(directory: Path) -> 
         assert_catalogue_is_true(directory)
 
 
-def test_an_entry_beyond_the_budget_is_refused_and_nothing_makes_room_for_it(
+def test_an_entry_beyond_the_budget_is_refused_and_evicts_nothing(
     directory: Path,
 ) -> None:
     with closing(open_tier(directory, budget_bytes=2 * MIB)) as tier:
@@ -235,7 +235,7 @@ def test_use_outweighs_cost_and_age_outweighs_use(directory: Path) -> None:
         assert used.header.key not in evicted[:2]
 
 
-def test_a_leaf_goes_before_what_it_follows_even_when_it_is_dearer(directory: Path) -> None:
+def test_a_leaf_is_evicted_before_its_parent_even_if_it_costs_more(directory: Path) -> None:
     with closing(open_tier(directory, budget_bytes=5 * MIB)) as tier:
         chain = make_chain(1, 3, payload_bytes=MIB)
         fill(tier, chain)
@@ -246,7 +246,7 @@ def test_a_leaf_goes_before_what_it_follows_even_when_it_is_dearer(directory: Pa
         assert order == sorted(order, reverse=True)
 
 
-def test_room_for_an_entry_is_never_made_at_the_cost_of_what_it_follows(directory: Path) -> None:
+def test_storing_an_entry_never_evicts_its_parents(directory: Path) -> None:
     with closing(open_tier(directory, budget_bytes=4 * MIB)) as tier:
         chain = make_chain(1, 3, payload_bytes=MIB)
         fill(tier, chain[:2])
@@ -256,7 +256,7 @@ def test_room_for_an_entry_is_never_made_at_the_cost_of_what_it_follows(director
         assert {entry.header.key for entry in chain} <= set(stored_keys(tier))
 
 
-def test_what_is_leased_stays_and_when_all_is_leased_the_newcomer_does_not(
+def test_leased_entries_stay_and_a_new_one_is_refused_if_all_are_leased(
     directory: Path,
 ) -> None:
     leased: set[Key] = set()

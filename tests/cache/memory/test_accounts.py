@@ -110,7 +110,7 @@ def test_entries_take_what_is_accounted_for_them(
 
 
 @pytest.mark.usefixtures("traced")
-def test_what_is_replaced_and_what_is_deleted_is_given_back() -> None:
+def test_replaced_and_deleted_entries_free_their_memory() -> None:
     budget_bytes = 4 * MIB
     cache = open_cache(budget_bytes)
     before = taken()
@@ -149,7 +149,7 @@ def test_large_payloads_go_back_to_the_kernel_from_between_others() -> None:
     assert before - anonymous_bytes() > 0.9 * n_dropped
 
 
-def test_pins_that_were_let_go_do_not_wait_for_their_end() -> None:
+def test_released_pins_do_not_stay_in_memory_until_they_expire() -> None:
     pins = Pins(MIB)
     for number in range(1000):
         node = Node(number.to_bytes(16, "big"))

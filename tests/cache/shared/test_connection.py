@@ -70,7 +70,7 @@ def fail(store: SharedStore, n_times: int = 1) -> None:
             store.objects.read(["e/1"])
 
 
-def test_a_store_that_is_well_is_asked(server: RedisServer) -> None:
+def test_a_healthy_store_is_used(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
     store.objects.write("e/1", [b"bytes"])
     store.objects.add("c/1", "member")
@@ -92,7 +92,7 @@ def test_with_a_key_the_seal_is_a_real_one(server: RedisServer) -> None:
     store.close()
 
 
-def test_two_failures_open_the_breaker_and_nobody_asks(
+def test_two_failures_open_the_breaker_and_stop_all_calls(
     broken: tuple[BrokenObjects, SharedStore],
 ) -> None:
     objects, store = broken
@@ -112,7 +112,7 @@ def test_one_refused_connection_opens_the_breaker(
     assert store.health.trouble == "refused"
 
 
-def test_a_full_store_is_well(broken: tuple[BrokenObjects, SharedStore]) -> None:
+def test_a_full_store_counts_as_healthy(broken: tuple[BrokenObjects, SharedStore]) -> None:
     objects, store = broken
     objects.error = TierFull("no room")
     fail(store, 5)
@@ -168,7 +168,7 @@ def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServ
 
 
 @pytest.mark.usefixtures("quick_pings")
-def test_a_store_that_hangs_is_left_alone_until_it_answers(server: RedisServer) -> None:
+def test_a_hanging_store_is_not_used_until_it_answers(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
     await_change = change_of(store)
     server.freeze()

@@ -131,7 +131,7 @@ def test_a_ping_that_answers_closes_it_again(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_further_failures_of_an_open_breaker_are_told_to_nobody(
+def test_failures_of_an_open_breaker_are_not_reported_again(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
@@ -182,7 +182,7 @@ def test_a_store_that_answers_at_the_start_is_well(scene: Scene) -> None:
     assert scene.n_changes == 0
 
 
-def test_who_listens_no_more_is_not_told(scene: Scene) -> None:
+def test_a_removed_listener_is_not_called(scene: Scene) -> None:
     told: list[str] = []
     end = scene.health.on_change(lambda: told.append("change"))
     end()

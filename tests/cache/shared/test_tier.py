@@ -137,7 +137,7 @@ def test_an_entry_that_is_there_is_not_sent_again() -> None:
     assert objects.groups  # the store may forget a group and keep what is in it
 
 
-def test_what_is_gone_is_missing_and_told_so_by_touch() -> None:
+def test_touch_reports_missing_entries() -> None:
     tier = make_tier(MemoryObjects())
     blocks = Prompt(prompt(2 * B)).blocks(2)
     keys = [block.header.key for block in blocks]
@@ -361,7 +361,7 @@ positions = st.sets(st.integers(1, 5 * B), max_size=12)
     is_dear=st.booleans(),
     is_sealed=st.booleans(),
 )
-def test_a_probe_finds_what_an_index_of_all_entries_would_match(
+def test_a_lookup_finds_what_an_index_of_all_entries_would_match(
     *,
     whole: set[int],
     short: set[int],
@@ -410,7 +410,7 @@ def test_a_probe_finds_what_an_index_of_all_entries_would_match(
 
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])
-def test_a_probe_takes_at_most_two_reads_and_one_look_at_groups(*, has_checkpoints: bool) -> None:
+def test_a_lookup_takes_at_most_two_reads_and_one_read_of_groups(*, has_checkpoints: bool) -> None:
     objects = MemoryObjects()
     known = Prompt(prompt(128 * B + 50), payload_bytes=10)
     put_all(make_tier(objects), known.blocks(120))
@@ -422,7 +422,7 @@ def test_a_probe_takes_at_most_two_reads_and_one_look_at_groups(*, has_checkpoin
     assert objects.calls == {"read": 2, "members": 1}
 
 
-def test_a_prompt_of_which_nothing_is_stored_takes_one_read() -> None:
+def test_a_lookup_that_finds_nothing_takes_one_read() -> None:
     objects = MemoryObjects()
     assert looked_up(make_tier(objects), prompt(128 * B)) == []
     assert objects.calls == {"read": 1, "members": 1}
@@ -461,7 +461,7 @@ def test_a_group_stays_small_however_much_was_stored_behind_it() -> None:
     assert objects.names_read == [1]
 
 
-def test_who_reads_a_sealed_store_learns_lengths_and_nothing_else() -> None:
+def test_a_reader_of_a_sealed_store_learns_lengths_only() -> None:
     objects = MemoryObjects()
     tier = make_tier(objects, is_sealed=True)
     known = Prompt(token_bytes([1_234_567_890] * 300))

@@ -93,7 +93,9 @@ def hex_keys(entries: list[Entry]) -> set[str]:
     return {entry.header.key.hex() for entry in entries}
 
 
-def test_what_arrives_is_byte_for_byte_what_left(source: Source, tmp_path: Path) -> None:
+def test_imported_entries_equal_the_exported_ones_byte_for_byte(
+    source: Source, tmp_path: Path
+) -> None:
     exported = pack(source, tmp_path / "a.rekindle")
     assert exported.n_tokens == 2 * BLOCK_TOKENS + 9
     assert exported.n_bytes == (tmp_path / "a.rekindle").stat().st_size
@@ -143,7 +145,9 @@ def test_importing_twice_adds_nothing_and_changes_nothing(source: Source, tmp_pa
     assert after.names == before.names
 
 
-def test_a_name_that_stands_for_another_prompt_there_stays(source: Source, tmp_path: Path) -> None:
+def test_an_import_keeps_a_name_that_exists_for_another_prompt(
+    source: Source, tmp_path: Path
+) -> None:
     pack(source, tmp_path / "a.rekindle")
     theirs = replace(source.named, tokens=b"\0\0\0\1")
     with closing(open_tier(tmp_path / "target")) as tier:

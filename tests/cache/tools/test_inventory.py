@@ -118,7 +118,7 @@ def test_an_old_parent_outlives_what_was_used_later() -> None:
     assert pruned(rows, to_bytes=0) == [stale, fresh, parent]
 
 
-def test_of_one_turn_the_end_goes_first() -> None:
+def test_pruning_removes_the_end_of_a_turn_first() -> None:
     rows = Rows()
     early = rows.add(WHOLE[:1], kind=Kind.CHECKPOINT, used_at=5)
     parent = rows.add(WHOLE, used_at=5)

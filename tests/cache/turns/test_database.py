@@ -373,7 +373,7 @@ def test_a_file_that_is_locked_even_for_readers_costs_a_moment_once(
     eventually(lambda: found(late, [1, 2]) == [2, 1])
 
 
-def test_what_is_read_does_not_push_out_what_waits_to_be_written(
+def test_turns_read_from_the_file_do_not_evict_unwritten_ones(
     opened: Open, directory: Path
 ) -> None:
     fill(turns := opened(), range(10))
@@ -442,7 +442,7 @@ def test_an_unusable_file_is_quarantined_and_created_again(
 
 
 @pytest.mark.parametrize("damage", ["not a database", "zeros", "cut short", "a broken page"])
-def test_damage_under_a_running_server_costs_what_was_there_and_nothing_later(
+def test_damage_under_a_running_server_loses_only_turns_stored_before(
     damage: str, opened: Open, directory: Path
 ) -> None:
     fill(turns := opened(), range(50))
@@ -569,7 +569,7 @@ def test_a_directory_that_was_replaced_is_taken_as_it_is(opened: Open, tmp_path:
     eventually(lambda: found(again, [1, 2]) == [2])
 
 
-def test_a_path_that_is_a_file_costs_one_line_and_comes_back(
+def test_a_file_in_place_of_the_directory_is_one_warning_until_it_is_gone(
     opened: Open, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory.write_text("")

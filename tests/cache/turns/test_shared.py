@@ -111,7 +111,7 @@ def test_all_turns_of_a_history_are_read_at_once_and_once(
     assert objects.names_read == [100]
 
 
-def test_what_is_here_is_not_asked_for(start: Server, objects: MemoryObjects) -> None:
+def test_local_turns_are_not_looked_up_in_the_store(start: Server, objects: MemoryObjects) -> None:
     turns = start()
     keep(turns, make_turn(1))
     assert turns.find(make_turn(1).keys) == [make_turn(1)]
@@ -119,7 +119,7 @@ def test_what_is_here_is_not_asked_for(start: Server, objects: MemoryObjects) ->
     assert objects.calls["read"] == 0
 
 
-def test_what_was_absent_a_moment_ago_is_asked_for_later(
+def test_an_absent_turn_is_asked_for_again_after_a_while(
     start: Server, objects: MemoryObjects, clock: Clock
 ) -> None:
     turn = make_turn(1)
@@ -155,9 +155,7 @@ def test_two_lookups_of_one_key_share_one_read(
     assert objects.calls["read"] == 1
 
 
-def test_namespaces_are_fenced_in_the_shared_store_too(
-    start: Server, objects: MemoryObjects
-) -> None:
+def test_namespaces_are_isolated_in_the_shared_store(start: Server, objects: MemoryObjects) -> None:
     turn = make_turn(1)
     one, other = start(), start()
     NamespacedTurns(one, "ours").keep(turn)
@@ -227,7 +225,7 @@ def test_another_turn_under_the_name_is_a_miss(
 # -- a store that is dead or slow ---------------------------------------------------------------
 
 
-def test_a_dead_store_is_not_asked_and_gets_what_it_missed_when_it_is_back(
+def test_a_dead_store_is_not_asked_and_gets_missed_turns_when_it_returns(
     start: Server, objects: MemoryObjects
 ) -> None:
     turns = start()
@@ -319,7 +317,7 @@ def test_unwritten_turns_are_bounded_and_the_oldest_is_dropped(
 # -- use, and the end ---------------------------------------------------------------------------
 
 
-def test_the_store_hears_of_uses_once_an_hour(
+def test_uses_are_reported_to_the_store_once_an_hour(
     start: Server, objects: MemoryObjects, clock: Clock
 ) -> None:
     turn = make_turn(1)

@@ -113,7 +113,7 @@ def reason_of(stats: ReplyStats) -> MissReason | None:
     return stats.miss.reason if stats.miss else None
 
 
-def test_a_chat_from_its_first_request_on() -> None:
+def test_accounts_of_a_chat_from_its_first_request() -> None:
     bench = Bench()
     first = bench.ask("Tell me.")
     assert reason_of(first) is MissReason.FIRST_REQUEST
@@ -128,7 +128,7 @@ def test_a_chat_from_its_first_request_on() -> None:
     assert bench.accounts.sessions.totals().prefilled_twice_tokens == 0
 
 
-def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() -> None:
+def test_recomputed_tokens_are_counted_as_prefilled_twice() -> None:
     bench = Bench()
     bench.ask("Tell me.", session="one")
     bench.engine.kept = ReferenceFloor()
@@ -148,7 +148,7 @@ def test_what_was_computed_before_and_is_gone_is_counted_as_prefilled_twice() ->
     )
 
 
-def test_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
+def test_only_computed_tokens_of_a_cancelled_prompt_are_known() -> None:
     bench = Bench()
     bench.engine.is_stuck = True
 
@@ -166,7 +166,7 @@ def test_of_a_cancelled_prompt_only_what_was_computed_is_known() -> None:
     assert bench.ask("Tell me.").n_recomputed == n_half // 16 * 16
 
 
-def test_what_was_computed_without_the_cache_is_not_missed_later() -> None:
+def test_tokens_computed_without_the_cache_are_not_missed_later() -> None:
     bench = Bench()
     options = ReplyOptions(sampling=Sampling(), cache_prompt=False)
     off = bench.ask("Tell me.", options=options)
@@ -189,7 +189,7 @@ def test_a_reply_can_be_named_to_compare_with() -> None:
     assert named.diagnosis.is_compared
 
 
-def test_another_model_is_told() -> None:
+def test_another_model_is_named_as_the_reason() -> None:
     bench = Bench()
     bench.ask("Tell me.")
     bench.engine.kept = ReferenceFloor()
@@ -197,7 +197,7 @@ def test_another_model_is_told() -> None:
     assert reason_of(bench.ask("Tell me.", REPLY, "Go on.")) is MissReason.OTHER_MODEL
 
 
-def test_the_engine_is_told_which_requests_are_asides() -> None:
+def test_side_requests_reach_the_engine_with_their_class() -> None:
     bench = Bench()
     bench.ask("Make a title of it.", session="s")
     bench.ask("Do it.", session="s", tools=TOOLS)

@@ -154,7 +154,7 @@ def test_the_reason_names_the_one_edit(before: Conversation, data: st.DataObject
 
 
 @given(histories(), st.lists(WORDS, max_size=3))
-def test_a_conversation_that_goes_on_lost_nothing(before: Conversation, more: list[str]) -> None:
+def test_a_continued_conversation_has_no_miss(before: Conversation, more: list[str]) -> None:
     now = replace(before, messages=(*before.messages, *map(user, more)))
     assert why(past(now), past(before)) is None
     assert why(past(before), past(now)) is None  # and one that is asked again
@@ -186,7 +186,7 @@ def test_a_new_conversation_with_the_same_system_prompt_lost_nothing() -> None:
     assert why(past(two), past(HELLO)) is None
 
 
-def test_what_was_known_and_is_gone_was_evicted() -> None:
+def test_known_tokens_that_are_not_found_were_evicted() -> None:
     now, earlier = past(MORE), past(HELLO)
     n_known = found(now, earlier).n_known
     miss = why(now, earlier, n_cached=GRAIN)
@@ -208,7 +208,7 @@ def test_what_was_known_and_is_gone_was_evicted() -> None:
     assert off.reason is MissReason.CACHE_OFF
 
 
-def test_the_one_token_that_is_always_computed_is_no_loss() -> None:
+def test_the_last_prompt_token_is_never_counted_as_lost() -> None:
     raw = past("x" * (GRAIN + 1))
     nothing = CacheOutcome(n_cached=1, n_known=GRAIN + 1)
     assert explain(raw, raw, nothing, text_of) is None
@@ -235,7 +235,7 @@ def test_another_model_computed_it() -> None:
     assert first == Miss(reason=MissReason.FIRST_REQUEST)
 
 
-def test_equal_messages_that_render_otherwise_were_rewritten_by_the_template() -> None:
+def test_equal_messages_that_render_differently_are_template_rewrites() -> None:
     earlier = past(HELLO)
     text = rendered(MORE).replace("Paris", "<think></think>Paris")
     now = past(MORE)
@@ -247,7 +247,7 @@ def test_equal_messages_that_render_otherwise_were_rewritten_by_the_template() -
     assert miss.got.startswith("<think></think>")
 
 
-def test_reasoning_that_a_client_leaves_out_is_not_its_change() -> None:
+def test_dropped_reasoning_is_not_a_change_by_the_client() -> None:
     thinking = replace(
         HELLO, messages=(*HELLO.messages[:2], assistant(Reasoning("Hm. " * 9), "Paris."))
     )
@@ -304,7 +304,7 @@ def test_an_earlier_prompt_that_does_not_explain_what_was_found_is_not_blamed() 
     assert recent.most_like(now, n_cached=len(now.tokens) - 20) is None
 
 
-def test_of_two_that_are_as_similar_the_one_with_the_same_tools_is_compared_with() -> None:
+def test_between_equally_similar_prompts_the_one_with_the_same_tools_is_compared() -> None:
     recent, tools = RecentPrompts(), (tool("a", "first of them"),)
     with_tools = past(replace(HELLO, tools=tools))
     recent.add(with_tools)

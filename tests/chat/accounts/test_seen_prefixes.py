@@ -45,7 +45,7 @@ def test_namespaces_know_nothing_of_each_other() -> None:
     assert seen.n_known("other", ids) == 0
 
 
-def test_many_prompts_later_old_ones_may_go_and_the_last_one_stays() -> None:
+def test_old_prefixes_are_dropped_and_the_last_one_stays() -> None:
     seen = SeenPrefixes()
     for seed in range(40):
         ids = np.random.default_rng(seed).integers(0, 1 << 17, 1_000_000, dtype=np.int32)

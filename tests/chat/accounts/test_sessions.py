@@ -12,7 +12,7 @@ ANSWERED = Conversation((*ASKED.messages, Message(Role.ASSISTANT, (Text("!"),)),
 WITH_TOOLS = Conversation(ASKED.messages, TOOLS)
 
 
-def test_the_least_recently_used_session_goes_first() -> None:
+def test_the_least_recently_used_session_is_dropped_first() -> None:
     sessions = Sessions(max_sessions=2)
     for name in ("a", "b", "a", "c"):
         sessions.use("", name)
@@ -26,7 +26,7 @@ def test_a_session_id_of_another_namespace_is_another_session() -> None:
     assert [each.namespace for each in sessions.list("one")] == ["one"]
 
 
-def test_the_totals_keep_what_sessions_cost_that_have_left() -> None:
+def test_totals_include_dropped_sessions() -> None:
     sessions = Sessions(max_sessions=1)
     entry = Ledger(
         requests=1,
@@ -61,7 +61,7 @@ def test_a_declared_class_wins(declared: Rank) -> None:
         (None, 10, Rank.MAIN),
     ],
 )
-def test_asides_of_an_agent_are_told_by_what_they_lack(
+def test_side_requests_are_recognised_by_missing_tools_and_replies(
     conversation: Conversation | None, max_tokens: int | None, rank: Rank
 ) -> None:
     agent, chatter = Session("", "a", has_used_tools=True), Session("", "b")

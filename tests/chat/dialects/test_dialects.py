@@ -26,7 +26,7 @@ def calls(dialect: Dialect, text: str) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments_json)) for call in read.calls]
 
 
-def test_a_template_without_tools_gets_what_its_prompt_is_told() -> None:
+def test_a_template_without_tools_gets_the_generic_dialect() -> None:
     generic = choose("[TOOL_CALLS]", supports_tools=False)
     assert generic.name == "generic"
     message = Message(Role.ASSISTANT, (ToolCall("1", NAME, JSON),))
@@ -39,7 +39,7 @@ def test_an_unknown_family_gets_the_most_common_form() -> None:
     assert choose("{{ tools }}", supports_tools=True).name == "hermes"
 
 
-def test_the_operator_has_the_last_word() -> None:
+def test_the_setting_overrides_the_detected_dialect() -> None:
     assert choose("<tool_call>", supports_tools=True, override="glm").name == "glm"
     assert choose("", supports_tools=False, override="mistral").name == "mistral"
     assert choose("<tool_call>", supports_tools=True, override="generic").name == "generic"
@@ -108,7 +108,7 @@ def outcome(dialect: Dialect, text: str) -> ParsedCalls | str | None:
 
 
 @by_case
-def test_depth_and_size_are_no_way_to_break_it(case: Case) -> None:
+def test_deep_or_long_input_breaks_no_dialect(case: Case) -> None:
     for bracket in ("[", "{", '{"a":', "[{"):
         outcome(case.dialect, case.dialect.triggers[0].text + bracket * 100_000)
     deep = '{"a":' + "[" * 50_000 + "]" * 50_000 + "}"

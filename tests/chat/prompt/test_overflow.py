@@ -39,7 +39,7 @@ def test_what_fits_is_left_alone() -> None:
     assert trimmed(*messages).n_dropped == 0
 
 
-def test_whole_turns_go_oldest_first_and_the_system_prompt_stays() -> None:
+def test_whole_turns_are_dropped_oldest_first_and_the_system_prompt_stays() -> None:
     turns = [m for _ in range(8) for m in (say(Role.USER, 300), say(Role.ASSISTANT, 300))]
     left = trimmed(SYSTEM, *turns, say(Role.USER, 50)).conversation.messages
     assert left[0] == SYSTEM
@@ -60,7 +60,7 @@ def test_over_60_turns_the_beginning_changes_at_most_once_in_10() -> None:
     assert 1 <= n_changes <= 6
 
 
-def test_in_a_long_tool_loop_the_oldest_rounds_go_and_no_result_loses_its_call() -> None:
+def test_a_long_tool_loop_drops_its_oldest_rounds_and_no_result_loses_its_call() -> None:
     loop = [m for number in range(12) for m in (call(number), result(number, 600))]
     left = trimmed(SYSTEM, say(Role.USER, 100), *loop).conversation.messages
     assert left[:2] == (SYSTEM, say(Role.USER, 100))

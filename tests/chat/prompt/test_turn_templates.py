@@ -146,7 +146,7 @@ def test_a_client_that_switches_old_reasoning_off_does_not_get_it(vocabulary: Vo
         assert (tokens == bench.plain(conversation)) is not is_kept
 
 
-def test_of_equal_answers_with_other_thoughts_the_one_to_this_prompt_is_taken(
+def test_equal_answers_with_different_reasoning_are_told_apart_by_their_prompt(
     vocabulary: Vocabulary,
 ) -> None:
     bench = TurnBench(SOURCES[Kind.TRIMMED], vocabulary, history=ReasoningHistory.TEMPLATE)

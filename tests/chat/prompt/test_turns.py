@@ -111,7 +111,7 @@ def missed(bench: TurnBench, conversation: Conversation) -> bool:
 
 
 @pytest.mark.parametrize("text", ["Done.", " \n Done.\n\n", "D\u00f6ne: \u4f60\u597d \U0001f600"])
-def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
+def test_a_reply_that_would_tokenise_differently_keeps_its_tokens(
     bench: TurnBench, text: str
 ) -> None:
     exchange = bench.reply(ASKED, text)
@@ -128,9 +128,7 @@ def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(
         '{\n  "path": "caf\u00e9.py",\n  "line": 3.0\n}',
     ],
 )
-def test_a_call_with_its_json_written_otherwise_keeps_its_tokens(
-    bench: TurnBench, arguments: str
-) -> None:
+def test_a_call_with_rewritten_json_keeps_its_tokens(bench: TurnBench, arguments: str) -> None:
     exchange = bench.reply(ASKED, f"I look.\n{CALL}")
     [text, call] = exchange.message.parts
     assert isinstance(call, ToolCall)
@@ -178,7 +176,7 @@ def test_an_edited_word_is_never_answered_from_the_old_tokens(bench: TurnBench) 
     assert missed(bench, extended(ASKED, sent, user("And?")))
 
 
-def test_a_reply_to_another_prompt_is_not_taken_for_this_one(bench: TurnBench) -> None:
+def test_a_reply_to_another_prompt_is_not_spliced(bench: TurnBench) -> None:
     exchange = bench.reply(ASKED, "Yes.")
     other = replace(ASKED, messages=(ASKED.messages[0], user("Is it so?")))
     assert missed(bench, extended(other, exchange.message, user("And?")))
@@ -269,7 +267,7 @@ def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
     return built.tokens + tuple(tokens)
 
 
-def test_raw_text_that_goes_on_behind_a_reply_keeps_the_tokens_of_both(
+def test_raw_text_that_continues_a_reply_keeps_the_tokens_of_both(
     bench: TurnBench,
 ) -> None:
     known = raw_reply(bench, RAW, " then he slept.")
@@ -300,7 +298,7 @@ def test_a_cut_never_falls_where_a_merge_would_cross_it(bench: TurnBench) -> Non
     assert text == RAW + " then he slept well."
 
 
-def test_a_request_without_the_cache_takes_every_turn_as_it_was_sent(bench: TurnBench) -> None:
+def test_a_request_without_the_cache_splices_no_turn(bench: TurnBench) -> None:
     exchange = bench.reply(ASKED, CALL)
     conversation = extended(ASKED, exchange.message, result("x = 1"))
     cold = bench.prompts.from_conversation(conversation, recalls=False)

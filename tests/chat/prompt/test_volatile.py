@@ -51,7 +51,7 @@ def test_two_prompts_that_differ_in_volatile_text_become_one(rule: str, one: str
     assert neutralised(rule, one) == neutralised(rule, two)
 
 
-def test_what_was_replaced_is_told() -> None:
+def test_replacements_are_reported() -> None:
     rules = VolatileRules(["timestamps", "uuids"])
     changed, found = rules.neutralise(conversation("2026-11-15 09:30 and 2026-11-15 09:31"))
     assert found == (Neutralised("timestamps", 2),)
@@ -62,7 +62,7 @@ def test_a_first_group_stays() -> None:
     assert neutralised(r"(Branch:) \S+", "Branch: main, go.") == "Branch: [volatile 1] go."
 
 
-def test_tool_definitions_are_calmed_too() -> None:
+def test_volatile_text_in_tool_definitions_is_replaced() -> None:
     asked = conversation("s")
     tool = Tool("f", asked.tools[0].definition_json.replace('"f"}', '"f", "description": "09:30"}'))
     changed, found = VolatileRules(["times"]).neutralise(replace(asked, tools=(tool,)))
@@ -86,6 +86,6 @@ def test_without_rules_nothing_changes_and_users_are_never_touched(system: str, 
     assert changed.messages[1] == asked.messages[1]
 
 
-def test_a_rule_that_is_neither_known_nor_a_pattern_is_told_at_the_start() -> None:
+def test_an_invalid_rule_is_an_error_at_start_up() -> None:
     with pytest.raises(StartupError, match=r"timestamps.*nor a regular expression"):
         VolatileRules(["[unclosed"])

@@ -57,7 +57,7 @@ def test_at_least_one_prompt_token_is_computed(
     assert asked.tokens == expected_reply(prompt, 8)
 
 
-def test_only_what_follows_the_live_tokens_is_computed() -> None:
+def test_only_the_suffix_after_the_live_tokens_is_computed() -> None:
     bench = Bench(FakeBackend())
     shared = text(1000)
     bench.ask("a", shared, 1)
@@ -68,7 +68,7 @@ def test_only_what_follows_the_live_tokens_is_computed() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
+def test_prompt_and_reply_are_both_reusable(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class))
     prompt = text(300)
     reply = bench.ask("a", prompt, 40).tokens
@@ -78,7 +78,7 @@ def test_the_record_is_prompt_and_reply(model_class: ModelClass) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_conversation_that_returns_finds_all_of_itself(model_class: ModelClass) -> None:
+def test_a_returning_conversation_finds_all_of_its_rows(model_class: ModelClass) -> None:
     """One slot; A, B, C that shares the beginning of A, A again."""
     bench = Bench(FakeBackend(n_slots=1, model_class=model_class))
     a = text(1500)
@@ -90,7 +90,7 @@ def test_a_conversation_that_returns_finds_all_of_itself(model_class: ModelClass
     assert again.tokens == expected_reply(a, 8)
 
 
-def test_loading_an_entry_leaves_it_whole() -> None:
+def test_restoring_an_entry_leaves_it_whole() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     a = text(1000)
     bench.ask("a", a)
@@ -115,7 +115,7 @@ def test_alternating_costs_two_cold_prefills(model_class: ModelClass) -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_new_session_takes_the_system_prompt_out_of_a_long_one(
+def test_a_new_session_reuses_the_system_prompt_inside_a_long_one(
     model_class: ModelClass,
 ) -> None:
     bench = Bench(FakeBackend(n_slots=1, n_cells=20_000, model_class=model_class))
@@ -138,7 +138,7 @@ def test_an_entry_serves_any_shared_length() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_last_message_that_is_dropped_costs_nothing(model_class: ModelClass) -> None:
+def test_dropping_the_last_message_costs_nothing(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(model_class=model_class))
     history = text(500)
     first = history + text(40)
@@ -148,7 +148,7 @@ def test_a_last_message_that_is_dropped_costs_nothing(model_class: ModelClass) -
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_a_fork_that_is_thrown_away_returns_to_the_branch_point(model_class: ModelClass) -> None:
+def test_a_discarded_fork_leaves_the_branch_point_reusable(model_class: ModelClass) -> None:
     bench = Bench(FakeBackend(n_slots=2, model_class=model_class))
     trunk = text(800)
     bench.ask("trunk", trunk, 1, boundaries=(800,))
@@ -172,7 +172,7 @@ def test_without_cache_prompt_nothing_is_read_and_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("model_class", ALL_CLASSES)
-def test_nothing_of_a_failed_decode_is_reused_and_what_was_complete_is(
+def test_only_completed_rows_are_reused_after_a_failed_decode(
     model_class: ModelClass,
 ) -> None:
     backend = FakeBackend(n_slots=1, model_class=model_class)
@@ -288,7 +288,7 @@ def test_an_evicted_checkpoint_is_no_divergence(model_class: ModelClass) -> None
     assert asked.evaluated.n_missing_checkpoint_tokens == 0
 
 
-def test_a_recurrent_models_state_that_left_memory_is_stored_again_with_its_slot() -> None:
+def test_an_evicted_recurrent_checkpoint_is_stored_again_with_its_slot() -> None:
     bench = Bench(FakeBackend(n_slots=1, n_cells=30_000, model_class=ModelClass.RECURRENT))
     prompt = text(1300)
     bench.ask("first", prompt, 1)
@@ -299,7 +299,7 @@ def test_a_recurrent_models_state_that_left_memory_is_stored_again_with_its_slot
     assert bench.ask("on", prompt + text(100), 1).evaluated.n_cached >= 1300
 
 
-def test_a_stream_that_runs_is_forked_not_disturbed() -> None:
+def test_a_running_stream_is_forked_without_disturbing_it() -> None:
     bench = Bench(FakeBackend())
     prompt = text(600)
     bench.submit("first", prompt, 40)
@@ -314,7 +314,7 @@ def test_a_stream_that_runs_is_forked_not_disturbed() -> None:
     assert bench.backend.n_computed - before <= 10 + 40
 
 
-def test_a_full_context_gives_up_idle_slots_before_anyone_waits() -> None:
+def test_a_full_context_empties_idle_slots_before_requeueing() -> None:
     backend = FakeBackend(n_slots=4, n_cells=2000)
     bench = Bench(backend)
     for n in range(3):
@@ -325,7 +325,7 @@ def test_a_full_context_gives_up_idle_slots_before_anyone_waits() -> None:
     assert asked.n_computed == 1500 + 299
 
 
-def test_a_context_that_is_full_against_our_count_costs_an_idle_slot_not_a_request() -> None:
+def test_an_unexpectedly_full_context_costs_an_idle_slot_not_a_request() -> None:
     backend = FakeBackend(n_slots=2)
     bench = Bench(backend)
     bench.ask("idle", text(300), 1)

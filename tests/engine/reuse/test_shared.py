@@ -62,7 +62,7 @@ def counted(bench: Bench) -> TierCounters:
 
 
 @pytest.mark.parametrize("model_class", STORABLE)
-def test_what_one_server_computed_another_takes_from_the_store(
+def test_a_prefix_computed_by_one_server_is_restored_by_another(
     house: SharedHouse, model_class: ModelClass
 ) -> None:
     one, other = (server(house, model_class=model_class) for _ in range(2))
@@ -78,7 +78,7 @@ def test_what_one_server_computed_another_takes_from_the_store(
 
 
 @pytest.mark.parametrize("model_class", STORABLE)
-def test_a_conversation_that_hops_is_computed_once(
+def test_a_conversation_that_changes_servers_is_computed_once(
     house: SharedHouse, model_class: ModelClass
 ) -> None:
     servers = [server(house, model_class=model_class) for _ in range(3)]
@@ -127,7 +127,7 @@ def test_a_late_answer_delays_no_request_and_is_used_later(
     assert other.loop.status().n_running == 0
 
 
-def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
+def test_other_requests_proceed_while_one_waits_for_the_store(house: SharedHouse) -> None:
     bench = server(house)
     house.pools[0].hold(Lane.LOOKUP)
     bench.submit("asks", text(600), 1)
@@ -143,7 +143,7 @@ def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
     assert bench.tokens("asks")
 
 
-def test_a_store_that_is_away_is_not_asked_and_nothing_fails(house: SharedHouse) -> None:
+def test_an_unreachable_store_is_not_asked_and_nothing_fails(house: SharedHouse) -> None:
     bench = server(house)
     house.store.health.note_unreachable("nobody listens")
     prompt = text(700)
@@ -158,7 +158,9 @@ def test_a_store_that_is_away_is_not_asked_and_nothing_fails(house: SharedHouse)
     assert counted(bench).lookups == counted(bench).writes == 0
 
 
-def test_what_could_not_be_written_is_written_when_the_store_is_back(house: SharedHouse) -> None:
+def test_entries_that_could_not_be_written_are_written_when_the_store_returns(
+    house: SharedHouse,
+) -> None:
     one, other = server(house), server(house)
     house.objects.die()
     prompt = text(600)
@@ -179,7 +181,7 @@ def wait_until_well(house: SharedHouse) -> None:
         time.sleep(0.02)
 
 
-def test_an_entry_that_is_lost_on_the_way_is_computed(house: SharedHouse) -> None:
+def test_an_entry_that_vanished_is_recomputed(house: SharedHouse) -> None:
     one, other = server(house), server(house)
     prompt = text(1000)
     one.ask("a", prompt)
@@ -218,7 +220,7 @@ def test_namespaces_share_nothing(house: SharedHouse) -> None:
     assert other.ask("c", longer, terms=CacheTerms(namespace="x")).evaluated.n_cached == 800
 
 
-def test_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
+def test_a_sub_agents_rows_are_written_after_a_second_use(
     house: SharedHouse,
 ) -> None:
     bench = server(house)
@@ -232,7 +234,7 @@ def test_a_sub_agents_rows_are_shared_once_somebody_came_back_to_them(
     assert counted(bench).writes > 0
 
 
-def test_what_waits_for_the_network_is_bounded_and_goes_when_there_is_room(
+def test_pending_writes_are_bounded_and_retried_when_there_is_room(
     house: SharedHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, other = server(house), server(house)
@@ -250,7 +252,7 @@ def test_what_waits_for_the_network_is_bounded_and_goes_when_there_is_room(
     assert other.ask("b", [*prompt, 5]).evaluated.n_cached == 5000
 
 
-def test_what_is_deleted_is_deleted_there_too(house: SharedHouse) -> None:
+def test_deleting_a_prompt_deletes_it_in_the_shared_store(house: SharedHouse) -> None:
     one, other = server(house), server(house)
     prompt = text(800)
     one.ask("a", prompt)
@@ -259,7 +261,7 @@ def test_what_is_deleted_is_deleted_there_too(house: SharedHouse) -> None:
     assert other.ask("b", prompt).evaluated.n_cached == 0
 
 
-def test_what_memory_had_to_let_go_comes_back_from_the_store(house: SharedHouse) -> None:
+def test_entries_evicted_from_memory_are_restored_from_the_store(house: SharedHouse) -> None:
     bench = server(house, n_slots=1, memory_bytes=40_000)
     prompts = [text(900) for _ in range(6)]
     for n, prompt in enumerate(prompts):
@@ -271,7 +273,7 @@ def test_what_memory_had_to_let_go_comes_back_from_the_store(house: SharedHouse)
         assert asked.tokens == expected_reply(prompt, 8)
 
 
-def test_what_only_the_store_has_is_known_of_so_many(
+def test_the_index_bounds_entries_held_by_the_store_alone(
     house: SharedHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = server(house), server(house)
@@ -322,7 +324,7 @@ def test_spans_name_each_source(house: SharedHouse) -> None:
     )
 
 
-def test_what_was_computed_although_the_store_has_it_is_kept_here(
+def test_a_recomputed_prefix_is_stored_locally_although_the_store_has_it(
     house: SharedHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = server(house), server(house, n_slots=1)
@@ -342,7 +344,7 @@ def test_what_was_computed_although_the_store_has_it_is_kept_here(
     assert {span.source for span in asked.evaluated.spans} == {CacheSource.MEMORY}
 
 
-def test_a_prompt_that_leaves_a_stored_one_inside_a_block_is_asked_for(house: SharedHouse) -> None:
+def test_a_prompt_that_diverges_inside_a_local_block_is_looked_up(house: SharedHouse) -> None:
     bench = server(house)
     prompt = text(600)
     bench.ask("a", prompt)

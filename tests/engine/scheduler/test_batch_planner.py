@@ -47,7 +47,7 @@ def planned(
     return [(sequence.request.id, n_tokens) for sequence, n_tokens in plan]
 
 
-def test_the_batch_has_prefills_first_and_decodes_behind() -> None:
+def test_prefills_precede_decodes_in_a_batch() -> None:
     assert planned([prefilling("old", 100), decoding("young")]) == [("old", 100), ("young", 1)]
 
 
@@ -66,7 +66,7 @@ def test_a_long_prompt_is_cut_into_whole_grains_beside_a_stream() -> None:
         (5600, 512, 400),  # the rest
     ],
 )
-def test_a_chunk_is_the_rest_or_as_many_whole_grains_as_there_is_room_for(
+def test_a_chunk_is_the_rest_of_the_prompt_or_whole_grains(
     n_done: int, room: int, n_tokens: int
 ) -> None:
     sequence = prefilling("p", 6000)
@@ -86,16 +86,16 @@ def test_a_sequence_that_is_being_restored_computes_nothing() -> None:
     assert planned([sequence, decoding("d")]) == [("d", 1)]
 
 
-def test_a_prefill_beside_a_stream_is_no_longer_than_allowed() -> None:
+def test_a_prefill_beside_a_stream_keeps_within_its_allowance() -> None:
     sequences = [decoding("d"), prefilling("p", 6000)]
     assert planned(sequences, max_prefill=128) == [("p", 128), ("d", 1)]
 
 
-def test_the_allowance_is_for_streams_only() -> None:
+def test_a_prefill_without_streams_has_no_allowance() -> None:
     assert planned([prefilling("p", 6000)], max_prefill=128) == [("p", 512)]
 
 
-def test_the_oldest_prefill_goes_first_and_the_next_takes_what_is_left() -> None:
+def test_the_oldest_prefill_is_planned_first_and_the_next_gets_the_rest() -> None:
     sequences = [prefilling("old", 300), prefilling("young", 6000)]
     assert planned(sequences) == [("old", 300), ("young", 192)]
 

@@ -23,7 +23,7 @@ def bench(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(backend)
 
 
-def test_rows_move_down_once_idle_ones_below_have_left(bench: Bench, backend: FakeBackend) -> None:
+def test_rows_move_down_once_idle_rows_below_are_gone(bench: Bench, backend: FakeBackend) -> None:
     bench.ask("idle", text(600))
     prompt = text(300)
     bench.submit("runs", prompt, 40)
@@ -41,7 +41,7 @@ def test_without_holes_nothing_moves(bench: Bench, backend: FakeBackend) -> None
 
 
 @pytest.mark.parametrize("lacks", ["has_room_to_move", "pays_for_holes"])
-def test_where_holes_are_free_or_room_is_short_nothing_moves(
+def test_nothing_moves_where_holes_cost_nothing_or_room_is_short(
     bench: Bench, backend: FakeBackend, lacks: str
 ) -> None:
     setattr(backend, lacks, False)
@@ -51,7 +51,7 @@ def test_where_holes_are_free_or_room_is_short_nothing_moves(
     assert backend.moved == []
 
 
-def test_rows_that_slots_share_stay_where_they_are(bench: Bench, backend: FakeBackend) -> None:
+def test_shared_rows_are_not_moved(bench: Bench, backend: FakeBackend) -> None:
     bench.ask("idle", text(600))
     head = text(300)
     prompts = {"one": [*head, 1, 2], "two": [*head, 3, 4]}

@@ -25,7 +25,7 @@ def transfers_per_step(bench: Bench, n_steps: int) -> list[tuple[int, int]]:
     return counts
 
 
-def test_one_block_in_a_step_is_put_while_others_decode() -> None:
+def test_a_restore_copies_one_block_per_step_while_others_decode() -> None:
     bench = Bench(FakeBackend(n_slots=2, n_cells=8192))
     returning = text(2000)
     bench.ask("first", returning, 1)
@@ -54,7 +54,7 @@ def test_a_restore_takes_one_step_while_no_sequence_decodes() -> None:
     assert n_imports == 8
 
 
-def test_one_block_in_a_step_is_exported_while_others_decode() -> None:
+def test_an_export_copies_one_block_per_step_while_others_decode() -> None:
     bench = Bench(FakeBackend(n_slots=3, n_cells=8192))
     bench.submit("stream", text(50), 100)
     bench.step()
@@ -66,7 +66,7 @@ def test_one_block_in_a_step_is_exported_while_others_decode() -> None:
     assert sum(exports for exports, _ in counts) >= 12
 
 
-def test_idle_rows_leave_the_context_when_they_slow_others_down(
+def test_an_idle_slot_is_parked_when_it_slows_others_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CellTax, "seconds_per_cell", lambda *_: 1.0)
@@ -81,7 +81,7 @@ def test_idle_rows_leave_the_context_when_they_slow_others_down(
     assert source is CacheSource.MEMORY
 
 
-def test_idle_rows_that_cost_nothing_stay() -> None:
+def test_an_idle_slot_that_costs_nothing_stays_live() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)
     bench.ask("idle", idle, 1)
@@ -90,7 +90,7 @@ def test_idle_rows_that_cost_nothing_stay() -> None:
     assert source is CacheSource.LIVE
 
 
-def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_them_back() -> None:
+def test_idle_slots_are_evicted_for_a_prefill_much_longer_than_their_restore() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)
     bench.ask("idle", idle, 1)
@@ -100,7 +100,7 @@ def test_idle_rows_make_way_for_a_prefill_that_takes_much_longer_than_bringing_t
     assert source is CacheSource.MEMORY
 
 
-def test_idle_rows_that_share_a_beginning_make_way_together() -> None:
+def test_idle_slots_that_share_a_beginning_are_evicted_together() -> None:
     bench = Bench(FakeBackend())
     shared = text(600)
     first, second = shared + text(100), shared + text(100)
@@ -125,7 +125,7 @@ def test_rows_shared_with_the_new_request_are_not_evicted() -> None:
     assert source is CacheSource.LIVE
 
 
-def test_a_conversation_makes_no_way_for_a_side_request() -> None:
+def test_a_main_conversation_is_not_evicted_for_a_side_request() -> None:
     bench = Bench(FakeBackend())
     idle = text(600)
     bench.ask("idle", idle, 1)
@@ -135,7 +135,7 @@ def test_a_conversation_makes_no_way_for_a_side_request() -> None:
     assert source is CacheSource.LIVE
 
 
-def test_idle_rows_stay_where_the_newcomer_has_next_to_nothing_to_compute() -> None:
+def test_idle_slots_stay_when_the_new_prompt_needs_little_prefill() -> None:
     bench = Bench(FakeBackend())
     idle, other = text(600), text(300)
     bench.ask("idle", idle, 1)
@@ -146,7 +146,7 @@ def test_idle_rows_stay_where_the_newcomer_has_next_to_nothing_to_compute() -> N
     assert source is CacheSource.LIVE
 
 
-def test_streams_go_on_while_a_restore_waits_for_the_disk(tmp_path: Path) -> None:
+def test_streams_keep_decoding_while_a_restore_waits_for_the_disk(tmp_path: Path) -> None:
     tokens = text(2000)
     first = Bench(FakeBackend(), cache_opener(tmp_path))
     first.ask("first", tokens, 1)
