@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.loop import EngineLoop
-from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Stop
+from rekindle.engine.orders import Ask, Cancel, Delivery, FailAll, OpenCache, Stop
 from rekindle.engine.questions import (
     Forget,
     ListBranches,
@@ -23,7 +23,7 @@ from rekindle.engine.questions import (
     Question,
     ReadTokens,
 )
-from rekindle.errors import PromptTooLong, RekindleError
+from rekindle.errors import PromptTooLong, RekindleError, ShuttingDown
 from rekindle.generation.events import Embedded, Finished, StopCause, TokenEvent
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, GrammarKind
 from rekindle.generation.request_queue import RequestQueue, RequestStream
@@ -142,9 +142,12 @@ class EngineHandle:
         self.cut()
 
     def cut(self) -> None:
-        """End every request at once with ShuttingDown."""
-        self._replies.cut()
-        self._embeddings.cut()
+        """End every request with ShuttingDown.
+
+        The engine ends them, so a client has received every token whose rows are stored.
+        """
+        self._refuse_requests()
+        self._engine.inbox.put(FailAll(ShuttingDown("The server is shutting down.")))
 
     def close(self) -> None:
         """Store the rows of every slot and end the engine thread. Blocks."""

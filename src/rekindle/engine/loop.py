@@ -17,7 +17,7 @@ from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Stop, Wake
+from rekindle.engine.orders import Ask, Cancel, Delivery, FailAll, OpenCache, Order, Stop, Wake
 from rekindle.engine.outbox import Outbox
 from rekindle.engine.questions import EngineView
 from rekindle.engine.reports import Reports, slot_status
@@ -107,9 +107,7 @@ class EngineLoop:
         self._batches = BatchRunner(*holders, self._run_queue, compaction)
 
     def stop(self) -> None:
-        error = ShuttingDown("The engine has stopped.")
-        self._fail_without_slot(error)
-        self._run_queue.fail_all(error)
+        self._fail_all(ShuttingDown("The engine has stopped."))
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             for slot in self._slots.all:
@@ -118,6 +116,10 @@ class EngineLoop:
                         break  # memory is full, and the disk does not keep up
         finally:
             self._cache.close(_seconds_until(deadline))
+
+    def _fail_all(self, error: RekindleError) -> None:
+        self._fail_without_slot(error)
+        self._run_queue.fail_all(error)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Fail every request on an error, but never end the thread: it cannot be restarted."""
@@ -191,7 +193,9 @@ class EngineLoop:
             return self._embeddings.seconds_to_rest()
         return self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
 
-    def _obey(self, order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake) -> None:
+    def _obey(
+        self, order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | FailAll | Wake
+    ) -> None:
         match order:
             case GenerationRequest():
                 self._accept(order)
@@ -202,6 +206,8 @@ class EngineLoop:
                 self._answer(order)
             case Cancel(request_id):
                 self._cancel(request_id)
+            case FailAll(error):
+                self._fail_all(error)
             case Wake():
                 pass  # the next step polls
 

@@ -26,6 +26,13 @@ class Cancel:
     request_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class FailAll:
+    """Ends every request with the error, behind the tokens that were already sampled."""
+
+    error: RekindleError
+
+
 class Wake:
     """Makes the engine poll the cache: a transfer has finished, or there is room again."""
 
@@ -34,6 +41,6 @@ class Stop:
     pass
 
 
-Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake | Stop
+Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | FailAll | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
 Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event
