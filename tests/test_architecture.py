@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
-LEAVES = {
+BASE = {
     "errors",
     "bounded_cache",
     "write_behind",
@@ -23,20 +23,20 @@ MAY_IMPORT = {
     "observe": {"errors", "generation", "write_behind"},
     "config": set(),
     "config_sources": {"config", "errors"},
-    "llama": LEAVES,
-    "chat": LEAVES,
-    "cache": LEAVES,
-    "engine": LEAVES | {"cache"},
+    "llama": BASE,
+    "chat": BASE,
+    "cache": BASE,
+    "engine": BASE | {"cache"},
     "vllm": {"errors", "bounded_cache", "config", "generation"},
     "models.card": set(),
-    "api": LEAVES | {"chat", "models.card"},
-    "models": LEAVES | {"llama", "cache", "chat", "engine", "vllm", "models.card"},
-    "priming": LEAVES,
-    "replay": LEAVES | {"api", "chat", "priming"},
-    "bench": LEAVES | {"priming", "replay"},
-    "explain": LEAVES | {"replay"},
-    "server": LEAVES | {"cache", "chat", "api", "models", "priming"},
-    "cli": LEAVES | {"cache", "models", "server", "priming", "replay", "explain", "bench"},
+    "api": BASE | {"chat", "models.card"},
+    "models": BASE | {"llama", "cache", "chat", "engine", "vllm", "models.card"},
+    "priming": BASE,
+    "replay": BASE | {"api", "chat", "priming"},
+    "bench": BASE | {"priming", "replay"},
+    "explain": BASE | {"replay"},
+    "server": BASE | {"cache", "chat", "api", "models", "priming"},
+    "cli": BASE | {"cache", "models", "server", "priming", "replay", "explain", "bench"},
     "__main__": {"cli"},
 }
 

@@ -19,7 +19,7 @@ from rekindle.observe.telemetry import Telemetry
 from rekindle.priming.files import parse_prime_file
 from tests.chat.test_responder import ByteTokenizer, script
 from tests.support.chat import reply_stream
-from tests.test_architecture import LEAVES, MAY_IMPORT
+from tests.test_architecture import BASE, MAY_IMPORT
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rekindle"
@@ -204,8 +204,8 @@ def test_files_named_in_the_architecture_exist() -> None:
 def test_the_import_rule_is_the_one_that_is_tested() -> None:
     documented = {}
     for unit, imported in rows(ARCHITECTURE, "## The import rule"):
-        leaves = LEAVES if "leaves" in imported else set()
-        documented[quoted(unit)[0]] = leaves | set(quoted(imported))
+        base = BASE if "base" in imported else set()
+        documented[quoted(unit)[0]] = base | set(quoted(imported))
     assert documented == {unit: MAY_IMPORT[unit] for unit in MAY_IMPORT.keys() - {"__main__"}}
 
 
