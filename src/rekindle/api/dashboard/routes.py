@@ -4,7 +4,7 @@ import asyncio
 import logging
 from importlib.resources import files
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
@@ -12,12 +12,11 @@ from rekindle.api.dashboard.feed import Feed, FeedReader
 from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
-from rekindle.api.openapi import ERRORS, any_of
+from rekindle.api.openapi import Routes
 from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 
 logger = logging.getLogger(__name__)
 
-WIRE_TYPES = (Hour, RequestSeen, Snapshot)
 PAGE = "index.html"
 MEDIA_TYPES = {
     PAGE: "text/html",
@@ -50,19 +49,16 @@ class DashboardApi:
         folder = files("rekindle") / "dashboard"
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
 
-    def add_routes(self, app: FastAPI) -> None:
-        for path, endpoint, content in (
-            ("/", self.page, {"text/html": {}}),
-            ("/dashboard/{name}", self.file, {name: {} for name in FILE_TYPES}),
-            ("/v1/events", self.events, {MEDIA_TYPE: any_of(each.__name__ for each in WIRE_TYPES)}),
+    def add_routes(self, routes: Routes) -> None:
+        for path, endpoint, types in (
+            ("/", self.page, ["text/html"]),
+            ("/dashboard/{name}", self.file, FILE_TYPES),
         ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=["GET"],
-                response_class=Response,
-                responses=ERRORS | {200: {"content": content}},
-            )
+            content: dict[str, object] = {name: {} for name in types}
+            described = {200: {"content": content}}
+            routes.add("GET", path, endpoint, response_class=Response, responses=described)
+        events = [Hour, RequestSeen, Snapshot]
+        routes.add("GET", "/v1/events", self.events, streams=events, response_class=Response)
 
     async def page(self) -> Response:
         return self._file(PAGE)

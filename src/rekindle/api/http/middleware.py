@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.api.errors import Failure, internal_error, invalid, is_anthropic
+from rekindle.api.errors import failure, internal_error, is_anthropic
 from rekindle.api.http.caller import offered_keys
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER
@@ -100,9 +100,8 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, *, limit_bytes: int) -> None:
         self._app = app
         self._limit_bytes = limit_bytes
-        self._refusal = invalid(
-            f"The body is larger than {limit_bytes} bytes.", status=413, code="body_too_large"
-        )
+        message = f"The body is larger than {limit_bytes} bytes."
+        self._refusal = failure(413, message, "body_too_large")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,10 +147,9 @@ def _route(scope: Scope) -> str:
     return route.path if isinstance(route, Route) else UNMATCHED
 
 
-_UNAUTHORIZED = Failure(
+_UNAUTHORIZED = failure(
     401,
-    invalid(
-        "A valid API key is required, as a bearer token or in `x-api-key`.", code="invalid_api_key"
-    ).detail,
-    {"www-authenticate": "Bearer"},
+    "A valid API key is required, as a bearer token or in `x-api-key`.",
+    "invalid_api_key",
+    headers={"www-authenticate": "Bearer"},
 )

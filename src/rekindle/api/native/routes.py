@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -31,7 +31,7 @@ from rekindle.api.native.schema import (
 )
 from rekindle.api.openai.messages import conversation_of
 from rekindle.api.openai.schema import ChatCompletionRequest
-from rekindle.api.openapi import ERRORS, request_body
+from rekindle.api.openapi import Routes
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Sampling
@@ -40,39 +40,21 @@ from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
 
-WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)
-
 
 class NativeApi:
     def __init__(self, models: Models, telemetry: Telemetry) -> None:
         self._models = models
         self._telemetry = telemetry
 
-    def add_routes(self, app: FastAPI) -> None:
-        app.add_api_route(
-            "/health", self.health, methods=["GET"], response_model=Health, responses=ERRORS
-        )
-        app.add_api_route("/props", self.props, methods=["GET"], responses=ERRORS)
-        app.add_api_route("/slots", self.slots, methods=["GET"], responses=ERRORS)
-        app.add_api_route(
-            "/metrics",
-            self.metrics,
-            methods=["GET"],
-            response_class=Response,
-            responses=ERRORS | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-        )
-        for path, endpoint, schema in (
-            ("/tokenize", self.tokenize, TokenizeRequest),
-            ("/detokenize", self.detokenize, DetokenizeRequest),
-            ("/apply-template", self.apply_template, ChatCompletionRequest),
-        ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=["POST"],
-                openapi_extra=request_body(schema),
-                responses=ERRORS,
-            )
+    def add_routes(self, routes: Routes) -> None:
+        text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+        routes.add("GET", "/health", self.health, response_model=Health)
+        routes.add("GET", "/props", self.props)
+        routes.add("GET", "/slots", self.slots)
+        routes.add("GET", "/metrics", self.metrics, response_class=Response, responses={200: text})
+        routes.add("POST", "/tokenize", self.tokenize, takes=[TokenizeRequest])
+        routes.add("POST", "/detokenize", self.detokenize, takes=[DetokenizeRequest])
+        routes.add("POST", "/apply-template", self.apply_template, takes=[ChatCompletionRequest])
 
     async def health(self) -> Health | Response:
         """Report health without details: this endpoint needs no key."""
