@@ -2,9 +2,21 @@
 
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
+from typing import Any, TypeVar, cast
 
 from fastapi import Response
 from pydantic_core import to_json
+
+B = TypeVar("B")
+
+
+def body_from(kind: type[B], source: object, **others: Any) -> B:
+    """Make a body of type `kind`, a TypedDict, from the attributes of `source` of the same names.
+
+    `others` has the keys that `source` lacks or names differently.
+    """
+    keys = kind.__annotations__
+    return cast(B, {key: others[key] if key in others else getattr(source, key) for key in keys})
 
 
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:

@@ -11,6 +11,7 @@ from rekindle import __version__
 from rekindle.api.body import read_body
 from rekindle.api.cache.views import tier_props
 from rekindle.api.http.query import model_wanted
+from rekindle.api.json import body_from
 from rekindle.api.models import Lease, Models
 from rekindle.api.native.schema import (
     CacheProps,
@@ -34,8 +35,7 @@ from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import Routes
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
-from rekindle.generation.request import Sampling
-from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierStatus
+from rekindle.generation.status import EngineStatus, SlotStatus, TierStatus
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
@@ -114,10 +114,13 @@ def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
 
 def _props(served: Lease) -> Props:
     status, card = served.responder.status(), served.card
+    cache = status.cache
+    sampling = served.responder.default_sampling
+    seed = -1 if sampling.seed is None else sampling.seed
+    params = body_from(SamplingProps, sampling, seed=seed, max_tokens=-1, n_predict=-1)
+    tiers = [tier_props(tier) for tier in cache.tiers] if cache else []
     return Props(
-        default_generation_settings=GenerationProps(
-            n_ctx=status.n_ctx, params=_sampling_props(served.responder.default_sampling)
-        ),
+        default_generation_settings=GenerationProps(n_ctx=status.n_ctx, params=params),
         total_slots=status.n_slots,
         model_alias=card.id,
         model_path=card.path,
@@ -128,7 +131,7 @@ def _props(served: Lease) -> Props:
         eos_token=card.eos_text,
         build_info=f"rekindle-{__version__}",
         rekindle=RekindleProps(
-            version=__version__, cache=_cache_props(status.cache) if status.cache else None
+            version=__version__, cache=body_from(CacheProps, cache, tiers=tiers) if cache else None
         ),
     )
 
@@ -173,28 +176,3 @@ def _check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
         if not 0 <= token < n_vocab:
             path = f"tokens.{index}"
             raise InvalidRequest(f"`{path}`: {token} is not a token of this model.", path)
-
-
-def _sampling_props(sampling: Sampling) -> SamplingProps:
-    return SamplingProps(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        typical_p=sampling.typical_p,
-        repeat_penalty=sampling.repeat_penalty,
-        repeat_last_n=sampling.repeat_last_n,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        seed=-1 if sampling.seed is None else sampling.seed,
-        max_tokens=-1,
-        n_predict=-1,
-    )
-
-
-def _cache_props(cache: CacheStatus) -> CacheProps:
-    return CacheProps(
-        model_class=cache.model_class,
-        off_because=cache.off_because,
-        tiers=[tier_props(tier) for tier in cache.tiers],
-    )

@@ -4,6 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rekindle.api.json import body_from
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import ModelMeta
 from rekindle.api.openapi import Routes
@@ -60,11 +61,5 @@ def _body(model: ListedModel) -> ModelBody:
         status=model.state.value,
     )
     if model.card is not None:
-        body["meta"] = ModelMeta(
-            n_ctx=model.card.n_ctx,
-            n_ctx_train=model.card.n_ctx_train,
-            n_vocab=model.card.n_vocab,
-            n_params=model.card.n_params,
-            size=model.card.size_bytes,
-        )
+        body["meta"] = body_from(ModelMeta, model.card, size=model.card.size_bytes)
     return body
