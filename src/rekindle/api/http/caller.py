@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import unquote
 
-from pydantic_core import from_json
-
 from rekindle.api.http.session_header import SESSION_HEADER
+from rekindle.api.json import string_in
 from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import DEFAULT_SESSION, Rank
@@ -87,12 +86,7 @@ def namespace_of(headers: Mapping[str, str], salt: str | None, namespace_by: Nam
 
 def session_in_user_id(user_id: str | None) -> str | None:
     """Extract the session from `metadata.user_id`, where Claude Code sends JSON."""
-    try:
-        value = from_json(user_id or "")
-    except ValueError:
-        return user_id
-    session = value.get("session_id") if isinstance(value, dict) else None
-    return session if isinstance(session, str) and session else user_id
+    return string_in(user_id or "", "session_id") or user_id
 
 
 def _session(headers: Mapping[str, str], hints: Hints) -> str:

@@ -49,10 +49,7 @@ class TopLogprob(TypedDict):
     bytes: list[int]
 
 
-class TokenLogprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
@@ -12,13 +12,11 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.openai.tools import tool_choice_of
 from rekindle.api.pipeline import N_SEEDS, RawPrompt
-from rekindle.api.tools import check_grammar, json_grammar
+from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, Sampling
-
-T = TypeVar("T")
 
 
 def chat_options(
@@ -85,27 +83,14 @@ def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampl
             "`ignore_eos` excludes `response_format`: the reply must be able to end.",
             "ignore_eos",
         )
-    return Sampling(
-        temperature=_given(body.temperature, defaults.temperature),
-        top_k=max(_given(body.top_k, defaults.top_k), 0),
-        top_p=_given(body.top_p, defaults.top_p),
-        min_p=_given(body.min_p, defaults.min_p),
-        typical_p=_given(body.typical_p, defaults.typical_p),
-        repeat_penalty=_given(
-            body.repeat_penalty, _given(body.repetition_penalty, defaults.repeat_penalty)
-        ),
-        repeat_last_n=_given(body.repeat_last_n, defaults.repeat_last_n),
-        frequency_penalty=_given(body.frequency_penalty, defaults.frequency_penalty),
-        presence_penalty=_given(body.presence_penalty, defaults.presence_penalty),
+    sampling = sampling_of(body, defaults, grammar)
+    if body.repetition_penalty is not None and body.repeat_penalty is None:
+        sampling = replace(sampling, repeat_penalty=body.repetition_penalty)
+    return replace(
+        sampling,
         seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
-        ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
-        grammar=grammar,
     )
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
@@ -121,13 +106,7 @@ def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
 
 
 def _stop(body: GenerationFields) -> tuple[str, ...]:
-    match body.stop:
-        case None:
-            return ()
-        case str() as text:
-            return (text,)
-        case texts:
-            return tuple(texts)
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
 def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, float]]:

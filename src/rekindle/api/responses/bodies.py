@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from rekindle.api.cache.bodies import Rekindle
-from rekindle.api.openai.bodies import Timings, TokenLogprob
+from rekindle.api.openai.bodies import PromptTokensDetails, Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -63,18 +63,13 @@ CallBody = FunctionCallBody | CustomCallBody
 OutputItem = OutputMessage | ReasoningBody | FunctionCallBody | CustomCallBody
 
 
-class InputTokensDetails(TypedDict):
-    cached_tokens: int
-    cache_write_tokens: int  # computed and kept
-
-
 class OutputTokensDetails(TypedDict):
     reasoning_tokens: int  # always 0: not counted separately
 
 
 class ResponseUsage(TypedDict):
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int

@@ -1,13 +1,12 @@
 """Conversion of a request to a `Conversation` and `ReplyOptions`."""
 
-from dataclasses import replace
 from typing import Any
 
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
-from rekindle.api.tools import check_grammar, json_grammar
+from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
@@ -45,16 +44,10 @@ def reply_options(
     grammar = json_grammar(wanted.type if wanted else "text", schema, "text.format.schema")
     tool_choice = tool_choice_of(body, toolbox)
     check_grammar(grammar, tool_choice, "text.format")
-    sampling = replace(
-        defaults,
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        grammar=grammar,
-    )
     cache_options = body.prompt_cache_options
     wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
     return ReplyOptions(
-        sampling=sampling,
+        sampling=sampling_of(body, defaults, grammar),
         max_tokens=body.max_output_tokens,
         n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         tool_choice=tool_choice,
