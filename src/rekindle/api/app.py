@@ -17,8 +17,7 @@ from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
-from rekindle.api.http.head import HeadAsGet
-from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
+from rekindle.api.http.middleware import ApiKeys, BodyLimit, HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import Models
 from rekindle.api.native.routes import NativeApi

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from rekindle.api.body import parse_json, read_body
+from rekindle.api.body import fault, parse_json, read_body
 from rekindle.api.cache.bodies import (
     CacheDeleted,
     CachePinned,
@@ -31,7 +31,6 @@ from rekindle.api.http.query import model_wanted, whole_number
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline, WireFormat
-from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_LISTED = 1000  # picked
@@ -124,7 +123,7 @@ class CacheApi:
             name = detect(parse_json(await request.body()), request.headers)
         elif name not in self._formats:
             allowed = ", ".join(f"`{each}`" for each in self._formats)
-            raise InvalidRequest(f"`dialect` should be one of {allowed}.", "dialect")
+            raise fault("dialect", f" should be one of {allowed}.")
         forecast, miss = await self._pipeline.look_up(request, self._formats[name])
         return json_response(lookup_of(forecast, miss))
 

@@ -18,18 +18,12 @@ from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 logger = logging.getLogger(__name__)
 
 PAGE = "index.html"
+SCRIPTS = ("app", "dom", "server", "now", "hour", "forest", "branch", "lists")
 MEDIA_TYPES = {
     PAGE: "text/html",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
-    "app.js": "text/javascript",
-    "dom.js": "text/javascript",
-    "server.js": "text/javascript",
-    "now.js": "text/javascript",
-    "hour.js": "text/javascript",
-    "forest.js": "text/javascript",
-    "branch.js": "text/javascript",
-    "lists.js": "text/javascript",
+    **{f"{name}.js": "text/javascript" for name in SCRIPTS},
 }
 FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
 PAGE_HEADERS = {

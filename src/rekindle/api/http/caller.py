@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import unquote
 
+from rekindle.api.body import fault
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.json import string_in
 from rekindle.config import NamespaceBy
-from rekindle.errors import InvalidRequest
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
 MAX_SESSION_CHARS = 128
@@ -120,7 +120,7 @@ def _rank(headers: Mapping[str, str], hints: Hints) -> Rank | None:
 def _declared(name: str, param: str) -> Rank:
     if name not in CLASSES:
         allowed = ", ".join(f"`{each}`" for each in CLASSES)
-        raise InvalidRequest(f"`{param}` should be one of {allowed}.", param)
+        raise fault(param, f" should be one of {allowed}.")
     return CLASSES[name]
 
 

@@ -1,7 +1,8 @@
 """Middleware for every request, as plain ASGI.
 
-From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (Starlette's),
-`ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). None of them touches the bytes of a reply.
+From the outside in: `HeadAsGet`, `RequestScope` (id, counters, last resort for bugs), CORS
+(Starlette's), `ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). Only `HeadAsGet` touches the
+bytes of a reply.
 """
 
 import hmac
@@ -28,6 +29,25 @@ OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 MAX_REQUEST_ID_CHARS = 128
 NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:-]")
 UNMATCHED = "unmatched"
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD for every GET route: the same answer without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_empty(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_empty)
 
 
 class RequestScope:

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
-from rekindle.api.body import read_body
+from rekindle.api.body import fault, read_body
 from rekindle.api.cache.views import tier_props
 from rekindle.api.http.query import model_wanted
 from rekindle.api.json import body_from
@@ -35,7 +35,7 @@ from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import Routes
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import EngineStatus, SlotStatus, TierStatus
+from rekindle.generation.status import EngineStatus, SlotStatus
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
@@ -59,11 +59,15 @@ class NativeApi:
     async def health(self) -> Health | Response:
         """Report health without details: this endpoint needs no key."""
         statuses = self._loaded()
-        if statuses and not any(
-            status.n_slots for status in statuses
-        ):  # so that a load balancer skips us
+        if statuses and not any(status.n_slots for status in statuses):
+            # So that a load balancer skips us.
             return JSONResponse({"status": "no upstream"}, 503)
-        tiers = _shared_tiers(statuses)
+        tiers = [
+            tier
+            for status in statuses
+            for tier in (status.cache.tiers if status.cache else ())
+            if tier.name is CacheSource.SHARED
+        ]
         if not tiers:
             return Health(status="ok")
         is_well = all(tier.trouble is None for tier in tiers)
@@ -104,12 +108,6 @@ class NativeApi:
         names = [each.id for each in self._models.listed() if each.state is ModelState.LOADED]
         statuses = [self._models.status(name) for name in names]
         return [status for status in statuses if status is not None]
-
-
-def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
-    """List the shared store's status as each model sees it."""
-    tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
-    return [tier for tier in tiers if tier.name is CacheSource.SHARED]
 
 
 def _props(served: Lease) -> Props:
@@ -175,4 +173,4 @@ def _check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
     for index, token in enumerate(tokens):
         if not 0 <= token < n_vocab:
             path = f"tokens.{index}"
-            raise InvalidRequest(f"`{path}`: {token} is not a token of this model.", path)
+            raise fault(path, f": {token} is not a token of this model.")

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from rekindle.api.body import read_body
+from rekindle.api.body import fault, read_body
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
@@ -60,7 +60,7 @@ def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
 
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
-        raise InvalidRequest("`input` must not be empty.", "input")
+        raise fault("input", " must not be empty.")
     inputs = raw_inputs("input", body.input)
     if len(inputs) > MAX_INPUTS:
         message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."

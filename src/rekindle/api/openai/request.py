@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rekindle.api.body import fault
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -26,16 +27,15 @@ def chat_options(
     n_vocab: int,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
-        raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
+        raise fault("modalities", ": only `text` is supported.")
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("`top_logprobs` requires `logprobs` to be true.", "top_logprobs")
+        raise fault("top_logprobs", " requires `logprobs` to be true.")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
     check_grammar(sampling.grammar, tool_choice, "response_format")
     if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` excludes a required `tool_choice`: the call must be able to end.",
-            "ignore_eos",
+        raise fault(
+            "ignore_eos", " excludes a required `tool_choice`: the call must be able to end."
         )
     limits = (
         ("max_completion_tokens", body.max_completion_tokens),
@@ -53,9 +53,9 @@ def chat_options(
 
 def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
     if body.best_of not in (None, 1):
-        raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
+        raise fault("best_of", " other than 1 is not supported. Use `n`.")
     if body.echo and body.logprobs is not None:
-        raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
+        raise fault("echo", " together with `logprobs` is not supported.")
     return ReplyOptions(
         sampling=_sampling(body, defaults, n_vocab),
         max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
@@ -79,10 +79,7 @@ def raw_inputs(
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
     grammar = _grammar(body.response_format)
     if grammar is not None and body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` excludes `response_format`: the reply must be able to end.",
-            "ignore_eos",
-        )
+        raise fault("ignore_eos", " excludes `response_format`: the reply must be able to end.")
     sampling = sampling_of(body, defaults, grammar)
     if body.repetition_penalty is not None and body.repeat_penalty is None:
         sampling = replace(sampling, repeat_penalty=body.repetition_penalty)
@@ -120,7 +117,7 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
     for key, token, bias in entries:
         if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
             path = f"logit_bias.{key}"
-            raise InvalidRequest(f"`{path}`: `{token}` is not a token of this model.", path)
+            raise fault(path, f": `{token}` is not a token of this model.")
         yield int(token), -math.inf if bias is False else bias
 
 

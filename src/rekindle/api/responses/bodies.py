@@ -39,23 +39,21 @@ class ReasoningBody(TypedDict):
     encrypted_content: NotRequired[str]
 
 
-class FunctionCallBody(TypedDict):
+class _Call(TypedDict):
     id: str
-    type: Literal["function_call"]
     status: ItemStatus
     call_id: str
     name: str
     namespace: NotRequired[str]
+
+
+class FunctionCallBody(_Call):
+    type: Literal["function_call"]
     arguments: str
 
 
-class CustomCallBody(TypedDict):
-    id: str
+class CustomCallBody(_Call):
     type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    namespace: NotRequired[str]
     input: str
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
@@ -9,7 +10,6 @@ from rekindle.api.responses.tools import Toolbox, tool_choice_of
 from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Sampling
 
 LOGPROBS = "message.output_text.logprobs"
@@ -20,7 +20,7 @@ def conversation_of(
     body: CreateResponseRequest, messages: tuple[Message, ...], toolbox: Toolbox
 ) -> Conversation:
     if not messages:
-        raise InvalidRequest("`input` is required.", "input")
+        raise fault("input", " is required.")
     if body.instructions:
         messages = (Message(Role.SYSTEM, (Text(body.instructions),)), *messages)
     return Conversation(

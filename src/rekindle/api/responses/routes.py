@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from rekindle.api.body import fault
 from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import whole_number
@@ -12,7 +13,6 @@ from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.responses.bodies import DeletedResponse, InputItemList, ResponseBody
 from rekindle.api.responses.history import Kept, ResponseHistory
-from rekindle.errors import InvalidRequest
 from rekindle.generation.stored_responses import ResponseStore
 
 MAX_ITEMS = 100  # of one page, OpenAI's limit
@@ -31,7 +31,7 @@ class StoredResponsesApi:
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
-            raise InvalidRequest("`stream` is not supported for stored responses.", "stream")
+            raise fault("stream", " is not supported for stored responses.")
         return json_response((await self._find(request, response_id)).response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
@@ -44,7 +44,7 @@ class StoredResponsesApi:
         limit = whole_number(request, "limit", default=20, least=1, most=MAX_ITEMS)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidRequest("`order` should be `asc` or `desc`.", "order")
+            raise fault("order", " should be `asc` or `desc`.")
         items = (await self._find(request, response_id)).items  # oldest first
         ordered = items if order == "asc" else items[::-1]
         return json_response(_page(ordered, limit, query.get("after")))

@@ -15,13 +15,11 @@ from rekindle.api.responses.output import Closed, Grown, Opened, Output, Step
 from rekindle.api.responses.response import ResponseHead, begun, ended, failed
 from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 
-OnEnd = Callable[[ResponseBody], None]
-
 
 class ResponseEvents:
     """The frames of one request."""
 
-    def __init__(self, head: ResponseHead, on_end: OnEnd) -> None:
+    def __init__(self, head: ResponseHead, on_end: Callable[[ResponseBody], None]) -> None:
         self._head = head
         self._output = Output(head)
         self._on_end = on_end
