@@ -4,10 +4,10 @@ Routes refer to types by name. FastAPI would build all schemas at the start, whi
 the start-up time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
@@ -34,23 +34,28 @@ class Routes:
         takes: Sequence[type] = (),
         gives: type | None = None,
         streams: Sequence[type] = (),
+        media: Mapping[str, Any] | None = None,
         error: type = ErrorBody,
         **options: Any,
     ) -> None:
-        """Add a route. It takes any one of `takes`, and replies with JSON or streams events.
+        """Add a route that takes any one of `takes`.
 
-        Without `gives` and `streams`, FastAPI describes the reply. `options` are FastAPI's.
+        It replies with JSON (`gives`), events (`streams`) or other types (`media`, with their
+        schemas). Without these three, FastAPI describes the reply. `options` are FastAPI's.
         """
         if takes:
             content = {JSON: self._any_of(takes)}
             options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
-        replies = {JSON: self._any_of([gives])} if gives else {}
+        replies = dict(media or {})
+        if gives:
+            replies[JSON] = self._any_of([gives])
         if streams:
             replies[MEDIA_TYPE] = self._any_of(streams)
         responses: dict[int | str, Any] = {"default": {"content": {JSON: self._any_of([error])}}}
         if replies:
             responses[200] = {"content": replies}
-        responses |= options.pop("responses", {})
+        if replies and not gives:
+            options["response_class"] = Response
         self._app.add_api_route(path, endpoint, methods=[method], responses=responses, **options)
 
     def document(self) -> dict[str, Any]:

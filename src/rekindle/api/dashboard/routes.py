@@ -44,15 +44,9 @@ class DashboardApi:
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
 
     def add_routes(self, routes: Routes) -> None:
-        for path, endpoint, types in (
-            ("/", self.page, ["text/html"]),
-            ("/dashboard/{name}", self.file, FILE_TYPES),
-        ):
-            content: dict[str, object] = {name: {} for name in types}
-            described = {200: {"content": content}}
-            routes.add("GET", path, endpoint, response_class=Response, responses=described)
-        events = [Hour, RequestSeen, Snapshot]
-        routes.add("GET", "/v1/events", self.events, streams=events, response_class=Response)
+        routes.add("GET", "/", self.page, media={"text/html": {}})
+        routes.add("GET", "/dashboard/{name}", self.file, media={name: {} for name in FILE_TYPES})
+        routes.add("GET", "/v1/events", self.events, streams=[Hour, RequestSeen, Snapshot])
 
     async def page(self) -> Response:
         return self._file(PAGE)

@@ -47,11 +47,11 @@ class NativeApi:
         self._telemetry = telemetry
 
     def add_routes(self, routes: Routes) -> None:
-        text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
         routes.add("GET", "/health", self.health, response_model=Health)
         routes.add("GET", "/props", self.props)
         routes.add("GET", "/slots", self.slots)
-        routes.add("GET", "/metrics", self.metrics, response_class=Response, responses={200: text})
+        text = {"text/plain": {"schema": {"type": "string"}}}
+        routes.add("GET", "/metrics", self.metrics, media=text)
         routes.add("POST", "/tokenize", self.tokenize, takes=[TokenizeRequest])
         routes.add("POST", "/detokenize", self.detokenize, takes=[DetokenizeRequest])
         routes.add("POST", "/apply-template", self.apply_template, takes=[ChatCompletionRequest])
@@ -60,7 +60,7 @@ class NativeApi:
         """Report health without details: this endpoint needs no key."""
         statuses = self._loaded()
         if statuses and not any(status.n_slots for status in statuses):
-            # So that a load balancer skips us.
+            # A load balancer then skips this server.
             return JSONResponse({"status": "no upstream"}, 503)
         tiers = [
             tier
@@ -172,5 +172,4 @@ def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
 def _check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
     for index, token in enumerate(tokens):
         if not 0 <= token < n_vocab:
-            path = f"tokens.{index}"
-            raise fault(path, f": {token} is not a token of this model.")
+            raise fault(f"tokens.{index}", f": {token} is not a token of this model.")

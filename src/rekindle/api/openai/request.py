@@ -116,8 +116,7 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
         ]
     for key, token, bias in entries:
         if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
-            path = f"logit_bias.{key}"
-            raise fault(path, f": `{token}` is not a token of this model.")
+            raise fault(f"logit_bias.{key}", f": `{token}` is not a token of this model.")
         yield int(token), -math.inf if bias is False else bias
 
 
