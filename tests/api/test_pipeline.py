@@ -12,6 +12,7 @@ from rekindle.api.cache_controls import CommonFields
 from rekindle.api.errors import answer_rekindle_error
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.middleware import RequestScope
+from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Exchange, Pipeline, RawPrompt, WireFormat
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import ReplyEvent, ReplyOptions, ReplyText
@@ -76,7 +77,7 @@ def shout(responder: FakeResponder, **fields: Any) -> tuple[httpx.Response, Fixe
     models, telemetry = FixedModels(responder, CARD), Telemetry()
     app = FastAPI(exception_handlers={RekindleError: answer_rekindle_error})
     app.add_middleware(RequestScope, telemetry=telemetry)
-    Pipeline(RequestContext(models, telemetry, api_settings())).add_routes(app, SHOUT)
+    Pipeline(RequestContext(models, telemetry, api_settings())).add_routes(Routes(app), SHOUT)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)

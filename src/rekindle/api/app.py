@@ -9,26 +9,26 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
-from rekindle.api.anthropic import routes as anthropic
+from rekindle.api.anthropic.routes import add_token_count
 from rekindle.api.anthropic.wire_format import MESSAGES
-from rekindle.api.cache import routes as cache_routes
-from rekindle.api.dashboard import routes as dashboard
+from rekindle.api.cache.routes import CacheApi
 from rekindle.api.dashboard.feed import Feed
+from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
-from rekindle.api.http.head import HeadAsGet
-from rekindle.api.http.middleware import ApiKeys, BodyLimit, RequestScope
+from rekindle.api.http.middleware import ApiKeys, BodyLimit, HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
-from rekindle.api.models import Models, answer_model_error
-from rekindle.api.native import routes as native
-from rekindle.api.openai import routes as openai
+from rekindle.api.models import Models
+from rekindle.api.native.routes import NativeApi
+from rekindle.api.openai.embeddings import EmbeddingsApi
+from rekindle.api.openai.models import ModelsApi
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
-from rekindle.api.openapi import describe
+from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline
-from rekindle.api.responses import routes as responses
+from rekindle.api.responses.routes import StoredResponsesApi
 from rekindle.api.responses.wire_format import responses_format
-from rekindle.errors import ModelInUse, ModelLoadFailed, RekindleError, UnknownModel
+from rekindle.errors import RekindleError
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
 
@@ -49,40 +49,28 @@ def create_app(
         middleware=_middleware(settings, telemetry, drain),
         exception_handlers={
             RekindleError: answer_rekindle_error,
-            UnknownModel: answer_model_error,
-            ModelInUse: answer_model_error,
-            ModelLoadFailed: answer_model_error,
             HTTPException: answer_http_exception,
         },
     )
+    routes = Routes(app)
     context = RequestContext(models, telemetry, settings)
     pipeline = Pipeline(context)
     formats = (CHAT, COMPLETIONS, MESSAGES, responses_format(stored_responses))
     for wire_format in formats:
-        pipeline.add_routes(app, wire_format)
-    native.NativeApi(models, telemetry).add_routes(app)
-    openai.add_routes(app, context)
-    responses.StoredResponsesApi(context, stored_responses).add_routes(app)
-    anthropic.AnthropicApi(context).add_routes(app)
-    cache_routes.CacheApi(context, pipeline, formats).add_routes(app)
-    dashboard.DashboardApi(context, feed).add_routes(app)
+        pipeline.add_routes(routes, wire_format)
+    NativeApi(models, telemetry).add_routes(routes)
+    # llama-server serves each path of OpenAI with and without the prefix.
+    for prefix in ("/v1", ""):
+        EmbeddingsApi(models, telemetry).add_routes(routes, prefix)
+        ModelsApi(models).add_routes(routes, prefix)
+        StoredResponsesApi(context, stored_responses).add_routes(routes, prefix)
+    add_token_count(routes, context)
+    CacheApi(context, pipeline, formats).add_routes(routes)
+    DashboardApi(context, feed).add_routes(routes)
 
     @cache
     def document() -> bytes:
-        return to_json(
-            describe(
-                app,
-                (
-                    *(each for wire_format in formats for each in wire_format.wire_types),
-                    *native.WIRE_TYPES,
-                    *openai.WIRE_TYPES,
-                    *anthropic.WIRE_TYPES,
-                    *responses.WIRE_TYPES,
-                    *cache_routes.WIRE_TYPES,
-                    *dashboard.WIRE_TYPES,
-                ),
-            )
-        )
+        return to_json(routes.document())
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

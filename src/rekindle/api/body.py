@@ -50,6 +50,11 @@ Path = tuple[int | str, ...]
 SHOULD_BE = "Input should be "
 
 
+def fault(path: str, problem: str) -> InvalidRequest:
+    """Refuse the field at `path`. `problem` continues the sentence that begins with the path."""
+    return InvalidRequest(f"`{path}`{problem}", path)
+
+
 async def read_body(request: Request, model: type[W], telemetry: Telemetry) -> W:
     data = parse_json(await request.body())
     try:
@@ -103,13 +108,13 @@ def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> Invali
     found = [fault for fault, path in zip(faults, paths, strict=True) if path == deepest]
     param = _dotted(deepest)
     if found[0]["type"] == "missing":
-        return InvalidRequest(f"`{param}` is required.", param)
+        return fault(param, " is required.")
     messages = list(dict.fromkeys(fault["msg"] for fault in found))
     # A union member whose type fits, but not its limit, says more than the other members.
     if limits := [message for message in messages if not message.startswith(SHOULD_BE)]:
-        return InvalidRequest(f"`{param}`: {limits[0]}.", param)
+        return fault(param, f": {limits[0]}.")
     wanted = " or ".join(message.removeprefix(SHOULD_BE) for message in messages)
-    return InvalidRequest(f"`{param}` should be {wanted}.", param)
+    return fault(param, f" should be {wanted}.")
 
 
 def _path_in(data: Any, fault: ErrorDetails) -> Path:

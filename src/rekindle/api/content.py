@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 
-from rekindle.api.body import WireModel
+from rekindle.api.body import WireModel, fault
 from rekindle.api.cache_controls import PromptCacheBreakpoint
 from rekindle.chat.conversation import Message, Part, Reasoning, Role, Text, ToolCall
-from rekindle.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
@@ -44,10 +43,7 @@ def part_text(part: TextPart, path: str) -> str:
     if part.type == "refusal":
         return (part.refusal if isinstance(part, ContentPart) else None) or ""
     if part.type not in TEXT_PARTS:
-        raise InvalidRequest(
-            f"`{path}.type`: content of type `{part.type}` is not supported. Send text.",
-            f"{path}.type",
-        )
+        raise fault(f"{path}.type", f": content of type `{part.type}` is not supported. Send text.")
     if part.text is None:
-        raise InvalidRequest(f"`{path}.text` is required.", f"{path}.text")
+        raise fault(f"{path}.text", " is required.")
     return part.text

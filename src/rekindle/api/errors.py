@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NotRequired
 
 from fastapi import Request, Response
@@ -14,11 +14,14 @@ from typing_extensions import TypedDict
 from rekindle.errors import (
     EngineError,
     InvalidRequest,
+    ModelInUse,
+    ModelLoadFailed,
     Overloaded,
     PromptTooLong,
     RekindleError,
     RequestError,
     ShuttingDown,
+    UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
 )
@@ -79,7 +82,7 @@ class NotFound(RequestError):
 class Failure:
     status: int
     detail: ErrorDetail
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
 
     def body(self, scope: Scope) -> bytes:
         """Encode the error in the shape that clients of the request's path expect."""
@@ -108,53 +111,60 @@ def is_anthropic(scope: Scope) -> bool:
 def failure_of(error: BaseException, scope: Scope) -> Failure:
     match error:
         case InvalidRequest():
-            return invalid(error.message, param=error.param)
+            return failure(400, error.message, param=error.param)
         case NotFound():
-            return invalid(error.message, status=404, param=error.param, code=error.code)
+            return failure(404, error.message, error.code, param=error.param)
+        case UnknownModel():
+            return failure(404, error.message, "model_not_found", param="model")
+        case ModelInUse():
+            return failure(409, error.message, "model_in_use", param="model")
         case PromptTooLong():
-            detail = _detail(error.message, code="context_length_exceeded")
-            detail["n_prompt_tokens"] = error.n_prompt
-            detail["n_ctx"] = error.n_ctx
-            return Failure(400, detail)
+            failed = failure(400, error.message, "context_length_exceeded")
+            failed.detail["n_prompt_tokens"] = error.n_prompt
+            failed.detail["n_ctx"] = error.n_ctx
+            return failed
         case Overloaded():
-            return Failure(
-                429,
-                _detail(error.message, type="rate_limit_error", code="queue_full"),
-                {"retry-after": str(error.retry_after_seconds)},
-            )
+            headers = {"retry-after": str(error.retry_after_seconds)}
+            return failure(429, error.message, "queue_full", headers=headers)
         case ShuttingDown():
             # Another server, or the one that replaces this one, can answer at once.
-            return _server_error(503, error, "shutting_down", {"retry-after": "1"})
+            return failure(503, error.message, "shutting_down", headers={"retry-after": "1"})
         case UpstreamTimedOut():
-            return _server_error(504, error, "upstream_timed_out")
+            return failure(504, error.message, "upstream_timed_out")
         case UpstreamFailed():
-            return _server_error(502, error, "upstream_failed")
+            return failure(502, error.message, "upstream_failed")
+        case ModelLoadFailed():
+            return failure(500, error.message, "model_load_failed")
         case EngineError():
-            return _server_error(500, error, "engine_error")
+            return failure(500, error.message, "engine_error")
         case _:
             return internal_error(scope)
 
 
 def internal_error(scope: Scope) -> Failure:
     message = f"Internal server error (request {scope['request_id']}). See the server log."
-    return Failure(500, _detail(message, type="server_error", code="internal_error"))
+    return failure(500, message, "internal_error")
 
 
-def _server_error(
-    status: int, error: RekindleError, code: str, headers: Mapping[str, str] | None = None
+def failure(
+    status: int,
+    message: str,
+    code: str | None = None,
+    *,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Failure:
-    return Failure(status, _detail(error.message, type="server_error", code=code), headers or {})
-
-
-def invalid(
-    message: str, *, status: int = 400, param: str | None = None, code: str | None = None
-) -> Failure:
-    return Failure(status, _detail(message, param=param, code=code))
+    type_ = "server_error" if status >= 500 else "invalid_request_error"
+    if status == 429:
+        type_ = "rate_limit_error"
+    detail = ErrorDetail(message=message, type=type_, param=param, code=code)
+    return Failure(status, detail, headers or {})
 
 
 async def answer_rekindle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RekindleError)
-    if isinstance(error, EngineError | UpstreamFailed):
+    is_logged = isinstance(error, ModelLoadFailed)  # by the pool of models
+    if isinstance(error, EngineError | UpstreamFailed) and not is_logged:
         logger.error("engine: request failed: %s", error.message)
     return failure_of(error, request.scope).response(request.scope)
 
@@ -162,18 +172,13 @@ async def answer_rekindle_error(request: Request, error: Exception) -> Response:
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     """Answer paths and methods that no route serves."""
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    if error.status_code == 404:
-        failure = invalid(f"No route matches {where}.", status=404, code="not_found")
-    elif error.status_code == 405:
-        failure = invalid(
-            f"{request.method} is not allowed at {request.url.path}.",
-            status=405,
-            code="method_not_allowed",
-        )
-    else:
-        failure = invalid(error.detail, status=error.status_code)
-    return Failure(failure.status, failure.detail, error.headers or {}).response(request.scope)
+    method, path = request.method, request.url.path
+    message, code = {
+        404: (f"No route matches {method} {path}.", "not_found"),
+        405: (f"{method} is not allowed at {path}.", "method_not_allowed"),
+    }.get(error.status_code, (error.detail, None))
+    failed = failure(error.status_code, message, code, headers=error.headers)
+    return failed.response(request.scope)
 
 
 def _anthropic_status(failure: Failure) -> int:
@@ -186,13 +191,3 @@ def _anthropic_message(detail: ErrorDetail) -> str:
     if detail["code"] != "context_length_exceeded":
         return detail["message"]
     return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
-
-
-def _detail(
-    message: str,
-    *,
-    type: str = "invalid_request_error",
-    param: str | None = None,
-    code: str | None = None,
-) -> ErrorDetail:
-    return ErrorDetail(message=message, type=type, param=param, code=code)

@@ -1,14 +1,44 @@
 """JSON as the wire formats write it."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
+from typing import Any, TypeVar, cast
 
 from fastapi import Response
 from pydantic_core import to_json
 
+B = TypeVar("B")
+PIECE_CHARACTERS = 1024  # picked
+
+
+def body_from(kind: type[B], source: object, **others: Any) -> B:
+    """Make a body of type `kind`, a TypedDict, from the attributes of `source` of the same names.
+
+    `others` has the keys that `source` lacks or names differently.
+    """
+    keys = kind.__annotations__
+    return cast(B, {key: others[key] if key in others else getattr(source, key) for key in keys})
+
 
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(value), media_type="application/json", headers=headers)
+
+
+def string_in(source: str | bytes, key: str) -> str | None:
+    """Return a string of a JSON object, or None if there is none. Never raise."""
+    try:
+        value = json.loads(source)
+    except (ValueError, RecursionError):
+        return None
+    text = value.get(key) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else None
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Split the arguments of a call, so that a long one is not one huge line of a stream."""
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        yield text[start : start + PIECE_CHARACTERS]
 
 
 def quoted(text: str) -> bytes:

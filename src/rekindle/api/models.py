@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from fastapi import Request, Response
-from starlette.types import Scope
-
-from rekindle.api.errors import Failure, failure_of, invalid
 from rekindle.chat.responder import Responder
-from rekindle.errors import ModelInUse, UnknownModel
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import Lease as ModelLease
 from rekindle.models.card import ListedModel
@@ -41,18 +36,3 @@ class Models(Protocol):
     def status(self, name: str | None) -> EngineStatus | None:
         """Return the engine's status, or None if the model is not loaded. Raise UnknownModel."""
         ...
-
-
-async def answer_model_error(request: Request, error: Exception) -> Response:
-    return _failure_of(error, request.scope).response(request.scope)
-
-
-def _failure_of(error: Exception, scope: Scope) -> Failure:
-    match error:
-        case UnknownModel():
-            return invalid(error.message, status=404, param="model", code="model_not_found")
-        case ModelInUse():
-            return invalid(error.message, status=409, param="model", code="model_in_use")
-        case _:
-            failed = failure_of(error, scope)
-            return Failure(failed.status, {**failed.detail, "code": "model_load_failed"})

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 
 from rekindle.api.body import read_body
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
@@ -24,7 +24,7 @@ from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
 from rekindle.api.json import json_response
-from rekindle.api.openapi import request_body, whole_or_stream
+from rekindle.api.openapi import Routes
 from rekindle.api.replies import Envelope, Reply, WantedReply, start_replies
 from rekindle.api.sse import KEEP_ALIVE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
@@ -84,10 +84,6 @@ class WireFormat(Generic[B]):
     read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # also takes the headers
     keep_alive: bytes = KEEP_ALIVE
 
-    @property
-    def wire_types(self) -> tuple[type, ...]:
-        return (self.schema, self.body, self.event, self.error)
-
 
 class Pipeline:
     def __init__(self, context: RequestContext) -> None:
@@ -96,18 +92,20 @@ class Pipeline:
         self._telemetry = context.telemetry
         self._names_logged: set[str] = set()
 
-    def add_routes(self, app: FastAPI, wire_format: WireFormat[Any]) -> None:
+    def add_routes(self, routes: Routes, wire_format: WireFormat[Any]) -> None:
         async def endpoint(request: Request) -> Response:
             return await self.reply(request, wire_format)
 
         for path in wire_format.paths:
-            app.add_api_route(
+            routes.add(
+                "POST",
                 path,
                 endpoint,
                 name=wire_format.operation,
-                methods=["POST"],
-                openapi_extra=request_body(wire_format.schema),
-                responses=whole_or_stream(wire_format.body, wire_format.event, wire_format.error),
+                takes=[wire_format.schema],
+                gives=wire_format.body,
+                streams=[wire_format.event],
+                error=wire_format.error,
             )
 
     async def reply(self, request: Request, wire_format: WireFormat[B]) -> Response:

@@ -1,13 +1,32 @@
-"""Tools, tool choices and call ids: checks that all wire formats share."""
+"""Tools, call ids, reply formats and sampling: rules that all wire formats share."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from rekindle.api.body import fault
+from rekindle.api.cache_controls import CommonFields
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind
+from rekindle.generation.request import Grammar, GrammarKind, Sampling
+
+# Fields with the same name and meaning in requests and in `Sampling`. No format has all.
+SAMPLING_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "repeat_penalty",
+        "repeat_last_n",
+        "frequency_penalty",
+        "presence_penalty",
+        "ignore_eos",
+    }
+)
 
 
 class CallIds:
@@ -38,23 +57,27 @@ class CallIds:
         """Return the original id, or raise InvalidRequest for an unknown one."""
         found = self.find(call_id)
         if found is None:
-            raise InvalidRequest(
-                f"`{path}`: no earlier tool call in this request has the id `{call_id}`.", path
-            )
+            raise fault(path, f": no earlier tool call in this request has the id `{call_id}`.")
         return found
 
 
 def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
     """Add a tool by its name. Raise InvalidRequest if the name is taken."""
     if tool.name in tools:
-        raise InvalidRequest(f"`{path}`: there are two tools `{tool.name}`.", path)
+        raise fault(path, f": there are two tools `{tool.name}`.")
     tools[tool.name] = tool
 
 
 def nothing_to_call() -> InvalidRequest:
-    return InvalidRequest(
-        "`tool_choice`: a call is required, but `tools` has nothing to call.", "tool_choice"
-    )
+    return fault("tool_choice", ": a call is required, but `tools` has nothing to call.")
+
+
+def sampling_of(body: CommonFields, defaults: Sampling, grammar: Grammar | None) -> Sampling:
+    """Replace the defaults that the request sets."""
+    fields = SAMPLING_FIELDS & type(body).model_fields.keys()
+    given = {name: value for name in fields if (value := getattr(body, name)) is not None}
+    sampling = replace(defaults, **given, grammar=grammar)
+    return replace(sampling, top_k=max(sampling.top_k, 0))  # -1 also turns it off
 
 
 def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Grammar | None:
@@ -64,16 +87,14 @@ def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Gram
     if kind == "json_object":
         schema = schema or {"type": "object"}
     if schema is None:
-        raise InvalidRequest(f"`{path}` is required.", path)
+        raise fault(path, " is required.")
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> None:
     """Refuse a required call together with a reply format, which `field` asks for."""
     if grammar is not None and choice.mode is ToolMode.REQUIRED:
-        raise InvalidRequest(
-            f"`tool_choice` that requires a call and `{field}` exclude each other.", "tool_choice"
-        )
+        raise fault("tool_choice", f" that requires a call and `{field}` exclude each other.")
 
 
 def _core(call_id: str) -> str:

@@ -19,6 +19,7 @@ from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.caller import namespace_of
 from rekindle.api.http.context import RequestContext
 from rekindle.api.models import Lease
+from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Exchange, Pipeline, RawPrompt, WireFormat
 from rekindle.chat.accounts.sessions import Ledger, Sessions
 from rekindle.config import NamespaceBy
@@ -124,7 +125,7 @@ def ask(
     models = Models(store or Store())
     models.responder.sessions = sessions
     context = RequestContext(models, Telemetry(), api_settings(namespace_by=by))
-    CacheApi(context, Pipeline(context), formats).add_routes(app)
+    CacheApi(context, Pipeline(context), formats).add_routes(Routes(app))
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)

@@ -13,6 +13,7 @@ from rekindle.api.anthropic.schema import (
     SystemBlock,
 )
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
+from rekindle.api.body import fault
 from rekindle.api.content import assistant_message
 from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
@@ -169,12 +170,9 @@ def _is_open(last: Message) -> bool:
 
 def _needed(value: str | None, path: str) -> str:
     if value is None:
-        raise InvalidRequest(f"`{path}` is required.", path)
+        raise fault(path, " is required.")
     return value
 
 
 def _unsupported(type_: str, path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"`{path}.type`: content of type `{type_}` is not supported in this message.",
-        f"{path}.type",
-    )
+    return fault(f"{path}.type", f": content of type `{type_}` is not supported in this message.")

@@ -1,7 +1,6 @@
 """Conversion of a Messages request to `ReplyOptions` and to marks for the cache."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rekindle.api.anthropic.messages import n_messages_of
 from rekindle.api.anthropic.schema import (
@@ -13,7 +12,7 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import tool_choice_of
 from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
-from rekindle.api.tools import check_grammar, json_grammar
+from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
@@ -28,15 +27,8 @@ def options_of(
     tool_choice = tool_choice_of(body, conversation)
     grammar = _grammar(body)
     check_grammar(grammar, tool_choice, "output_config.format")
-    sampling = replace(
-        defaults,
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
-        grammar=grammar,
-    )
     return ReplyOptions(
-        sampling=sampling,
+        sampling=sampling_of(body, defaults, grammar),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         tool_choice=tool_choice,

@@ -23,7 +23,7 @@ from rekindle.api.cache.views import rekindle_of
 from rekindle.api.cache_controls import TTL_SECONDS
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyStats
+from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone
 from rekindle.observe.request_record import MissReason
 
 # The value is never checked. Without one, some clients resend thinking as plain text.
@@ -53,7 +53,8 @@ def message_of(body: MessagesRequest, envelope: Envelope, replies: Sequence[Repl
         for call in reply.calls
     ]
     stats = reply.done.stats
-    message = begun(envelope, final_usage(envelope, stats))
+    usage = usage_of(envelope, stats.n_prompt, stats.n_cached, stats.n_generated)
+    message = begun(envelope, usage)
     message["content"] = content
     message["stop_reason"] = stop_reason_of(reply.done)
     message["stop_sequence"] = reply.done.stop_sequence
@@ -94,16 +95,7 @@ def diagnostics_of(wanted: DiagnosticsRequest, diagnosis: Diagnosis | None) -> D
     return Diagnostics(cache_miss_reason=UnknownMiss(type="unavailable"))
 
 
-def final_usage(envelope: Envelope, stats: ReplyStats) -> MessageUsage:
-    return usage_of(
-        envelope,
-        n_prompt=stats.n_prompt,
-        n_cached=stats.n_cached,
-        n_generated=stats.n_generated,
-    )
-
-
-def usage_of(envelope: Envelope, *, n_prompt: int, n_cached: int, n_generated: int) -> MessageUsage:
+def usage_of(envelope: Envelope, n_prompt: int, n_cached: int, n_generated: int) -> MessageUsage:
     """Count uncached input up to the last breakpoint as created, and the rest as plain input."""
     pins = envelope.wanted[0].options.terms.pins
     n_created = max(min(pins[-1].n_tokens, n_prompt) - n_cached, 0) if pins else 0

@@ -21,14 +21,13 @@ from rekindle.api.anthropic.response import (
     SIGNATURE,
     begun,
     diagnostics_of,
-    final_usage,
     input_json,
     stop_reason_of,
     usage_of,
 )
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.cache.views import rekindle_of
-from rekindle.api.json import quoted
+from rekindle.api.json import pieces, quoted
 from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     ReplyCall,
@@ -43,7 +42,6 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
 END = b"}}\n\n"
-INPUT_CHARACTERS = 1024  # of one delta, so that a long argument is not one huge line; picked
 
 Block = ThinkingBlock | TextBlock | ToolUseBlock
 
@@ -103,8 +101,7 @@ class MessageEvents:
         elif isinstance(event, ReplyDone):
             n_prompt, n_cached = event.stats.n_prompt, event.stats.n_cached
             diagnosis = event.stats.diagnosis
-        usage = usage_of(self._envelope, n_prompt=n_prompt, n_cached=n_cached, n_generated=0)
-        message = begun(self._envelope, usage)
+        message = begun(self._envelope, usage_of(self._envelope, n_prompt, n_cached, 0))
         if self._diagnostics is not None:
             message["diagnostics"] = diagnostics_of(self._diagnostics, diagnosis)
         return _frame(MessageStart(type="message_start", message=message))
@@ -136,9 +133,8 @@ class MessageEvents:
     def _call(self, call: ReplyCall) -> Iterator[bytes]:
         yield self._start(ToolUseBlock(type="tool_use", id=call.id, name=call.name, input={}))
         head = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
-        arguments = input_json(call)
-        for start in range(0, len(arguments), INPUT_CHARACTERS):
-            yield head + quoted(arguments[start : start + INPUT_CHARACTERS]) + END
+        for piece in pieces(input_json(call)):
+            yield head + quoted(piece) + END
         yield self._stop()
 
     def _start(self, block: Block) -> bytes:
@@ -155,11 +151,12 @@ class MessageEvents:
 
     def _ended(self, event: ReplyDone) -> bytes:
         stats = event.stats
+        usage = usage_of(self._envelope, stats.n_prompt, stats.n_cached, stats.n_generated)
         return _frame(
             MessageDelta(
                 type="message_delta",
                 delta=Ending(stop_reason=stop_reason_of(event), stop_sequence=event.stop_sequence),
-                usage=final_usage(self._envelope, stats),
+                usage=usage,
                 rekindle=rekindle_of([stats]),
             )
         )

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
+from rekindle.api.body import fault
 from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Conversation, Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
-from rekindle.errors import InvalidRequest
 
 MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "any": ToolMode.REQUIRED}
 
@@ -54,11 +54,9 @@ def tool_choice_of(body: CountTokensRequest, conversation: Conversation) -> Tool
     if wanted.type == "tool":
         name = wanted.name
         if name is None:
-            raise InvalidRequest("`tool_choice.name` is required.", "tool_choice.name")
+            raise fault("tool_choice.name", " is required.")
         if name not in {tool.name for tool in conversation.callable_tools}:
-            raise InvalidRequest(
-                f"`tool_choice.name`: there is no tool `{name}` to call.", "tool_choice.name"
-            )
+            raise fault("tool_choice.name", f": there is no tool `{name}` to call.")
         # Clients name a tool to get one value. Several calls must be allowed explicitly.
         once = wanted.disable_parallel_tool_use is not False
         return ToolChoice(ToolMode.REQUIRED, (name,), parallel=not once)
@@ -74,9 +72,9 @@ def _is_custom(entry: MessagesTool) -> bool:
 
 def _tool(entry: MessagesTool, path: str) -> Tool:
     if not entry.name:
-        raise InvalidRequest(f"`{path}.name` is required.", f"{path}.name")
+        raise fault(f"{path}.name", " is required.")
     if entry.input_schema is None:
-        raise InvalidRequest(f"`{path}.input_schema` is required.", f"{path}.input_schema")
+        raise fault(f"{path}.input_schema", " is required.")
     function = {"name": entry.name, "parameters": entry.input_schema}
     if entry.description is not None:
         function["description"] = entry.description

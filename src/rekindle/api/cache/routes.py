@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 
-from rekindle.api.body import parse_json, read_body
+from rekindle.api.body import fault, parse_json, read_body
 from rekindle.api.cache.bodies import (
     CacheDeleted,
     CachePinned,
@@ -29,21 +29,10 @@ from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import model_wanted, whole_number
 from rekindle.api.json import json_response
-from rekindle.api.openapi import ERRORS, any_of, reply, request_body
+from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline, WireFormat
-from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
-WIRE_TYPES = (
-    PinRequest,
-    CacheDeleted,
-    CachePinned,
-    Forest,
-    Lookup,
-    SessionList,
-    StoredList,
-    StoredText,
-)
 MAX_LISTED = 1000  # picked
 MAX_BRANCHES = 10_000  # picked
 MAX_POSITION = 10**8  # longer than any context
@@ -61,26 +50,18 @@ class CacheApi:
         self._pipeline = pipeline
         self._formats = {each.name: each for each in formats}
 
-    def add_routes(self, app: FastAPI) -> None:
-        pin, any_body = request_body(PinRequest), _any_request(self._formats.values())
-        for method, path, endpoint, model, extra in (
-            ("GET", "/v1/cache", self.list_stored, StoredList, None),
-            ("DELETE", "/v1/cache", self.delete_all, CacheDeleted, None),
-            ("GET", "/v1/cache/forest", self.show_forest, Forest, None),
-            # `path`, because keys may contain slashes.
-            ("GET", "/v1/cache/{key:path}/text", self.read_text, StoredText, None),
-            ("DELETE", "/v1/cache/{key:path}", self.delete, CacheDeleted, None),
-            ("GET", "/v1/sessions", self.list_sessions, SessionList, None),
-            ("POST", "/v1/cache/lookup", self.look_up, Lookup, any_body),
-            ("POST", "/v1/cache/{key:path}/pin", self.pin, CachePinned, pin),
-        ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=[method],
-                openapi_extra=extra,
-                responses=ERRORS | {200: reply(model)},
-            )
+    def add_routes(self, routes: Routes) -> None:
+        any_request = [each.schema for each in self._formats.values()]
+        routes.add("GET", "/v1/cache", self.list_stored, gives=StoredList)
+        routes.add("DELETE", "/v1/cache", self.delete_all, gives=CacheDeleted)
+        routes.add("GET", "/v1/cache/forest", self.show_forest, gives=Forest)
+        routes.add("POST", "/v1/cache/lookup", self.look_up, takes=any_request, gives=Lookup)
+        # `path`, because keys may contain slashes.
+        one = "/v1/cache/{key:path}"
+        routes.add("GET", f"{one}/text", self.read_text, gives=StoredText)
+        routes.add("POST", f"{one}/pin", self.pin, takes=[PinRequest], gives=CachePinned)
+        routes.add("DELETE", one, self.delete, gives=CacheDeleted)
+        routes.add("GET", "/v1/sessions", self.list_sessions, gives=SessionList)
 
     async def list_stored(self, request: Request) -> Response:
         limit = _limit(request, MAX_LISTED)
@@ -142,7 +123,7 @@ class CacheApi:
             name = detect(parse_json(await request.body()), request.headers)
         elif name not in self._formats:
             allowed = ", ".join(f"`{each}`" for each in self._formats)
-            raise InvalidRequest(f"`dialect` should be one of {allowed}.", "dialect")
+            raise fault("dialect", f" should be one of {allowed}.")
         forecast, miss = await self._pipeline.look_up(request, self._formats[name])
         return json_response(lookup_of(forecast, miss))
 
@@ -171,8 +152,3 @@ def _unknown(key: str) -> NotFound:
 
 def _text(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
-
-
-def _any_request(formats: Iterable[WireFormat[Any]]) -> dict[str, Any]:
-    names = (each.schema.__name__ for each in formats)
-    return {"requestBody": {"required": True, "content": {"application/json": any_of(names)}}}

@@ -19,6 +19,7 @@ from rekindle.api.cache.bodies import (
     TierTokens,
     TierUsage,
 )
+from rekindle.api.json import body_from
 from rekindle.chat.accounts.sessions import Session
 from rekindle.chat.reply.events import ReplyStats
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
@@ -32,16 +33,8 @@ def rekindle_of(stats: Sequence[ReplyStats]) -> Rekindle:
     return first if len(stories) == 1 else CacheStories(**first, replies=stories)
 
 
-def miss_body(miss: Miss) -> MissBody:
-    return MissBody(
-        reason=miss.reason.value,
-        message=miss.message,
-        part=miss.part,
-        before=miss.before,
-        expected=miss.expected,
-        got=miss.got,
-        tokens_lost=miss.tokens_lost,
-    )
+def miss_body(miss: Miss | None) -> MissBody | None:
+    return body_from(MissBody, miss) if miss else None
 
 
 def tokens_by_tier(spans: Spans) -> list[TierTokens]:
@@ -52,12 +45,7 @@ def tokens_by_tier(spans: Spans) -> list[TierTokens]:
 
 
 def tier_usage(tier: TierStatus) -> TierUsage:
-    return TierUsage(
-        name=tier.name.value,
-        entries=tier.n_entries,
-        bytes=tier.n_bytes,
-        budget_bytes=tier.budget_bytes,
-    )
+    return body_from(TierUsage, tier, entries=tier.n_entries, bytes=tier.n_bytes)
 
 
 def tier_props(tier: TierStatus) -> TierProps:
@@ -65,48 +53,25 @@ def tier_props(tier: TierStatus) -> TierProps:
 
 
 def branch_entry(branch: StoredBranch) -> BranchEntry:
-    return {
-        "key": branch.key,
-        "parent": branch.parent,
-        "start": branch.start,
-        "stop": branch.stop,
-        "bytes": branch.n_bytes,
-        "names": list(branch.names),
-        "session": branch.session,
-        "class": CLASSES[branch.rank],
-        "tiers": [source.value for source in branch.sources],
-        "hits": branch.hits,
-        "last_used": branch.used_at,
-        "pinned_until": branch.pinned_until,
-    }
+    return body_from(BranchEntry, branch, **_renamed(branch))
 
 
 def stored_entry(stored: StoredPrefix) -> StoredEntry:
+    return body_from(StoredEntry, stored, **_renamed(stored), tokens=stored.n_tokens)
+
+
+def _renamed(stored: StoredPrefix | StoredBranch) -> dict[str, object]:
     return {
-        "key": stored.key,
-        "name": stored.name,
-        "session": stored.session,
         "class": CLASSES[stored.rank],
-        "tokens": stored.n_tokens,
         "bytes": stored.n_bytes,
-        "tiers": [source.value for source in stored.sources],
-        "hits": stored.hits,
+        "tiers": stored.sources,
         "last_used": stored.used_at,
-        "pinned_until": stored.pinned_until,
     }
 
 
 def session_entry(session: Session) -> SessionEntry:
-    ledger = session.ledger
-    return SessionEntry(
-        session=session.id,
-        last_used=session.used_at,
-        requests=ledger.requests,
-        prompt_tokens=ledger.prompt_tokens,
-        cached_tokens=ledger.cached_tokens,
-        prefilled_tokens=ledger.prefilled_tokens,
-        prefilled_twice_tokens=ledger.prefilled_twice_tokens,
-    )
+    ledger, used_at = session.ledger, session.used_at
+    return body_from(SessionEntry, ledger, session=session.id, last_used=used_at)
 
 
 def lookup_of(forecast: Forecast, miss: Miss | None) -> Lookup:
@@ -118,7 +83,7 @@ def lookup_of(forecast: Forecast, miss: Miss | None) -> Lookup:
         cached=tokens_by_tier(forecast.spans),
         prefilled=forecast.n_prompt - forecast.n_cached,
         expected_ms=ExpectedTimes(restore=restore, prefill=prefill, total=total),
-        miss=miss_body(miss) if miss else None,
+        miss=miss_body(miss),
     )
 
 
@@ -139,7 +104,7 @@ def _story(stats: ReplyStats) -> CacheStory:
             NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
         ]
     if stats.is_explained:
-        story["miss"] = miss_body(stats.miss) if stats.miss else None
+        story["miss"] = miss_body(stats.miss)
     return story
 
 

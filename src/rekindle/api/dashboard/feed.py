@@ -38,18 +38,15 @@ class FeedReader:
         try:
             self._frames.put_nowait(frame)
         except asyncio.QueueFull:
-            self._cut()
+            self.is_cut = True
+            if self._writer is not None:
+                self._writer.cancel()
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Yield the frames to one task, which is cancelled when it falls behind."""
         self._writer = asyncio.current_task()
         while (frame := await self._frames.get()) is not None:
             yield frame
-
-    def _cut(self) -> None:
-        self.is_cut = True
-        if self._writer is not None:
-            self._writer.cancel()
 
 
 class Feed:

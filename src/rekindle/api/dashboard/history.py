@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekindle.api.dashboard.bodies import Bucket, FirstToken
+from rekindle.api.json import body_from
 from rekindle.generation.events import CacheSource
 from rekindle.observe.request_record import Observer, RequestRecord
 
@@ -78,18 +79,9 @@ class HourHistory:
 
 
 def _body(bucket: _Bucket) -> Bucket:
-    return Bucket(
-        start=bucket.start,
-        requests=bucket.requests,
-        live=bucket.tokens.get(CacheSource.LIVE, 0),
-        memory=bucket.tokens.get(CacheSource.MEMORY, 0),
-        disk=bucket.tokens.get(CacheSource.DISK, 0),
-        shared=bucket.tokens.get(CacheSource.SHARED, 0),
-        upstream=bucket.tokens.get(CacheSource.UPSTREAM, 0),
-        prefilled=bucket.prefilled,
-        twice=bucket.twice,
-        first_token_ms=_first_token(bucket.first_token_ms),
-    )
+    by_source = {source: bucket.tokens.get(source, 0) for source in CacheSource}
+    first_token = _first_token(bucket.first_token_ms)
+    return body_from(Bucket, bucket, **by_source, first_token_ms=first_token)
 
 
 def _first_token(samples: Iterable[float]) -> FirstToken:

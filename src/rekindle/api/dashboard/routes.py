@@ -4,7 +4,7 @@ import asyncio
 import logging
 from importlib.resources import files
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
@@ -12,25 +12,18 @@ from rekindle.api.dashboard.feed import Feed, FeedReader
 from rekindle.api.errors import NotFound
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import ClientGone, unless_client_leaves
-from rekindle.api.openapi import ERRORS, any_of
+from rekindle.api.openapi import Routes
 from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 
 logger = logging.getLogger(__name__)
 
-WIRE_TYPES = (Hour, RequestSeen, Snapshot)
 PAGE = "index.html"
+SCRIPTS = ("app", "dom", "server", "now", "hour", "forest", "branch", "lists")
 MEDIA_TYPES = {
     PAGE: "text/html",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
-    "app.js": "text/javascript",
-    "dom.js": "text/javascript",
-    "server.js": "text/javascript",
-    "now.js": "text/javascript",
-    "hour.js": "text/javascript",
-    "forest.js": "text/javascript",
-    "branch.js": "text/javascript",
-    "lists.js": "text/javascript",
+    **{f"{name}.js": "text/javascript" for name in SCRIPTS},
 }
 FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
 PAGE_HEADERS = {
@@ -50,19 +43,10 @@ class DashboardApi:
         folder = files("rekindle") / "dashboard"
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
 
-    def add_routes(self, app: FastAPI) -> None:
-        for path, endpoint, content in (
-            ("/", self.page, {"text/html": {}}),
-            ("/dashboard/{name}", self.file, {name: {} for name in FILE_TYPES}),
-            ("/v1/events", self.events, {MEDIA_TYPE: any_of(each.__name__ for each in WIRE_TYPES)}),
-        ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=["GET"],
-                response_class=Response,
-                responses=ERRORS | {200: {"content": content}},
-            )
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("GET", "/", self.page, media={"text/html": {}})
+        routes.add("GET", "/dashboard/{name}", self.file, media={name: {} for name in FILE_TYPES})
+        routes.add("GET", "/v1/events", self.events, streams=[Hour, RequestSeen, Snapshot])
 
     async def page(self) -> Response:
         return self._file(PAGE)

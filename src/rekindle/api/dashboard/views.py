@@ -15,9 +15,10 @@ from rekindle.api.dashboard.bodies import (
     TokensBySource,
 )
 from rekindle.api.dashboard.history import HourHistory
+from rekindle.api.json import body_from
 from rekindle.api.models import Models
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierCounters
+from rekindle.generation.status import CacheStatus, EngineStatus
 from rekindle.models.card import ListedModel, ModelState
 from rekindle.observe.request_record import RequestRecord
 
@@ -54,7 +55,7 @@ def request_seen(record: RequestRecord) -> RequestSeen:
         "total_ms": _ms(record.total_seconds),
         "tokens_per_second": None if speed is None else round(speed, 1),
         "finish": record.finish,
-        "miss": miss_body(record.miss) if record.miss else None,
+        "miss": miss_body(record.miss),
     }
 
 
@@ -70,27 +71,15 @@ def _model_seen(listed: ListedModel, models: Models) -> ModelSeen:
         running=seen.n_running,
         waiting=seen.n_waiting,
         max_waiting=seen.max_waiting,
-        slots=[_slot_seen(slot) for slot in seen.slots],
+        slots=[body_from(SlotSeen, slot, **{"class": CLASSES[slot.rank]}) for slot in seen.slots],
         cache=_cache_seen(seen.cache) if seen.cache is not None else None,
     )
 
 
-def _slot_seen(slot: SlotStatus) -> SlotSeen:
-    return {
-        "id": slot.id,
-        "request_id": slot.request_id,
-        "session": slot.session,
-        "class": CLASSES[slot.rank],
-        "phase": slot.phase.value,
-        "n_prompt": slot.n_prompt,
-        "n_rows": slot.n_rows,
-        "n_cached": slot.n_cached,
-        "n_generated": slot.n_generated,
-    }
-
-
 def _cache_seen(cache: CacheStatus) -> CacheSeen:
     counted = cache.counters
+    has_shared = any(tier.name is CacheSource.SHARED for tier in cache.tiers)
+    probes = {"probes": counted.shared.lookups, "probes_failed": counted.shared.lookups_failed}
     return CacheSeen(
         model_class=cache.model_class,
         off_because=cache.off_because,
@@ -103,31 +92,8 @@ def _cache_seen(cache: CacheStatus) -> CacheSeen:
             upstream=counted.upstream.tokens,
             prefilled=counted.prefilled_tokens,
         ),
-        disk=DiskHealth(
-            evictions=counted.disk.evictions,
-            quarantined=counted.disk.quarantined,
-            vanished=counted.disk.vanished,
-            writes=counted.disk.writes,
-            writes_refused=counted.disk.writes_refused,
-            writes_failed=counted.disk.writes_failed,
-        ),
-        shared=_shared_health(counted.shared) if _has_shared(cache) else None,
-    )
-
-
-def _has_shared(cache: CacheStatus) -> bool:
-    return any(tier.name is CacheSource.SHARED for tier in cache.tiers)
-
-
-def _shared_health(counted: TierCounters) -> SharedHealth:
-    return SharedHealth(
-        probes=counted.lookups,
-        probes_failed=counted.lookups_failed,
-        quarantined=counted.quarantined,
-        vanished=counted.vanished,
-        writes=counted.writes,
-        writes_refused=counted.writes_refused,
-        writes_failed=counted.writes_failed,
+        disk=body_from(DiskHealth, counted.disk),
+        shared=body_from(SharedHealth, counted.shared, **probes) if has_shared else None,
     )
 
 

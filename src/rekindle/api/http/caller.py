@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import unquote
 
-from pydantic_core import from_json
-
+from rekindle.api.body import fault
 from rekindle.api.http.session_header import SESSION_HEADER
+from rekindle.api.json import string_in
 from rekindle.config import NamespaceBy
-from rekindle.errors import InvalidRequest
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
 MAX_SESSION_CHARS = 128
@@ -87,12 +86,7 @@ def namespace_of(headers: Mapping[str, str], salt: str | None, namespace_by: Nam
 
 def session_in_user_id(user_id: str | None) -> str | None:
     """Extract the session from `metadata.user_id`, where Claude Code sends JSON."""
-    try:
-        value = from_json(user_id or "")
-    except ValueError:
-        return user_id
-    session = value.get("session_id") if isinstance(value, dict) else None
-    return session if isinstance(session, str) and session else user_id
+    return string_in(user_id or "", "session_id") or user_id
 
 
 def _session(headers: Mapping[str, str], hints: Hints) -> str:
@@ -126,7 +120,7 @@ def _rank(headers: Mapping[str, str], hints: Hints) -> Rank | None:
 def _declared(name: str, param: str) -> Rank:
     if name not in CLASSES:
         allowed = ", ".join(f"`{each}`" for each in CLASSES)
-        raise InvalidRequest(f"`{param}` should be one of {allowed}.", param)
+        raise fault(param, f" should be one of {allowed}.")
     return CLASSES[name]
 
 

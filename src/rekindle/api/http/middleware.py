@@ -1,7 +1,8 @@
 """Middleware for every request, as plain ASGI.
 
-From the outside in: `RequestScope` (id, counters, last resort for bugs), CORS (Starlette's),
-`ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). None of them touches the bytes of a reply.
+From the outside in: `HeadAsGet`, `RequestScope` (id, counters, last resort for bugs), CORS
+(Starlette's), `ApiKeys`, `BodyLimit`, `DrainGate` (`drain.py`). Only `HeadAsGet` touches the
+bytes of a reply.
 """
 
 import hmac
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.api.errors import Failure, internal_error, invalid, is_anthropic
+from rekindle.api.errors import failure, internal_error, is_anthropic
 from rekindle.api.http.caller import offered_keys
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER
@@ -28,6 +29,25 @@ OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 MAX_REQUEST_ID_CHARS = 128
 NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:-]")
 UNMATCHED = "unmatched"
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD for every GET route: the same answer without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_empty(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_empty)
 
 
 class RequestScope:
@@ -100,9 +120,8 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, *, limit_bytes: int) -> None:
         self._app = app
         self._limit_bytes = limit_bytes
-        self._refusal = invalid(
-            f"The body is larger than {limit_bytes} bytes.", status=413, code="body_too_large"
-        )
+        message = f"The body is larger than {limit_bytes} bytes."
+        self._refusal = failure(413, message, "body_too_large")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,10 +167,9 @@ def _route(scope: Scope) -> str:
     return route.path if isinstance(route, Route) else UNMATCHED
 
 
-_UNAUTHORIZED = Failure(
+_UNAUTHORIZED = failure(
     401,
-    invalid(
-        "A valid API key is required, as a bearer token or in `x-api-key`.", code="invalid_api_key"
-    ).detail,
-    {"www-authenticate": "Bearer"},
+    "A valid API key is required, as a bearer token or in `x-api-key`.",
+    "invalid_api_key",
+    headers={"www-authenticate": "Bearer"},
 )

@@ -2,7 +2,7 @@
 
 from fastapi import Request
 
-from rekindle.errors import InvalidRequest
+from rekindle.api.body import fault
 
 
 def model_wanted(request: Request) -> str | None:
@@ -14,5 +14,5 @@ def whole_number(request: Request, name: str, *, default: int, least: int = 0, m
     # The length is checked first: converting a very long number is slow.
     is_number = value.isascii() and value.isdecimal() and len(value) < 10
     if not is_number or not least <= int(value) <= most:
-        raise InvalidRequest(f"`{name}` should be {least} to {most}.", name)
+        raise fault(name, f" should be {least} to {most}.")
     return int(value)

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
-from rekindle.api.body import read_body
+from rekindle.api.body import fault, read_body
 from rekindle.api.cache.views import tier_props
 from rekindle.api.http.query import model_wanted
+from rekindle.api.json import body_from
 from rekindle.api.models import Lease, Models
 from rekindle.api.native.schema import (
     CacheProps,
@@ -31,16 +32,13 @@ from rekindle.api.native.schema import (
 )
 from rekindle.api.openai.messages import conversation_of
 from rekindle.api.openai.schema import ChatCompletionRequest
-from rekindle.api.openapi import ERRORS, request_body
+from rekindle.api.openapi import Routes
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
-from rekindle.generation.request import Sampling
-from rekindle.generation.status import CacheStatus, EngineStatus, SlotStatus, TierStatus
+from rekindle.generation.status import EngineStatus, SlotStatus
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.card import ModelState
 from rekindle.observe.telemetry import Telemetry
-
-WIRE_TYPES = (TokenizeRequest, DetokenizeRequest, ChatCompletionRequest)
 
 
 class NativeApi:
@@ -48,40 +46,28 @@ class NativeApi:
         self._models = models
         self._telemetry = telemetry
 
-    def add_routes(self, app: FastAPI) -> None:
-        app.add_api_route(
-            "/health", self.health, methods=["GET"], response_model=Health, responses=ERRORS
-        )
-        app.add_api_route("/props", self.props, methods=["GET"], responses=ERRORS)
-        app.add_api_route("/slots", self.slots, methods=["GET"], responses=ERRORS)
-        app.add_api_route(
-            "/metrics",
-            self.metrics,
-            methods=["GET"],
-            response_class=Response,
-            responses=ERRORS | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-        )
-        for path, endpoint, schema in (
-            ("/tokenize", self.tokenize, TokenizeRequest),
-            ("/detokenize", self.detokenize, DetokenizeRequest),
-            ("/apply-template", self.apply_template, ChatCompletionRequest),
-        ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=["POST"],
-                openapi_extra=request_body(schema),
-                responses=ERRORS,
-            )
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("GET", "/health", self.health, response_model=Health)
+        routes.add("GET", "/props", self.props)
+        routes.add("GET", "/slots", self.slots)
+        text = {"text/plain": {"schema": {"type": "string"}}}
+        routes.add("GET", "/metrics", self.metrics, media=text)
+        routes.add("POST", "/tokenize", self.tokenize, takes=[TokenizeRequest])
+        routes.add("POST", "/detokenize", self.detokenize, takes=[DetokenizeRequest])
+        routes.add("POST", "/apply-template", self.apply_template, takes=[ChatCompletionRequest])
 
     async def health(self) -> Health | Response:
         """Report health without details: this endpoint needs no key."""
         statuses = self._loaded()
-        if statuses and not any(
-            status.n_slots for status in statuses
-        ):  # so that a load balancer skips us
+        if statuses and not any(status.n_slots for status in statuses):
+            # A load balancer then skips this server.
             return JSONResponse({"status": "no upstream"}, 503)
-        tiers = _shared_tiers(statuses)
+        tiers = [
+            tier
+            for status in statuses
+            for tier in (status.cache.tiers if status.cache else ())
+            if tier.name is CacheSource.SHARED
+        ]
         if not tiers:
             return Health(status="ok")
         is_well = all(tier.trouble is None for tier in tiers)
@@ -124,18 +110,15 @@ class NativeApi:
         return [status for status in statuses if status is not None]
 
 
-def _shared_tiers(statuses: Sequence[EngineStatus]) -> list[TierStatus]:
-    """List the shared store's status as each model sees it."""
-    tiers = [tier for status in statuses if status.cache for tier in status.cache.tiers]
-    return [tier for tier in tiers if tier.name is CacheSource.SHARED]
-
-
 def _props(served: Lease) -> Props:
     status, card = served.responder.status(), served.card
+    cache = status.cache
+    sampling = served.responder.default_sampling
+    seed = -1 if sampling.seed is None else sampling.seed
+    params = body_from(SamplingProps, sampling, seed=seed, max_tokens=-1, n_predict=-1)
+    tiers = [tier_props(tier) for tier in cache.tiers] if cache else []
     return Props(
-        default_generation_settings=GenerationProps(
-            n_ctx=status.n_ctx, params=_sampling_props(served.responder.default_sampling)
-        ),
+        default_generation_settings=GenerationProps(n_ctx=status.n_ctx, params=params),
         total_slots=status.n_slots,
         model_alias=card.id,
         model_path=card.path,
@@ -146,7 +129,7 @@ def _props(served: Lease) -> Props:
         eos_token=card.eos_text,
         build_info=f"rekindle-{__version__}",
         rekindle=RekindleProps(
-            version=__version__, cache=_cache_props(status.cache) if status.cache else None
+            version=__version__, cache=body_from(CacheProps, cache, tiers=tiers) if cache else None
         ),
     )
 
@@ -189,30 +172,4 @@ def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
 def _check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
     for index, token in enumerate(tokens):
         if not 0 <= token < n_vocab:
-            path = f"tokens.{index}"
-            raise InvalidRequest(f"`{path}`: {token} is not a token of this model.", path)
-
-
-def _sampling_props(sampling: Sampling) -> SamplingProps:
-    return SamplingProps(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        typical_p=sampling.typical_p,
-        repeat_penalty=sampling.repeat_penalty,
-        repeat_last_n=sampling.repeat_last_n,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        seed=-1 if sampling.seed is None else sampling.seed,
-        max_tokens=-1,
-        n_predict=-1,
-    )
-
-
-def _cache_props(cache: CacheStatus) -> CacheProps:
-    return CacheProps(
-        model_class=cache.model_class,
-        off_because=cache.off_because,
-        tiers=[tier_props(tier) for tier in cache.tiers],
-    )
+            raise fault(f"tokens.{index}", f": {token} is not a token of this model.")

@@ -49,10 +49,7 @@ class TopLogprob(TypedDict):
     bytes: list[int]
 
 
-class TokenLogprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
@@ -87,12 +84,22 @@ class ChatChoice(TypedDict):
     finish_reason: ChatFinish
 
 
-class ChatCompletion(TypedDict):
+class _Head(TypedDict):
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
     system_fingerprint: str
+
+
+class _Chunk(_Head):
+    usage: NotRequired[Usage | None]
+    timings: NotRequired[Timings]
+    rekindle: NotRequired[Rekindle]
+    prompt_progress: NotRequired[PromptProgress]
+
+
+class ChatCompletion(_Head):
+    object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
@@ -127,17 +134,9 @@ class ChatChunkChoice(TypedDict):
     finish_reason: ChatFinish | None
 
 
-class ChatCompletionChunk(TypedDict):
-    id: str
+class ChatCompletionChunk(_Chunk):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | None]
-    timings: NotRequired[Timings]
-    rekindle: NotRequired[Rekindle]
-    prompt_progress: NotRequired[PromptProgress]
 
 
 class CompletionLogprobs(TypedDict):
@@ -154,19 +153,11 @@ class CompletionChoice(TypedDict):
     finish_reason: Finish | None  # null in all but the last chunk of a stream
 
 
-class Completion(TypedDict):
+class Completion(_Chunk):
     """A whole reply or a chunk of one. OpenAI gives both the same shape."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: NotRequired[Usage | None]
-    timings: NotRequired[Timings]
-    rekindle: NotRequired[Rekindle]
-    prompt_progress: NotRequired[PromptProgress]
 
 
 class ModelMeta(TypedDict):

@@ -5,16 +5,16 @@ import secrets
 from base64 import b64encode
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from pydantic_core import to_json
 
-from rekindle.api.body import read_body
+from rekindle.api.body import fault, read_body
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openai.schema import EmbeddingsRequest
-from rekindle.api.openapi import ERRORS, reply, request_body
+from rekindle.api.openapi import Routes
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest
@@ -28,14 +28,9 @@ class EmbeddingsApi:
         self._models = models
         self._telemetry = telemetry
 
-    def add_routes(self, app: FastAPI, prefix: str) -> None:
-        app.add_api_route(
-            f"{prefix}/embeddings",
-            self.embeddings,
-            methods=["POST"],
-            openapi_extra=request_body(EmbeddingsRequest),
-            responses=ERRORS | {200: reply(EmbeddingList)},
-        )
+    def add_routes(self, routes: Routes, prefix: str) -> None:
+        path, taken = f"{prefix}/embeddings", [EmbeddingsRequest]
+        routes.add("POST", path, self.embeddings, takes=taken, gives=EmbeddingList)
 
     async def embeddings(self, request: Request) -> Response:
         body = await read_body(request, EmbeddingsRequest, self._telemetry)
@@ -65,7 +60,7 @@ def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
 
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
-        raise InvalidRequest("`input` must not be empty.", "input")
+        raise fault("input", " must not be empty.")
     inputs = raw_inputs("input", body.input)
     if len(inputs) > MAX_INPUTS:
         message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
+from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.content import ROLES, part_text
 from rekindle.api.openai.schema import (
@@ -21,7 +22,6 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.errors import InvalidRequest
 
 
 def conversation_of(body: ChatCompletionRequest) -> Conversation:
@@ -57,9 +57,7 @@ def _messages(entries: Sequence[ChatMessage]) -> tuple[Message, ...]:
     for index, entry in enumerate(entries):
         path = f"messages.{index}"
         if entry.role == "function":
-            raise InvalidRequest(
-                f"`{path}.role`: `function` is not supported. Use `tool`.", f"{path}.role"
-            )
+            raise fault(f"{path}.role", ": `function` is not supported. Use `tool`.")
         parts = (_result(entry, calls, path),) if entry.role == "tool" else _parts(entry, path)
         message = Message(ROLES[entry.role], tuple(parts), name=entry.name)
         calls.add([part.id for part in message.parts if isinstance(part, ToolCall)])
@@ -94,11 +92,9 @@ def _texts(entry: ChatMessage, path: str) -> list[str]:
 
 def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
     if call.type != "function":
-        raise InvalidRequest(
-            f"`{path}.type`: tool calls of type `{call.type}` are not supported.", f"{path}.type"
-        )
+        raise fault(f"{path}.type", f": tool calls of type `{call.type}` are not supported.")
     if call.function is None:
-        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+        raise fault(f"{path}.function", " is required.")
     arguments = call.function.arguments
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -108,15 +104,10 @@ def _tool_call(call: ToolCallEntry, path: str) -> ToolCall:
 def _continues_last(body: ChatCompletionRequest) -> bool:
     """Tell whether the reply continues the last message, in vLLM's or llama-server's words."""
     if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequest(
-            "`continue_final_message` and `add_generation_prompt` contradict each other.",
-            "continue_final_message",
-        )
+        raise fault("continue_final_message", " and `add_generation_prompt` contradict each other.")
     if not body.continue_final_message and body.add_generation_prompt is not False:
         return False
     if body.messages[-1].role != "assistant":
         asked = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
-        raise InvalidRequest(
-            f"`{asked}`: only an assistant message at the end can be continued.", asked
-        )
+        raise fault(asked, ": only an assistant message at the end can be continued.")
     return True

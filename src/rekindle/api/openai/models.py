@@ -2,12 +2,12 @@
 
 from typing import Literal, NotRequired
 
-from fastapi import FastAPI
 from typing_extensions import TypedDict
 
+from rekindle.api.json import body_from
 from rekindle.api.models import Models
 from rekindle.api.openai.bodies import ModelMeta
-from rekindle.api.openapi import ERRORS
+from rekindle.api.openapi import Routes
 from rekindle.models.card import ListedModel
 
 
@@ -29,13 +29,13 @@ class ModelsApi:
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def add_routes(self, app: FastAPI, prefix: str) -> None:
-        app.add_api_route(f"{prefix}/models", self.models, methods=["GET"], responses=ERRORS)
+    def add_routes(self, routes: Routes, prefix: str) -> None:
+        routes.add("GET", f"{prefix}/models", self.models)
         # `path`, because names such as `owner/model` contain slashes.
         one = f"{prefix}/models/{{model_id:path}}"
-        app.add_api_route(f"{one}/load", self.load, methods=["POST"], responses=ERRORS)
-        app.add_api_route(f"{one}/unload", self.unload, methods=["POST"], responses=ERRORS)
-        app.add_api_route(one, self.model, methods=["GET"], responses=ERRORS)
+        routes.add("POST", f"{one}/load", self.load)
+        routes.add("POST", f"{one}/unload", self.unload)
+        routes.add("GET", one, self.model)
 
     async def models(self) -> ModelList:
         return ModelList(object="list", data=[_body(each) for each in self._models.listed()])
@@ -61,11 +61,5 @@ def _body(model: ListedModel) -> ModelBody:
         status=model.state.value,
     )
     if model.card is not None:
-        body["meta"] = ModelMeta(
-            n_ctx=model.card.n_ctx,
-            n_ctx_train=model.card.n_ctx_train,
-            n_vocab=model.card.n_vocab,
-            n_params=model.card.n_params,
-            size=model.card.size_bytes,
-        )
+        body["meta"] = body_from(ModelMeta, model.card, size=model.card.size_bytes)
     return body

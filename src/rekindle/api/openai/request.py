@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
+from rekindle.api.body import fault
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -12,13 +13,11 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.openai.tools import tool_choice_of
 from rekindle.api.pipeline import N_SEEDS, RawPrompt
-from rekindle.api.tools import check_grammar, json_grammar
+from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, Sampling
-
-T = TypeVar("T")
 
 
 def chat_options(
@@ -28,16 +27,15 @@ def chat_options(
     n_vocab: int,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
-        raise InvalidRequest("`modalities`: only `text` is supported.", "modalities")
+        raise fault("modalities", ": only `text` is supported.")
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("`top_logprobs` requires `logprobs` to be true.", "top_logprobs")
+        raise fault("top_logprobs", " requires `logprobs` to be true.")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
     check_grammar(sampling.grammar, tool_choice, "response_format")
     if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` excludes a required `tool_choice`: the call must be able to end.",
-            "ignore_eos",
+        raise fault(
+            "ignore_eos", " excludes a required `tool_choice`: the call must be able to end."
         )
     limits = (
         ("max_completion_tokens", body.max_completion_tokens),
@@ -55,9 +53,9 @@ def chat_options(
 
 def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
     if body.best_of not in (None, 1):
-        raise InvalidRequest("`best_of` other than 1 is not supported. Use `n`.", "best_of")
+        raise fault("best_of", " other than 1 is not supported. Use `n`.")
     if body.echo and body.logprobs is not None:
-        raise InvalidRequest("`echo` together with `logprobs` is not supported.", "echo")
+        raise fault("echo", " together with `logprobs` is not supported.")
     return ReplyOptions(
         sampling=_sampling(body, defaults, n_vocab),
         max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
@@ -81,31 +79,15 @@ def raw_inputs(
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
     grammar = _grammar(body.response_format)
     if grammar is not None and body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` excludes `response_format`: the reply must be able to end.",
-            "ignore_eos",
-        )
-    return Sampling(
-        temperature=_given(body.temperature, defaults.temperature),
-        top_k=max(_given(body.top_k, defaults.top_k), 0),
-        top_p=_given(body.top_p, defaults.top_p),
-        min_p=_given(body.min_p, defaults.min_p),
-        typical_p=_given(body.typical_p, defaults.typical_p),
-        repeat_penalty=_given(
-            body.repeat_penalty, _given(body.repetition_penalty, defaults.repeat_penalty)
-        ),
-        repeat_last_n=_given(body.repeat_last_n, defaults.repeat_last_n),
-        frequency_penalty=_given(body.frequency_penalty, defaults.frequency_penalty),
-        presence_penalty=_given(body.presence_penalty, defaults.presence_penalty),
+        raise fault("ignore_eos", " excludes `response_format`: the reply must be able to end.")
+    sampling = sampling_of(body, defaults, grammar)
+    if body.repetition_penalty is not None and body.repeat_penalty is None:
+        sampling = replace(sampling, repeat_penalty=body.repetition_penalty)
+    return replace(
+        sampling,
         seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
-        ignore_eos=_given(body.ignore_eos, defaults.ignore_eos),
-        grammar=grammar,
     )
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
@@ -121,13 +103,7 @@ def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
 
 
 def _stop(body: GenerationFields) -> tuple[str, ...]:
-    match body.stop:
-        case None:
-            return ()
-        case str() as text:
-            return (text,)
-        case texts:
-            return tuple(texts)
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
 def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, float]]:
@@ -140,8 +116,7 @@ def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, flo
         ]
     for key, token, bias in entries:
         if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
-            path = f"logit_bias.{key}"
-            raise InvalidRequest(f"`{path}`: `{token}` is not a token of this model.", path)
+            raise fault(f"logit_bias.{key}", f": `{token}` is not a token of this model.")
         yield int(token), -math.inf if bias is False else bias
 
 

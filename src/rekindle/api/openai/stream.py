@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic_core import to_json
 
 from rekindle.api.cache.views import rekindle_of
-from rekindle.api.json import quoted
+from rekindle.api.json import pieces, quoted
 from rekindle.api.openai.bodies import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -48,7 +48,6 @@ DONE = b"data: [DONE]\n\n"
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 END = b"}\n\n"
 REASONING_HEAD = b'"delta":{"reasoning_content":'
-ARGUMENTS_CHARACTERS = 1024  # of one chunk, so that a long argument is not one huge line; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,5 @@ def _call_deltas(call: ReplyCall) -> Iterator[ToolCallDelta]:
         type="function",
         function=FunctionDelta(name=call.name, arguments=""),
     )
-    arguments = call.arguments_json
-    for start in range(0, len(arguments), ARGUMENTS_CHARACTERS):
-        piece = arguments[start : start + ARGUMENTS_CHARACTERS]
+    for piece in pieces(call.arguments_json):
         yield ToolCallDelta(index=call.index, function=FunctionDelta(arguments=piece))

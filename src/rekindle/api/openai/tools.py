@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
+from rekindle.api.body import fault
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     ToolChoiceEntry,
@@ -12,7 +13,6 @@ from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
-from rekindle.errors import InvalidRequest
 
 
 def tools_of(entries: Sequence[ToolEntry]) -> tuple[Tool, ...]:
@@ -40,7 +40,7 @@ def _object_choice(
     references = list(_references(wanted))
     for path, name in references:
         if name not in known:
-            raise InvalidRequest(f"`{path}`: there is no tool `{name}` in `tools`.", path)
+            raise fault(path, f": there is no tool `{name}` in `tools`.")
     names = tuple(dict.fromkeys(name for _, name in references))
     if wanted.allowed_tools is not None:
         mode = ToolMode(wanted.allowed_tools.mode)
@@ -56,7 +56,7 @@ def _references(wanted: ToolChoiceEntry) -> Iterator[tuple[str, str]]:
         return
     if wanted.allowed_tools is None:
         path = "tool_choice.allowed_tools"
-        raise InvalidRequest(f"`{path}` is required.", path)
+        raise fault(path, " is required.")
     for index, reference in enumerate(wanted.allowed_tools.tools):
         yield _reference(reference, f"tool_choice.allowed_tools.tools.{index}")
 
@@ -66,24 +66,19 @@ def _reference(reference: ToolReference | ToolChoiceEntry, path: str) -> tuple[s
         return f"{path}.function.name", reference.function.name
     if reference.name is not None:
         return f"{path}.name", reference.name
-    raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+    raise fault(f"{path}.function", " is required.")
 
 
 def _tool(entry: ToolEntry, path: str) -> Tool:
     if entry.type != "function":
-        raise InvalidRequest(
-            f"`{path}.type`: tools of type `{entry.type}` are not supported, only `function` is.",
-            f"{path}.type",
+        raise fault(
+            f"{path}.type", f": tools of type `{entry.type}` are not supported, only `function` is."
         )
     if entry.function is None:
-        raise InvalidRequest(f"`{path}.function` is required.", f"{path}.function")
+        raise fault(f"{path}.function", " is required.")
     name = entry.function.get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(
-            f"`{path}.function.name` should be a valid string.", f"{path}.function.name"
-        )
+        raise fault(f"{path}.function.name", " should be a valid string.")
     if not isinstance(entry.function.get("parameters", {}), dict):
-        raise InvalidRequest(
-            f"`{path}.function.parameters` should be a JSON schema.", f"{path}.function.parameters"
-        )
+        raise fault(f"{path}.function.parameters", " should be a JSON schema.")
     return Tool(name, canonical_definition(entry.function))

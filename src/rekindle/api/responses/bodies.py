@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from rekindle.api.cache.bodies import Rekindle
-from rekindle.api.openai.bodies import Timings, TokenLogprob
+from rekindle.api.openai.bodies import PromptTokensDetails, Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -39,33 +39,26 @@ class ReasoningBody(TypedDict):
     encrypted_content: NotRequired[str]
 
 
-class FunctionCallBody(TypedDict):
+class _Call(TypedDict):
     id: str
-    type: Literal["function_call"]
     status: ItemStatus
     call_id: str
     name: str
     namespace: NotRequired[str]
+
+
+class FunctionCallBody(_Call):
+    type: Literal["function_call"]
     arguments: str
 
 
-class CustomCallBody(TypedDict):
-    id: str
+class CustomCallBody(_Call):
     type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    namespace: NotRequired[str]
     input: str
 
 
 CallBody = FunctionCallBody | CustomCallBody
 OutputItem = OutputMessage | ReasoningBody | FunctionCallBody | CustomCallBody
-
-
-class InputTokensDetails(TypedDict):
-    cached_tokens: int
-    cache_write_tokens: int  # computed and kept
 
 
 class OutputTokensDetails(TypedDict):
@@ -74,7 +67,7 @@ class OutputTokensDetails(TypedDict):
 
 class ResponseUsage(TypedDict):
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int

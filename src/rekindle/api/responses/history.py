@@ -50,7 +50,7 @@ class ResponseHistory:
             if kept is None:
                 message = f"Previous response with id '{id}' not found."
                 raise NotFound(message, param, code="previous_response_not_found")
-            for item in _parsed([*kept.items, *kept.response["output"]]):
+            for item in ITEMS.validate_python([*kept.items, *kept.response["output"]]):
                 placed.append(Placed(item, param))
         if isinstance(body.input, str):
             placed.append(Placed(MessageItem(role="user", content=body.input), "input"))
@@ -86,12 +86,8 @@ class ResponseHistory:
         kept = await self.find(f"resp_{key}")
         for item in [*kept.items, *kept.response["output"]] if kept else ():
             if item["id"] == id:
-                return _parsed([item])[0]
+                return ITEMS.validate_python([item])[0]
         raise NotFound(f"Item with id '{id}' not found.", param)
-
-
-def _parsed(items: list[dict[str, Any]]) -> list[InputItem]:
-    return ITEMS.validate_python(items)
 
 
 def _with_id(item: WireModel, key: str, index: int) -> dict[str, Any]:

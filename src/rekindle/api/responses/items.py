@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
+from rekindle.api.json import string_in
 from rekindle.api.responses.schema import (
     CallOutputItem,
     CustomCallItem,
@@ -66,11 +67,10 @@ def encrypted(reasoning: str) -> str:
 def decrypted(content: str) -> str | None:
     """Decode reasoning. Return None for content of another server."""
     try:
-        value = json.loads(base64.b64decode(content, validate=True))
-    except (binascii.Error, ValueError, RecursionError):
+        source = base64.b64decode(content, validate=True)
+    except binascii.Error:
         return None
-    text = value.get(ENCRYPTED_KEY) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else None
+    return string_in(source, ENCRYPTED_KEY)
 
 
 @dataclass(slots=True)

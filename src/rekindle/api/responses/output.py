@@ -1,9 +1,9 @@
 """A reply as output items, in sampled order, for whole and streamed responses."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rekindle.api.json import string_in
 from rekindle.api.openai.bodies import TokenLogprob
 from rekindle.api.openai.response import chat_logprobs
 from rekindle.api.responses.bodies import (
@@ -150,13 +150,15 @@ class Output:
         origin = self._toolbox.origin(call.name)
         body: CallBody
         if origin.is_custom:
+            # Models sometimes omit the object around the input.
+            text = string_in(call.arguments_json, CUSTOM_ARGUMENT)
             body = CustomCallBody(
                 id=self._id("ctc"),
                 type="custom_tool_call",
                 status="completed",
                 call_id=call.id,
                 name=origin.name,
-                input=_custom_input(call.arguments_json),
+                input=call.arguments_json if text is None else text,
             )
         else:
             body = FunctionCallBody(
@@ -174,13 +176,3 @@ class Output:
     def _id(self, prefix: str) -> str:
         # The id contains the response's key, by which references are resolved.
         return f"{prefix}_{self._response_key}{len(self.items):04x}"
-
-
-def _custom_input(arguments_json: str) -> str:
-    """Return the input of a custom tool. Models sometimes omit the object around it."""
-    try:
-        value = json.loads(arguments_json)
-    except (ValueError, RecursionError):
-        return arguments_json
-    text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments_json

@@ -1,16 +1,15 @@
 """Conversion of a request to a `Conversation` and `ReplyOptions`."""
 
-from dataclasses import replace
 from typing import Any
 
+from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
-from rekindle.api.tools import check_grammar, json_grammar
+from rekindle.api.tools import check_grammar, json_grammar, sampling_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Sampling
 
 LOGPROBS = "message.output_text.logprobs"
@@ -21,7 +20,7 @@ def conversation_of(
     body: CreateResponseRequest, messages: tuple[Message, ...], toolbox: Toolbox
 ) -> Conversation:
     if not messages:
-        raise InvalidRequest("`input` is required.", "input")
+        raise fault("input", " is required.")
     if body.instructions:
         messages = (Message(Role.SYSTEM, (Text(body.instructions),)), *messages)
     return Conversation(
@@ -45,16 +44,10 @@ def reply_options(
     grammar = json_grammar(wanted.type if wanted else "text", schema, "text.format.schema")
     tool_choice = tool_choice_of(body, toolbox)
     check_grammar(grammar, tool_choice, "text.format")
-    sampling = replace(
-        defaults,
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        grammar=grammar,
-    )
     cache_options = body.prompt_cache_options
     wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
     return ReplyOptions(
-        sampling=sampling,
+        sampling=sampling_of(body, defaults, grammar),
         max_tokens=body.max_output_tokens,
         n_top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         tool_choice=tool_choice,

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from rekindle.api.body import WireModel
 from rekindle.api.cache.views import rekindle_of
+from rekindle.api.openai.bodies import PromptTokensDetails
 from rekindle.api.openai.response import timings_of
 from rekindle.api.replies import Envelope
 from rekindle.api.responses.bodies import (
     CacheMissDiagnostics,
     IncompleteDetails,
-    InputTokensDetails,
     OtherDiagnostics,
     OutputItem,
     OutputTokensDetails,
@@ -139,7 +139,7 @@ def _diagnostics(diagnosis: Diagnosis) -> CacheMissDiagnostics | OtherDiagnostic
 def _usage(stats: ReplyStats) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=stats.n_prompt,
-        input_tokens_details=InputTokensDetails(
+        input_tokens_details=PromptTokensDetails(
             cached_tokens=stats.n_cached, cache_write_tokens=stats.n_written
         ),
         output_tokens=stats.n_generated,

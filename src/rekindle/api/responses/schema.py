@@ -149,10 +149,6 @@ class OtherTool(WireModel):
     type: str
 
 
-def _default_tool(_: Mapping[str, Any]) -> str:
-    return "function"
-
-
 _MEMBER_TAGS = {"function": "FunctionTool", "custom": "CustomTool"}
 _TOOL_TAGS = {**_MEMBER_TAGS, "namespace": "NamespaceTool"}
 
@@ -160,7 +156,7 @@ MemberTool = Annotated[
     Annotated[FunctionTool, Tag("FunctionTool")]
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged(_MEMBER_TAGS, "OtherTool", _default_tool)),
+    Discriminator(_tagged(_MEMBER_TAGS, "OtherTool", lambda _: "function")),
 ]
 
 
@@ -176,7 +172,7 @@ ToolEntry = Annotated[
     | Annotated[CustomTool, Tag("CustomTool")]
     | Annotated[NamespaceTool, Tag("NamespaceTool")]
     | Annotated[OtherTool, Tag("OtherTool")],
-    Discriminator(_tagged(_TOOL_TAGS, "OtherTool", _default_tool)),
+    Discriminator(_tagged(_TOOL_TAGS, "OtherTool", lambda _: "function")),
 ]
 
 

@@ -9,21 +9,17 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from rekindle.api.json import quoted
+from rekindle.api.json import pieces, quoted
 from rekindle.api.responses.bodies import OutputItem, OutputText, ReasoningText, ResponseBody
 from rekindle.api.responses.output import Closed, Grown, Opened, Output, Step
 from rekindle.api.responses.response import ResponseHead, begun, ended, failed
 from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 
-ARGUMENTS_CHARACTERS = 1024  # of one event; picked, as for chat completions
-
-OnEnd = Callable[[ResponseBody], None]
-
 
 class ResponseEvents:
     """The frames of one request."""
 
-    def __init__(self, head: ResponseHead, on_end: OnEnd) -> None:
+    def __init__(self, head: ResponseHead, on_end: Callable[[ResponseBody], None]) -> None:
         self._head = head
         self._output = Output(head)
         self._on_end = on_end
@@ -109,8 +105,7 @@ class ResponseEvents:
             name, key = "response.function_call_arguments", "arguments"
         else:
             name, key = "response.custom_tool_call_input", "input"
-        for start in range(0, len(text), ARGUMENTS_CHARACTERS):
-            piece = text[start : start + ARGUMENTS_CHARACTERS]
+        for piece in pieces(text):
             yield self._frame(f"{name}.delta", **place, delta=piece)
         yield self._frame(f"{name}.done", **place, **{key: text})
 

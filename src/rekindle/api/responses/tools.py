@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rekindle.api.body import fault
 from rekindle.api.responses.schema import (
     CreateResponseRequest,
     CustomTool,
@@ -17,7 +18,6 @@ from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.chat.template.sandbox import Json
-from rekindle.errors import InvalidRequest
 
 # A custom tool takes free text. The model sees a function with this one argument.
 CUSTOM_ARGUMENT = "input"
@@ -107,9 +107,7 @@ def _object_choice(
 
 def _known(name: str, toolbox: Toolbox, path: str) -> str:
     if name not in toolbox.origins:
-        raise InvalidRequest(
-            f"`{path}.name`: there is no tool `{name}` in `tools`.", f"{path}.name"
-        )
+        raise fault(f"{path}.name", f": there is no tool `{name}` in `tools`.")
     return name
 
 

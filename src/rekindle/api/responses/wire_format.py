@@ -1,6 +1,7 @@
 """The Responses API as a wire format."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -53,28 +54,22 @@ async def _read(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _ResponseWriter:
     """Writes the response to one request, and stores it unless the client declines."""
 
-    def __init__(
-        self,
-        body: CreateResponseRequest,
-        toolbox: Toolbox,
-        history: ResponseHistory,
-        items: Sequence[Placed],
-    ) -> None:
-        self._body = body
-        self._toolbox = toolbox
-        self._history = history
-        self._items = items
+    body: CreateResponseRequest
+    toolbox: Toolbox
+    history: ResponseHistory
+    items: Sequence[Placed]
 
     def encoder(self, envelope: Envelope) -> ResponseEvents:
-        head = ResponseHead(envelope, self._body, self._toolbox)
+        head = ResponseHead(envelope, self.body, self.toolbox)
         return ResponseEvents(head, on_end=partial(self._store, envelope))
 
     def whole(self, envelope: Envelope, replies: Sequence[Reply]) -> ResponseBody:
         [reply] = replies
-        head = ResponseHead(envelope, self._body, self._toolbox)
+        head = ResponseHead(envelope, self.body, self.toolbox)
         output = Output(head)
         steps = chain(*map(output.add, reply.parts), output.finish(reply.done.finish))
         for _ in steps:
@@ -85,4 +80,4 @@ class _ResponseWriter:
 
     def _store(self, envelope: Envelope, response: ResponseBody) -> None:
         if response["store"]:
-            self._history.keep(envelope, self._items, response)
+            self.history.keep(envelope, self.items, response)
