@@ -94,7 +94,7 @@ class Play:
             process = await started(contender, flags, self._conditions.scratch, stack)
             url = process.url
         return Stage(
-            url,
+            url=url,
             process=process,
             texts=self._conditions.texts,
             n_slots=workload.parallel,
