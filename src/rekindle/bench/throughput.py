@@ -17,8 +17,7 @@ from rekindle.bench.burst_client import Burst, BurstFailed, StreamResult, run_bu
 from rekindle.bench.peers.contenders import Contender, Flags, Program, in_turn
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess, started
 from rekindle.bench.play import Conditions
-from rekindle.bench.progress import Progress
-from rekindle.bench.report.results import BurstRow
+from rekindle.bench.report.results import BurstRow, Progress
 
 PREFILL = "prefill_tokens_per_second"
 FIRST_TOKEN = "first_token_ms"

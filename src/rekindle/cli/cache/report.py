@@ -77,7 +77,8 @@ def report_details(
 ) -> None:
     entry = chain[-1]
     header, retention = entry.row.header, entry.row.retention
-    token_ids, path = _token_ids(entry), str(EntryFiles(directory).path(header.key))
+    token_ids: list[int] = np.frombuffer(header.tokens, ">u4").tolist()
+    path = str(EntryFiles(directory).path(header.key))
     if as_json:
         print_json(
             {
@@ -275,11 +276,6 @@ def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
         "class": retention.rank.name.lower(),
         "pinned_until": retention.pinned_until or None,
     }
-
-
-def _token_ids(entry: Listed) -> list[int]:
-    ids: list[int] = np.frombuffer(entry.row.header.tokens, ">u4").tolist()
-    return ids
 
 
 def _lineage(chain: Sequence[Listed]) -> str:

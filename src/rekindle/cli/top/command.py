@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from rekindle.cli.plain import plain_console, print_json
 from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
@@ -116,7 +117,7 @@ class _LastSnapshot:
 def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[RenderableType]:
     """Yield one frame per snapshot, without end; the last one and an error while it fails."""
     from rekindle.cli.top.snapshot import rates_between
-    from rekindle.cli.top.view import frame, trouble
+    from rekindle.cli.top.view import frame
 
     before: ServerSnapshot | None = None
     last: RenderableType = ""
@@ -125,7 +126,7 @@ def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[Renderab
             snapshot = observer.look()
         except StartupError as error:
             before = None
-            yield Group(trouble(error.message), last)
+            yield Group(Text(f"{error.message} Retrying.", style="red"), last)
             continue
         rates = rates_between(before, snapshot) if before else None
         before, last = snapshot, frame(observer.url, snapshot, rates, width=width())
