@@ -20,8 +20,7 @@ from bench.models.tiny import write_tiny_model_of_real_words
 from bench.report import CONSOLE
 from rekindle.bench.peers.contenders import OURS, Contender, find_contenders
 from rekindle.bench.play import Conditions
-from rekindle.bench.progress import Progress
-from rekindle.bench.report.results import WorkloadRow
+from rekindle.bench.report.results import Progress, WorkloadRow
 from rekindle.bench.report.tables import markdown_table
 from rekindle.bench.run import Plan, run_all
 from rekindle.bench.workloads.recorded import recorded_workload

@@ -17,7 +17,7 @@ from rekindle.bench.peers.contenders import (
 )
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess
 from rekindle.bench.play import Conditions, Play
-from rekindle.bench.progress import Progress
+from rekindle.bench.report.results import Progress
 from rekindle.bench.report.rows import busy_seconds
 from rekindle.bench.workloads.texts import Texts
 from rekindle.bench.workloads.workloads import WORKLOADS

@@ -47,7 +47,7 @@ def play(
 ) -> Stage:
     async def run() -> Stage:
         stage = Stage(
-            fake.url,
+            url=fake.url,
             process=process,
             texts=Texts("5eed", 0.1),
             n_slots=workload.parallel,

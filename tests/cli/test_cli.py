@@ -14,16 +14,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rekindle.cli import app
-from rekindle.cli.chat.client import (
+from rekindle.cli.chat import (
     ChatClient,
     ChatEvent,
-    ChatLine,
     Failed,
     ReasoningPiece,
-    ReplyTimings,
+    ReplyEnd,
     TextPiece,
+    draw,
+    summary,
+    talk,
 )
-from rekindle.cli.chat.command import draw, summary, talk
 from rekindle.cli.serve import bind
 from rekindle.config import ServerSettings, all_settings
 from rekindle.errors import StartupError
@@ -175,21 +176,15 @@ def delta(**fields: str) -> dict[str, object]:
     return {"choices": [{"delta": fields}]}
 
 
-FINAL = {
-    "choices": [],
-    "usage": {"prompt_tokens": 310},
-    "timings": {
-        "cache_n": 268,
-        "prompt_n": 42,
-        "prompt_ms": 125.0,
-        "predicted_n": 57,
-        "predicted_ms": 647.0,
-        "predicted_per_second": 88.1,
-    },
+TIMINGS = {
+    "cache_n": 268,
+    "prompt_n": 42,
+    "prompt_ms": 125.0,
+    "predicted_n": 57,
+    "predicted_ms": 647.0,
+    "predicted_per_second": 88.1,
 }
-TIMINGS = ReplyTimings(
-    n_cached=268, n_prefilled=42, prefill_seconds=0.125, n_predicted=57, predicted_per_second=88.1
-)
+FINAL = {"choices": [], "usage": {"prompt_tokens": 310}, "timings": TIMINGS}
 
 
 def test_a_stream_becomes_events_in_order() -> None:
@@ -203,12 +198,12 @@ def test_a_stream_becomes_events_in_order() -> None:
         delta(content="lo"),
         FINAL,
     )
-    assert list(client_of(server).reply([ChatLine("user", "hi")])) == [
+    assert list(client_of(server).reply([{"role": "user", "content": "hi"}])) == [
         PrefillUpdate(n_done=300, n_tokens=310),
         ReasoningPiece("hm"),
         TextPiece("Hel"),
         TextPiece("lo"),
-        TIMINGS,
+        ReplyEnd(TIMINGS),
     ]
     assert server.bodies[0]["model"] == "tiny"
     assert server.bodies[0]["return_progress"] is True

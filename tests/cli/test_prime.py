@@ -5,16 +5,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from rekindle.chat.reply.events import FinishReason
 from rekindle.cli import app
-from rekindle.cli.prime import Primer
+from rekindle.cli.prime import changes_of
 from rekindle.config import all_settings
 from rekindle.errors import DecodeFailed, StartupError
-from rekindle.priming.files import PrimeRequest
 from rekindle.priming.stream import PrefillUpdate, Primed, outcome_of
 from tests.api.client import serving
 from tests.api.fakes import FakeResponder, Script, api_settings, done
@@ -110,13 +108,9 @@ def test_the_key_is_sent(agent: Path) -> None:
 
 
 def test_the_model_and_the_wait_for_the_disk_are_the_callers_choice() -> None:
-    request = PrimeRequest("/v1/messages", {"model": "claude", "persist": True}, "a.json")
-    http = httpx.Client()
-    assert Primer(http, None, persist=True).body_of(request) == request.body
-    assert Primer(http, "mine", persist=False).body_of(request) == {
-        "model": "mine",
-        "persist": False,
-    }
+    body: dict[str, object] = {"model": "claude", "persist": True}
+    assert body | changes_of(None, persist=True) == body
+    assert body | changes_of("mine", persist=False) == {"model": "mine", "persist": False}
 
 
 def test_progress_is_told_as_it_comes() -> None:

@@ -25,6 +25,7 @@ from rekindle.cli import app
 from rekindle.cli.remote import Remote
 from rekindle.cli.top.command import Observer, frames
 from rekindle.cli.top.snapshot import (
+    Metrics,
     ServerSnapshot,
     TierView,
     Tokens,
@@ -148,7 +149,8 @@ def snapshot(**changes: Any) -> ServerSnapshot:
         "slots": SLOTS,
         "sessions": SESSIONS,
     }
-    return snapshot_of(**{**recorded, **changes})
+    replies = recorded | changes
+    return snapshot_of(**replies | {"metrics": Metrics(replies["metrics"])})
 
 
 def drawn(what: RenderableType, *, width: int, is_terminal: bool = False) -> str:

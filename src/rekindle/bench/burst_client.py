@@ -38,10 +38,7 @@ class StreamResult:
     server_decode_rate: float | None  # by the server's own `timings`
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedLine:
-    seconds: float
-    text: bytes
+ArrivedLine = tuple[float, bytes]  # seconds from the start of the burst, text
 
 
 def run_burst(burst: Burst) -> list[StreamResult]:
@@ -101,18 +98,18 @@ async def read_lines(reader: asyncio.StreamReader, start: float) -> list[Arrived
         raise ReplyFailed(f"{status.decode().strip()}: {(await reader.read()).decode()}")
     lines = []
     while line := await reader.readline():
-        lines.append(ArrivedLine(perf_counter() - start, line))
+        lines.append((perf_counter() - start, line))
     return lines
 
 
 def summarise(lines: list[ArrivedLine]) -> StreamResult:
     reader = StreamReader()
     text_seconds: list[float] = []
-    for line in lines:
+    for seconds, line in lines:
         n_before = len(reader.text)
-        reader.feed(line.text.decode())
+        reader.feed(line.decode())
         if len(reader.text) > n_before:
-            text_seconds.append(line.seconds)
+            text_seconds.append(seconds)
     counts = reader.counts()
     if counts.n_prompt is None or counts.n_reply is None or not text_seconds:
         raise ReplyFailed("The stream ended without text or without usage.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle.bench.peers.contenders import Contender, Flags, RemoteServer
 from rekindle.bench.peers.processes import DidNotStart, started
-from rekindle.bench.progress import Progress
+from rekindle.bench.report.results import Progress
 from rekindle.bench.report.rows import Played, nothing_row, request_rows, workload_row
 from rekindle.bench.stage import Stage
 from rekindle.bench.workloads.texts import Texts
@@ -94,7 +94,7 @@ class Play:
             process = await started(contender, flags, self._conditions.scratch, stack)
             url = process.url
         return Stage(
-            url,
+            url=url,
             process=process,
             texts=self._conditions.texts,
             n_slots=workload.parallel,

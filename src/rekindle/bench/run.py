@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rekindle.bench.peers.contenders import Contender, in_turn
 from rekindle.bench.play import Conditions, Play
-from rekindle.bench.progress import Progress
+from rekindle.bench.report.results import Progress
 from rekindle.bench.throughput import BurstPlan, run_bursts
 from rekindle.bench.workloads.workloads import Workload
 

@@ -31,32 +31,26 @@ class StageTraffic:
         return [each for each in self.outcomes if each.error is None]
 
 
+@dataclass(slots=True, kw_only=True)
 class Stage:
     """A server, the texts to send to it, and everything that was sent and answered."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        process: ServerProcess | None,  # None: a remote server
-        texts: Texts,
-        n_slots: int,
-        is_quick: bool,
-        calls_tools: bool,
-        on_request: Callable[[str], None],
-    ) -> None:
-        self.server = Server(url, None, AS_GIVEN)
-        self.texts = texts
-        self.n_slots = n_slots
-        self.calls_tools = calls_tools
-        self.traffic = StageTraffic()
-        self.notes: list[str] = []
-        self._is_quick = is_quick
-        self._process = process
-        self._on_request = on_request
-        self._began = time.monotonic()
-        self._n_prefilled_before = 0  # by processes that have ended
-        self._n_prefilled_at_start: int | None = None
+    url: str
+    process: ServerProcess | None  # None: a remote server
+    texts: Texts
+    n_slots: int
+    is_quick: bool
+    calls_tools: bool
+    on_request: Callable[[str], None]
+    traffic: StageTraffic = field(default_factory=StageTraffic)
+    notes: list[str] = field(default_factory=list)
+    server: Server = field(init=False)
+    _began: float = 0.0
+    _n_prefilled_before: int = 0  # by processes that have ended
+    _n_prefilled_at_start: int | None = None
+
+    def __post_init__(self) -> None:
+        self.server = Server(self.url, None, AS_GIVEN)
 
     async def open(self) -> None:
         """Check that the server answers. Its counter and the clock start here."""
@@ -68,7 +62,7 @@ class Stage:
 
     def times(self, n: int) -> int:
         """Return how often to do something: a quick run does a quarter, at least 2."""
-        return max(n // 4, 2) if self._is_quick else n
+        return max(n // 4, 2) if self.is_quick else n
 
     async def send(self, name: str, body: Body, conversation: str) -> Outcome:
         """Send a chat completion."""
@@ -79,7 +73,7 @@ class Stage:
         )
 
     async def send_request(self, request: ReplayRequest) -> Outcome:
-        self._on_request(request.name)
+        self.on_request(request.name)
         index = len(self.traffic.requests)
         self.traffic.requests.append(request)
         try:
@@ -93,26 +87,26 @@ class Stage:
 
     async def pause(self, seconds: float) -> None:
         """Wait as a reading user does. No measured time includes this."""
-        await asyncio.sleep(seconds / 4 if self._is_quick else seconds)
+        await asyncio.sleep(seconds / 4 if self.is_quick else seconds)
 
     async def kill_and_restart(self) -> None:
-        if self._process is None:
+        if self.process is None:
             self.notes.append("it is a remote server and was not restarted")
             return
         self._n_prefilled_before += await self._n_prefilled_since_start() or 0
         await self.close()
-        await self._process.end(signal.SIGKILL)
-        seconds = await self._process.start()
+        await self.process.end(signal.SIGKILL)
+        seconds = await self.process.start()
         self.notes.append(f"back after {seconds:.1f} s")
-        self.server = Server(self._process.url, None, AS_GIVEN)
+        self.server = Server(self.url, None, AS_GIVEN)
         await self._connect()
 
     async def end_process(self) -> ProcessUsage:
         """Stop the server, if it is ours, and return what it used."""
-        if self._process is None:
+        if self.process is None:
             return ProcessUsage()
-        await self._process.end()
-        return self._process.usage
+        await self.process.end()
+        return self.process.usage
 
     async def n_prefilled(self) -> int | None:
         """Return the tokens prefilled by the server's own counter. None: it has none."""
@@ -126,9 +120,9 @@ class Stage:
     def read_log(self) -> None:
         """Take the counts from the log if replies have none."""
         answered = self.traffic.answered
-        if self._process is None or any(each.counts.n_prefilled is not None for each in answered):
+        if self.process is None or any(each.counts.n_prefilled is not None for each in answered):
             return
-        counts = list(counts_in(self._process.log))
+        counts = list(counts_in(self.process.log))
         if len(counts) != len(answered):
             return
         in_order = sorted(answered, key=lambda each: each.start + each.seconds)

@@ -7,7 +7,7 @@ Each burst of streams has prompts that no server has seen, so no cache can answe
 import asyncio
 import random
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -17,8 +17,7 @@ from rekindle.bench.burst_client import Burst, BurstFailed, StreamResult, run_bu
 from rekindle.bench.peers.contenders import Contender, Flags, Program, in_turn
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess, started
 from rekindle.bench.play import Conditions
-from rekindle.bench.progress import Progress
-from rekindle.bench.report.results import BurstRow
+from rekindle.bench.report.results import BurstRow, Progress
 
 PREFILL = "prefill_tokens_per_second"
 FIRST_TOKEN = "first_token_ms"
@@ -53,12 +52,6 @@ QUICK_BURSTS = BurstPlan(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
-    program: Program
-    process: ServerProcess
-
-
 def programs_of(contenders: Sequence[Contender]) -> list[Program]:
     """Return the servers to send bursts to. Remote ones may run with other flags."""
     return [each for each in contenders if isinstance(each, Program) and each.has_bursts]
@@ -68,64 +61,58 @@ async def run_bursts(
     plan: BurstPlan, contenders: Sequence[Contender], conditions: Conditions, progress: Progress
 ) -> None:
     """Add a row for each burst. A server that does not start and a burst that fails have none."""
-    async with AsyncExitStack() as stack:
-        servers = []
-        for program in programs_of(contenders):
-            progress.on_step(f"throughput  {program.name}  starting")
-            try:
-                process = await started(
-                    program,
-                    _flags(plan, conditions),
-                    conditions.scratch,
-                    stack,
-                    program.burst_arguments,
-                )
-                servers.append(_Started(program, process))
-            except DidNotStart as error:
-                progress.on_trouble(f"throughput, {program.name}: {error.message}")
-        for round_number in range(plan.n_rounds + 1):
-            for measure, n_streams in _measures(plan):
-                for server in in_turn(servers, round_number):
-                    await _measure(measure, server, plan, n_streams, round_number, progress)
-
-
-def _flags(plan: BurstPlan, conditions: Conditions) -> Flags:
-    return Flags(
+    flags = Flags(
         model=conditions.model,
         ctx_size=plan.n_ctx_needed,
         parallel=max(plan.streams),
         threads=conditions.threads,
     )
+    async with AsyncExitStack() as stack:
+        servers: list[tuple[Program, ServerProcess]] = []
+        for program in programs_of(contenders):
+            progress.on_step(f"throughput  {program.name}  starting")
+            try:
+                more = program.burst_arguments
+                process = await started(program, flags, conditions.scratch, stack, more)
+                servers.append((program, process))
+            except DidNotStart as error:
+                progress.on_trouble(f"throughput, {program.name}: {error.message}")
+        for round_number in range(plan.n_rounds + 1):
+            for measure, n_streams in _measures(plan):
+                for program, process in in_turn(servers, round_number):
+                    await _measure(
+                        measure, program, process, plan, n_streams, round_number, progress
+                    )
 
 
-Measure = Callable[[int, BurstPlan, int, int], dict[str, float]]
+Speeds = dict[str, float]  # by measure
+Measure = Callable[[int, BurstPlan, int, int], Speeds]
 
 
-def _measures(plan: BurstPlan) -> list[tuple[Measure, int]]:
-    each = [
-        (measure, n_streams)
-        for n_streams in plan.streams
-        for measure in (measure_prefill, measure_decode)
-    ]
-    return [*each, (measure_cached, 1)]
+def _measures(plan: BurstPlan) -> Iterator[tuple[Measure, int]]:
+    for n_streams in plan.streams:
+        yield measure_prefill, n_streams
+        yield measure_decode, n_streams
+    yield measure_cached, 1
 
 
 async def _measure(
     measure: Measure,
-    server: _Started,
+    program: Program,
+    process: ServerProcess,
     plan: BurstPlan,
     n_streams: int,
     round_number: int,
     progress: Progress,
 ) -> None:
-    def burst() -> dict[str, float]:
-        if server.program.can_erase_slots:
-            erase_slots(server.process.url, max(plan.streams))
-        return measure(server.process.port, plan, n_streams, round_number)
+    def burst() -> Speeds:
+        if program.can_erase_slots:
+            erase_slots(process.url, max(plan.streams))
+        return measure(process.port, plan, n_streams, round_number)
 
-    name, where = server.program.name, f"round {round_number}, {n_streams} streams"
+    name, where = program.name, f"round {round_number}, {n_streams} streams"
     progress.on_step(f"throughput  {name}  {where}")
-    values: dict[str, float] = {}
+    values: Speeds = {}
     try:
         values = await asyncio.to_thread(burst)
     except (BurstFailed, OSError, HTTPException) as error:
@@ -148,9 +135,7 @@ def erase_slots(url: str, n_slots: int) -> None:
         urllib.request.urlopen(request, timeout=30).close()
 
 
-def measure_prefill(
-    port: int, plan: BurstPlan, n_streams: int, round_number: int
-) -> dict[str, float]:
+def measure_prefill(port: int, plan: BurstPlan, n_streams: int, round_number: int) -> Speeds:
     prompts = _prompts(f"prefill {round_number}", n_streams, plan.prefill_words)
     results = run_burst(Burst(port, prompts, max_tokens=1))
     first_token = [result.text_seconds[0] for result in results]
@@ -160,9 +145,7 @@ def measure_prefill(
     }
 
 
-def measure_decode(
-    port: int, plan: BurstPlan, n_streams: int, round_number: int
-) -> dict[str, float]:
+def measure_decode(port: int, plan: BurstPlan, n_streams: int, round_number: int) -> Speeds:
     prompts = _prompts(f"decode {round_number}", n_streams, plan.decode_words)
     results = run_burst(Burst(port, prompts, plan.decode_tokens))
     values = {DECODE: decode_rate(results)}
@@ -172,9 +155,7 @@ def measure_decode(
     return values
 
 
-def measure_cached(
-    port: int, plan: BurstPlan, n_streams: int, round_number: int
-) -> dict[str, float]:
+def measure_cached(port: int, plan: BurstPlan, n_streams: int, round_number: int) -> Speeds:
     """Measure the first token of a prompt that was sent before, with the caches on."""
     prompts = _prompts(f"cached {round_number}", n_streams, plan.cached_words)
     burst = Burst(port, prompts, max_tokens=1, cache_prompt=True)

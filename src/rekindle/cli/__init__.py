@@ -8,7 +8,7 @@ import typer
 from rekindle import __version__
 from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
-from rekindle.cli.chat.command import chat
+from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
 from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
@@ -22,13 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
-app.command()(chat)
-app.command()(prime)
-app.command()(top)
-app.command()(replay)
-app.command()(explain)
-app.command()(bench)
+for command in (serve, chat, prime, top, replay, explain, bench):
+    app.command()(command)
 app.add_typer(cache.app, name="cache")
 
 

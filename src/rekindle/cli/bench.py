@@ -18,7 +18,6 @@ from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
-    from rekindle.bench.progress import Progress
     from rekindle.bench.report.results import Run
     from rekindle.bench.run import Plan
     from rekindle.bench.workloads.workloads import Workload
@@ -91,6 +90,7 @@ def bench(
     if list_names:
         _print_list(known)
         return
+    from rekindle.bench.machine import load_warning
     from rekindle.bench.peers.contenders import find_contenders, remote_of
     from rekindle.bench.play import Conditions
     from rekindle.bench.run import Plan
@@ -120,7 +120,8 @@ def bench(
         ),
         n_rounds=rounds,
     )
-    _warn(console)
+    if warning := load_warning():
+        console.print(warning)
     run, was_interrupted = _run(plan, console)
     _report(run, folder, console, as_json=as_json)
     if was_interrupted:
@@ -154,17 +155,11 @@ def _folder(out: Path | None) -> Path:
     return folder
 
 
-def _warn(console: Console) -> None:
-    from rekindle.bench.machine import load_warning
-
-    if warning := load_warning():
-        console.print(warning)
-
-
 def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
     import asyncio
 
-    from rekindle.bench.progress import Progress
+    from rekindle.bench.machine import commit_label, machine_label
+    from rekindle.bench.report.results import MeasuredServer, Progress, Run
     from rekindle.bench.run import run_all
 
     was_interrupted = False
@@ -179,14 +174,7 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
             asyncio.run(run_all(plan, progress))
         except (KeyboardInterrupt, asyncio.CancelledError):
             was_interrupted = True
-    return _results(plan, progress), was_interrupted
-
-
-def _results(plan: "Plan", progress: "Progress") -> "Run":
-    from rekindle.bench.machine import commit_label, machine_label
-    from rekindle.bench.report.results import MeasuredServer, Run
-
-    return Run(
+    run = Run(
         machine=machine_label(),
         model=plan.conditions.model.name,
         commit=commit_label(),
@@ -196,6 +184,7 @@ def _results(plan: "Plan", progress: "Progress") -> "Run":
         workloads=tuple(progress.workloads),
         bursts=tuple(progress.bursts),
     )
+    return run, was_interrupted
 
 
 def _report(run: "Run", folder: Path, console: Console, *, as_json: bool) -> None:

@@ -115,22 +115,20 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
     if not groups:
         return
     rows = [
-        (
-            str(number),
-            f"{group.cost.tokens:,}",
-            str(group.cost.n_times),
-            f"{group.cost.tokens_per_hour:,.0f}",
-            group.session,
-            group.miss.reason.value,
-            place_of(group.miss),
-            group.volatile.kind if group.volatile else "",
-        )
+        {
+            "#": str(number),
+            "tokens": f"{group.cost.tokens:,}",
+            "times": str(group.cost.n_times),
+            "per hour": f"{group.cost.tokens_per_hour:,.0f}",
+            "session": group.session,
+            "reason": group.miss.reason.value,
+            "where": place_of(group.miss),
+            "what": group.volatile.kind if group.volatile else "",
+        }
         for number, group in enumerate(groups, start=1)
     ]
-    numbers = ("#", "tokens", "times", "per hour")
-    headings = (*numbers, "session", "reason", "where", "what")
     console.print()
-    console.print(filled_table(headings, rows, numbers=numbers, optional=()))
+    console.print(filled_table(rows, numbers=("#", "tokens", "times", "per hour")))
     for number, group in enumerate(groups, start=1):
         console.print(f"\n#{number} {advice_in(group)}", soft_wrap=True)
         _print_difference(console, group.miss)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import typer
 from rich.console import Console
@@ -36,33 +36,27 @@ def plain_table(*, show_header: bool = True) -> Table:
 
 
 def filled_table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Mapping[str, str]],
     *,
     numbers: Collection[str],
-    optional: Collection[str],
+    optional: Collection[str] = (),
 ) -> Table:
-    """Return a table with columns in `numbers` aligned right.
+    """Return a table of rows with equal headings. Columns in `numbers` are aligned right.
 
     Columns in `optional` that are empty in every row are left out.
     """
-    shown = [
-        place
-        for place, heading in enumerate(headings)
-        if heading not in optional or any(row[place] for row in rows)
-    ]
+    shown = [each for each in rows[0] if each not in optional or any(row[each] for row in rows)]
     table = plain_table()
-    for place in shown:
-        heading = headings[place]
+    for heading in shown:
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for row in rows:
-        table.add_row(*(row[place] for place in shown))
+        table.add_row(*(row[heading] for heading in shown))
     return table
 
 
-def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+def print_pairs(pairs: Mapping[str, str]) -> None:
     table = plain_table(show_header=False)
-    for name, value in pairs:
+    for name, value in pairs.items():
         table.add_row(name, value)
     plain_console().print(table)
 

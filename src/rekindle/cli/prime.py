@@ -5,8 +5,8 @@ The prompts are computed by a running server, or by a temporary one into the dis
 
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import ASCII
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TaskID
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from rekindle.cli.plain import plain_console, progress_bar
@@ -28,12 +28,14 @@ if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx
 
     from rekindle.priming.files import PrimeRequest
-    from rekindle.priming.stream import Primed
+    from rekindle.priming.stream import PrefillUpdate, Primed
 
 
 @dataclass(slots=True)
-class FileReport:
-    file: str
+class PrimedFile:
+    name: str
+    requests: "Sequence[PrimeRequest]" = ()
+    error: str | None = None  # why it has no requests
     n_requests: int = 0
     n_cached: int = 0
     n_computed: int = 0
@@ -68,69 +70,47 @@ def prime(
     """
     if url is not None:
         _check_no_model_flags({"config": config, **flags})
-        endpoint = _running(url, api_key, model, persist=not no_persist)
+    elif no_persist:
+        raise StartupError("--no-persist requires --url: otherwise the disk is the only target.")
+    prime_files = _read_files(files)
+    server: AbstractContextManager[httpx.Client]
+    if url is not None:
+        server = client_of(url, api_key, read_seconds=None)
     else:
-        if no_persist:
-            raise StartupError(
-                "--no-persist requires --url: otherwise the disk is the only target."
-            )
-        endpoint = _own(config, {**flags, "model": model})
-    readable = _read_files(files)
+        server = _own_server(config, {**flags, "model": model})
+        model = None  # it has only this one
+    changes = changes_of(model, persist=not no_persist)
     console = plain_console()
-    with endpoint as primer, progress_bar(console, MofNCompleteColumn()) as progress:
-        reports = [_prime_file(primer, file, progress) for file in readable]
-    console.print(_table(reports))
-    if any(report.n_failed for report in reports):
+    with server as http, progress_bar(console, MofNCompleteColumn()) as progress:
+        for file in prime_files:
+            _prime_file(file, http, changes, progress)
+    console.print(_table(prime_files))
+    if any(file.n_failed for file in prime_files):
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadFile:
-    name: str
-    requests: "tuple[PrimeRequest, ...]"
-    error: str | None
-
-
-def _read_files(names: Sequence[str]) -> list[_ReadFile]:
+def _read_files(names: Sequence[str]) -> list[PrimedFile]:
     """Read all files before anything is loaded. Raises StartupError if none is usable."""
-    files = [_read_file(name) for name in names]
+    from rekindle.priming.files import read_prime_file
+
+    files = []
+    for name in names:
+        try:
+            files.append(PrimedFile(name, read_prime_file(Path(name))))
+        except PrimeError as error:
+            files.append(PrimedFile(name, error=error.message, n_failed=1))
     if not any(file.requests for file in files):
         raise StartupError(" ".join(file.error or "" for file in files))
     return files
 
 
-def _read_file(name: str) -> _ReadFile:
-    from rekindle.priming.files import read_prime_file
-
-    try:
-        return _ReadFile(name, read_prime_file(Path(name)), None)
-    except PrimeError as error:
-        return _ReadFile(name, (), error.message)
-
-
-@dataclass(frozen=True, slots=True)
-class Primer:
-    """The server that gets the requests, and what is changed in them."""
-
-    http: "httpx.Client"
-    model: str | None
-    persist: bool
-
-    def body_of(self, request: "PrimeRequest") -> dict[str, Any]:
-        body = {**request.body, "persist": self.persist}
-        return body if self.model is None else {**body, "model": self.model}
+def changes_of(model: str | None, *, persist: bool) -> dict[str, object]:
+    """Return the fields that replace those of every request."""
+    return {"persist": persist} | ({} if model is None else {"model": model})
 
 
 @contextmanager
-def _running(
-    url: str, api_key: str | None, model: str | None, *, persist: bool
-) -> Iterator[Primer]:
-    with client_of(url, api_key, read_seconds=None) as http:
-        yield Primer(http, model, persist)
-
-
-@contextmanager
-def _own(config: str | None, flags: dict[str, object]) -> Iterator[Primer]:
+def _own_server(config: str | None, flags: dict[str, object]) -> "Iterator[httpx.Client]":
     """Start a server in this process. The disk cache keeps its prompts."""
     settings = load_settings(config, flags).settings
     if not settings.cache.cache_disk:
@@ -142,7 +122,7 @@ def _own(config: str | None, flags: dict[str, object]) -> Iterator[Primer]:
     from rekindle.server import background
 
     with background(load_model(settings)) as url, client_of(url, key, read_seconds=None) as http:
-        yield Primer(http, None, persist=True)
+        yield http
 
 
 def _check_no_model_flags(flags: Mapping[str, object]) -> None:
@@ -153,65 +133,70 @@ def _check_no_model_flags(flags: Mapping[str, object]) -> None:
             raise StartupError(f"{flag} cannot be used with --url: that server has its own model.")
 
 
-def _prime_file(primer: Primer, file: _ReadFile, progress: Progress) -> FileReport:
-    report = FileReport(file.name)
+def _prime_file(
+    file: PrimedFile, http: "httpx.Client", changes: Mapping[str, object], progress: Progress
+) -> None:
     task = progress.add_task(file.name, total=None)
     if file.error is not None:
         _print_error(progress.console, file.error)
-        report.n_failed += 1
     for request in file.requests:
         progress.reset(task, description=request.name, total=None)
         start = time.monotonic()
         try:
-            primed = _send(primer, request, progress, task)
+            primed = _send(
+                http,
+                request.path,
+                {**request.body, **changes},
+                lambda done: progress.update(task, completed=done.n_done, total=done.n_tokens),
+            )
         except PrimeError as error:
             _print_error(progress.console, f"{request.name}: {error.message}")
-            report.n_failed += 1
+            file.n_failed += 1
         else:
-            report.add(primed, time.monotonic() - start)
+            file.add(primed, time.monotonic() - start)
     progress.remove_task(task)
-    if report.n_requests:
-        progress.console.print(_line(report), soft_wrap=True)
-    return report
+    if file.n_requests:
+        progress.console.print(_line(file), soft_wrap=True)
 
 
-def _send(primer: Primer, request: "PrimeRequest", progress: Progress, task: TaskID) -> "Primed":
+def _send(
+    http: "httpx.Client",
+    path: str,
+    body: Mapping[str, Any],
+    on_progress: "Callable[[PrefillUpdate], None]",
+) -> "Primed":
     import httpx
 
-    from rekindle.priming.stream import PrefillUpdate, outcome_of
-
-    def show(event: PrefillUpdate) -> None:
-        progress.update(task, completed=event.n_done, total=event.n_tokens)
+    from rekindle.priming.stream import outcome_of
 
     try:
-        with primer.http.stream("POST", request.path, json=primer.body_of(request)) as response:
+        with http.stream("POST", path, json=body) as response:
             if response.is_error:
                 raise PrimeError(refusal_of(response))
-            return outcome_of(response.iter_lines(), show)
+            return outcome_of(response.iter_lines(), on_progress)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise PrimeError(f"{base_url(primer.http)} cannot be reached: {error}.") from error
+        raise PrimeError(f"{base_url(http)} cannot be reached: {error}.") from error
 
 
 def _print_error(console: Console, message: str) -> None:
     console.print(message, style="red", soft_wrap=True)
 
 
-def _line(report: FileReport) -> str:
-    several = f" in {report.n_requests} requests" if report.n_requests > 1 else ""
+def _line(file: PrimedFile) -> str:
+    several = f" in {file.n_requests} requests" if file.n_requests > 1 else ""
     return (
-        f"{report.file}: {report.n_tokens} tokens{several}, {report.n_cached} cached,"
-        f" {report.n_computed} computed, {report.seconds:.2f} s"
+        f"{file.name}: {file.n_tokens} tokens{several}, {file.n_cached} cached,"
+        f" {file.n_computed} computed, {file.seconds:.2f} s"
     )
 
 
-def _table(reports: Sequence[FileReport]) -> Table:
+def _table(files: Sequence[PrimedFile]) -> Table:
     table = Table("file", box=ASCII)
     for column in ("requests", "tokens", "cached", "computed", "seconds", "failed"):
         table.add_column(column, justify="right")
-    for report in reports:
-        numbers = (report.n_requests, report.n_tokens, report.n_cached, report.n_computed)
-        cells = [*map(str, numbers), f"{report.seconds:.2f}", str(report.n_failed)]
-        table.add_row(report.file, *cells)
+    for file in files:
+        numbers = (file.n_requests, file.n_tokens, file.n_cached, file.n_computed)
+        table.add_row(file.name, *map(str, numbers), f"{file.seconds:.2f}", str(file.n_failed))
     return table
 
 

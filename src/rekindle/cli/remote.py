@@ -37,24 +37,17 @@ class Remote:
     def get(self, path: str, **parameters: int) -> Any:
         return self._json(self._checked(self._send("GET", path, parameters)))
 
-    def get_if_there(self, path: str) -> Any | None:
-        """Return None if the server has no such endpoint."""
-        return self._json_unless_404("GET", path)
+    def call_if_there(self, method: str, path: str) -> Any | None:
+        """Return None if the server has nothing at this path."""
+        response = self._send(method, path, {})
+        return None if response.status_code == 404 else self._json(self._checked(response))
 
     def get_text(self, path: str) -> str:
         return self._checked(self._send("GET", path, {})).text
 
-    def delete(self, path: str) -> Any | None:
-        """Return None if there is nothing to delete."""
-        return self._json_unless_404("DELETE", path)
-
     def stranger(self) -> StartupError:
         """Return the error for a reply that no Rekindle server sends."""
         return StartupError(f"{self.url} does not answer like a Rekindle server.")
-
-    def _json_unless_404(self, method: str, path: str) -> Any | None:
-        response = self._send(method, path, {})
-        return None if response.status_code == 404 else self._json(self._checked(response))
 
     def _send(self, method: str, path: str, parameters: dict[str, int]) -> "httpx.Response":
         import httpx

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TaskID
+from rich.progress import MofNCompleteColumn, Progress
 
 from rekindle.cli.plain import plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
-    from rekindle.replay.client import Changes, Outcome, Server
+    from rekindle.replay.client import Changes, Server
     from rekindle.replay.prompts import FloorCounter
-    from rekindle.replay.report import ReplayRun, Report
-    from rekindle.replay.traffic import Traffic
+    from rekindle.replay.report import ReplayRun
+    from rekindle.replay.traffic import ReplayRequest
 
 DEFAULT_MAX_TOKENS = 16  # picked: a replay measures prompts
 
@@ -84,15 +84,13 @@ def replay(
     chosen = shape_of(traffic, shape)
     _check_writable(html)
     runs: list[ReplayRun] = []
-    plan = ReplayPlan(
-        traffic, chosen, tuple(url), api_key, Changes(max_tokens or None, model), repeat
-    )
     # On stderr, because the results may go to a file.
     console = Console(stderr=True, highlight=False)
     was_interrupted = False
     with progress_bar(console, MofNCompleteColumn()) as progress:
         try:
-            asyncio.run(_Replay(plan, runs, progress).run())
+            replay = _Replay(traffic.requests, chosen, repeat, runs, progress)
+            asyncio.run(replay.run(url, api_key, Changes(max_tokens or None, model)))
         except KeyboardInterrupt:
             was_interrupted = True
     report = Report(traffic.requests, chosen, traffic.skipped, runs, was_interrupted)
@@ -105,96 +103,78 @@ def replay(
         output.print(table_of(report))
         for note in notes_of(report):
             output.print(note, soft_wrap=True)
-    _exit(report)
+    if report.was_interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if report.n_failed:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    traffic: "Traffic"
-    shape: str
-    urls: Sequence[str]
-    api_key: str | None
-    changes: "Changes"
-    n_repeats: int
-
-
 class _Replay:
     """One replay. Fills `runs` as it goes, so that an interruption keeps finished replies."""
 
-    def __init__(self, plan: ReplayPlan, runs: "list[ReplayRun]", progress: Progress) -> None:
-        self._plan = plan
-        self._runs = runs
-        self._progress = progress
+    requests: "Sequence[ReplayRequest]"
+    shape: str
+    n_repeats: int
+    runs: "list[ReplayRun]"
+    progress: Progress
 
-    async def run(self) -> None:
+    async def run(self, urls: Sequence[str], api_key: str | None, changes: "Changes") -> None:
         from rekindle.replay.client import Server
         from rekindle.replay.prompts import FloorCounter
 
-        plan = self._plan
-        servers = [Server(url, plan.api_key, plan.changes) for url in plan.urls]
+        servers = [Server(url, api_key, changes) for url in urls]
         try:
             for server in servers:
                 await server.check()
-            targets = [
-                _Target(label, server, FloorCounter(server))
-                for label, server in zip(labels_of(plan.urls), servers, strict=True)
-            ]
-            for repeat in range(1, plan.n_repeats + 1):
+            counters = [FloorCounter(server) for server in servers]
+            targets = list(zip(labels_of(urls), servers, counters, strict=True))
+            for repeat in range(1, self.n_repeats + 1):
                 # Servers take turns at going first, as other load on the machine may change.
-                for target in targets if repeat % 2 else reversed(targets):
-                    await self._run_once(target, repeat)
+                for label, server, counter in targets if repeat % 2 else reversed(targets):
+                    await self._run_once(label, server, counter, repeat)
         finally:
             for server in servers:
                 await server.http.aclose()
 
-    async def _run_once(self, target: "_Target", repeat: int) -> None:
-        from rekindle.replay.client import run
+    async def _run_once(
+        self, label: str, server: "Server", counter: "FloorCounter", repeat: int
+    ) -> None:
+        from rekindle.replay.client import Outcome, run
         from rekindle.replay.report import ReplayRun
         from rekindle.replay.shape import schedule_of
 
-        requests = self._plan.traffic.requests
-        this = ReplayRun(target.label, repeat)
-        self._runs.append(this)
-        task = self._progress.add_task(target.label, total=len(requests))
+        this = ReplayRun(label, repeat)
+        self.runs.append(this)
+        task = self.progress.add_task(label, total=len(self.requests))
+
+        def show(what: str) -> None:
+            self.progress.update(task, description=f"{label}  {what}")
+
+        def add(outcome: Outcome) -> None:
+            this.outcomes.append(outcome)
+            self.progress.advance(task)
+            if outcome.error is not None:
+                text = f"{self.requests[outcome.index].name} at {label}: {outcome.error}."
+                self.progress.console.print(text, style="red", markup=False, soft_wrap=True)
+
         start = time.monotonic()
         try:
             await run(
-                schedule_of(requests, self._plan.shape),
-                lambda index: target.server.send(index, requests[index], start),
-                on_start=lambda index: self._show(task, target, requests[index].name),
-                on_end=lambda outcome: self._add(this, outcome, task),
+                schedule_of(self.requests, self.shape),
+                lambda index: server.send(index, self.requests[index], start),
+                on_start=lambda index: show(self.requests[index].name),
+                on_end=add,
             )
         finally:
             # Also after Ctrl-C, for finished replies; a second Ctrl-C ends this too.
             this.seconds = time.monotonic() - start
-            self._progress.reset(task, total=len(this.outcomes))
-            self._show(task, target, "counting the floor")
-            async for counted in target.counter.count(requests, this.outcomes):
+            self.progress.reset(task, total=len(this.outcomes))
+            show("counting the floor")
+            async for counted in counter.count(self.requests, this.outcomes):
                 this.counted[counted.index] = counted
-                self._progress.advance(task)
-            self._progress.remove_task(task)
-
-    def _show(self, task: TaskID, target: "_Target", what: str) -> None:
-        self._progress.update(task, description=f"{target.label}  {what}")
-
-    def _add(self, this: "ReplayRun", outcome: "Outcome", task: TaskID) -> None:
-        this.outcomes.append(outcome)
-        self._progress.advance(task)
-        if outcome.error is not None:
-            name = self._plan.traffic.requests[outcome.index].name
-            self._progress.console.print(
-                f"{name} at {this.server}: {outcome.error}.",
-                style="red",
-                markup=False,
-                soft_wrap=True,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    label: str
-    server: "Server"
-    counter: "FloorCounter"
+                self.progress.advance(task)
+            self.progress.remove_task(task)
 
 
 def labels_of(urls: Sequence[str]) -> list[str]:
@@ -214,10 +194,3 @@ def _check_writable(file: Path | None) -> None:
         file.touch()
     except OSError as error:
         raise StartupError(f"{file} cannot be written: {error.strerror}.") from error
-
-
-def _exit(report: "Report") -> None:
-    if report.was_interrupted:
-        raise typer.Exit(INTERRUPTED)
-    if report.n_failed:
-        raise typer.Exit(1)

@@ -31,12 +31,7 @@ from rekindle.config import (
     Settings,
     all_settings,
 )
-from rekindle.config_sources import (
-    Resolved,
-    api_keys,
-    read_file,
-    resolve,
-)
+from rekindle.config_sources import Resolved, api_keys, read_file, resolve
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing the server would slow down `--help`

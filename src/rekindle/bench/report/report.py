@@ -190,16 +190,16 @@ def amplification_grid(run: Run) -> Grid:
 def throughput_grid(run: Run) -> Grid:
     ours, *peers = servers_of(run)
     rows = []
-    for key, by_server in bursts_of(run).items():
-        if key.measure in ONLY_IN_CSV:
+    for (measure, n_streams), by_server in bursts_of(run).items():
+        if measure in ONLY_IN_CSV:
             continue
-        title = BURST_TITLES.get(key.measure, key.measure.replace("_", " "))
+        title = BURST_TITLES.get(measure, measure.replace("_", " "))
         cells = [_rate(by_server.get(ours, {}))]
         for peer in peers:
             ratio = ratio_of(by_server.get(ours, {}), by_server.get(peer, {}))
             behind = "" if ratio is None else f" ({ratio:.3f})"
             cells.append(f"{_rate(by_server.get(peer, {}))}{behind}")
-        rows.append([Cell(title), Cell(str(key.streams)), *map(Cell, cells)])
+        rows.append([Cell(title), Cell(str(n_streams)), *map(Cell, cells)])
     return Grid(
         "Throughput of bursts that share nothing",
         f"In brackets: {ours} / that server, the median of each round's ratio. Above 1 is better"

@@ -1,6 +1,7 @@
 """The measurements as values: one row for each request, workload and burst."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,23 @@ class BurstRow:
     server: str
     round: int
     value: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """Callbacks for the terminal, and all rows so far: an interrupted run keeps them."""
+
+    on_step: Callable[[str], None]  # what runs now
+    on_done: Callable[[], None]
+    on_trouble: Callable[[str], None]  # a burst failed; workloads have notes instead
+    requests: list[RequestRow] = field(default_factory=list)
+    workloads: list[WorkloadRow] = field(default_factory=list)
+    bursts: list[BurstRow] = field(default_factory=list)
+
+    def add(self, workload: WorkloadRow, requests: Sequence[RequestRow]) -> None:
+        self.workloads.append(workload)
+        self.requests += requests
+        self.on_done()
 
 
 @dataclass(frozen=True, slots=True)

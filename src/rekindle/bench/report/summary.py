@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from textwrap import shorten
 
-from rekindle.bench.report.results import BurstRow, Run, WorkloadRow
+from rekindle.bench.report.results import Run, WorkloadRow
 
 LONGEST_ERROR = 160  # characters; picked: some servers reply with a traceback
 
@@ -52,17 +52,15 @@ def failures_of(run: Run) -> dict[Key, Failures]:
     return {key: each for key, each in found.items() if each.n_failed}
 
 
-@dataclass(frozen=True, slots=True)
-class BurstKey:
-    measure: str
-    streams: int
+def bursts_of(run: Run) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
+    """Return values by measure and streams, then by server and round.
 
-
-def bursts_of(run: Run) -> dict[BurstKey, dict[str, dict[int, float]]]:
-    """Return values by burst, server and round. Measures keep their order, streams grow."""
-    found: dict[BurstKey, dict[str, dict[int, float]]] = {}
-    for row in sorted(run.bursts, key=_order(run)):
-        of_server = found.setdefault(BurstKey(row.measure, row.streams), {})
+    Measures keep their order, streams grow.
+    """
+    measures = list(dict.fromkeys(row.measure for row in run.bursts))
+    found: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
+    for row in sorted(run.bursts, key=lambda row: (measures.index(row.measure), row.streams)):
+        of_server = found.setdefault((row.measure, row.streams), {})
         of_server.setdefault(row.server, {})[row.round] = row.value
     return found
 
@@ -75,11 +73,6 @@ def ratio_of(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | 
 
 def notes_of(run: Run) -> list[str]:
     return [*_written_notes(run), *_failure_notes(run)]
-
-
-def _order(run: Run) -> Callable[[BurstRow], tuple[int, int]]:
-    measures = list(dict.fromkeys(row.measure for row in run.bursts))
-    return lambda row: (measures.index(row.measure), row.streams)
 
 
 def _written_notes(run: Run) -> Iterator[str]:
@@ -97,14 +90,7 @@ def _written_notes(run: Run) -> Iterator[str]:
 def _failure_notes(run: Run) -> Iterator[str]:
     for (workload, server), each in failures_of(run).items():
         said = f"{server}, {workload}: {each.n_failed} of {each.n_requests} requests failed"
-        error = _first_error(run, workload, server)
-        yield f"{said}; the first: {error}" if error else f"{said}."
-
-
-def _first_error(run: Run, workload: str, server: str) -> str:
-    errors = (
-        row.error
-        for row in run.requests
-        if (row.workload, row.server) == (workload, server) and row.error is not None
-    )
-    return shorten(next(errors, ""), LONGEST_ERROR, placeholder=" ...")
+        here = [row for row in run.requests if (row.workload, row.server) == (workload, server)]
+        error = next((row.error for row in here if row.error), "")
+        first = shorten(error, LONGEST_ERROR, placeholder=" ...")
+        yield f"{said}; the first: {first}" if first else f"{said}."

@@ -47,19 +47,19 @@ class Texts:
     scale: float = 1.0
 
     def system(self, name: str, n_tokens: int = 700) -> str:
-        choose = self._choose("system", name)
+        choose = random.Random(f"system {name}")
         lines = [f"Run {self.nonce}, {name}. You are a careful coding agent in a terminal.", ""]
         return self._filled_up(
             n_tokens, lines, lambda: f"- {_filled(choose.choice(RULES), choose)}"
         )
 
     def question(self, name: str, n_tokens: int = 40) -> str:
-        choose = self._choose("question", name)
+        choose = random.Random(f"question {name}")
         return self._filled_up(n_tokens, [], lambda: _filled(choose.choice(QUESTIONS), choose))
 
     def tool_result(self, name: str, n_tokens: int = 110) -> str:
         """Return a piece of a file, hits of a search, or the end of a log."""
-        choose = self._choose("result", name)
+        choose = random.Random(f"result {name}")
         make = choose.choice([_code_line, _hit_line, _log_line])
         lines: list[str] = []
         return self._filled_up(n_tokens, lines, lambda: make(choose, len(lines)))
@@ -69,9 +69,6 @@ class Texts:
         while not lines or sum(map(len, lines)) < n_characters:
             lines.append(make())
         return "\n".join(lines)
-
-    def _choose(self, kind: str, name: str) -> random.Random:
-        return random.Random(f"{kind} {name}")
 
 
 def tools() -> list[dict[str, Any]]:

@@ -196,8 +196,7 @@ def verify(
     url: Url = None,
     api_key: ApiKey = None,
     fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Move damaged files away, and update the catalogue."),
+        bool, typer.Option("--fix", help="Move damaged files away, and update the catalogue.")
     ] = False,
     as_json: Json = False,
 ) -> None:

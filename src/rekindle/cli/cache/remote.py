@@ -24,10 +24,6 @@ from rekindle.errors import StartupError
 
 _MOST_LISTED = 1000  # the server's own maximum
 _MOST_NAMED = 8
-_HEADINGS = (
-    *("key", "name", "tokens", "size", "tiers", "session", "class"),
-    *("last used", "uses", "pinned"),
-)
 _NUMBERS = {"tokens", "size", "uses"}
 _OPTIONAL = {"name", "pinned"}
 
@@ -46,16 +42,12 @@ def list_at(url: str, api_key: str | None, *, as_json: bool) -> None:
         reply = stored_at(remote)
     if as_json:
         print_json(reply)
-    else:
-        _print_stored(reply)
-
-
-def _print_stored(reply: dict[str, Any]) -> None:
+        return
     now = time.time()
     rows = [_line(prefix, now) for prefix in reply["data"]]
     console = plain_console()
     if rows:
-        console.print(filled_table(_HEADINGS, rows, numbers=_NUMBERS, optional=_OPTIONAL))
+        console.print(filled_table(rows, numbers=_NUMBERS, optional=_OPTIONAL))
     console.print("; ".join([count(len(rows), "prompt"), *map(_usage, reply["usage"])]))
 
 
@@ -64,8 +56,22 @@ def show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
         prefix = one_stored(remote, key)
     if as_json:
         print_json(prefix)
-    else:
-        _print_prefix(prefix)
+        return
+    now = time.time()
+    print_pairs(
+        {
+            "key": prefix["key"] or "not stored any more",
+            "name": prefix["name"] or "none",
+            "session": prefix["session"],
+            "class": prefix["class"],
+            "pinned": until(prefix["pinned_until"], now) or "no",
+            "tokens": str(prefix["tokens"]),
+            "size": f"{decimal(prefix['bytes'])}, with all entries before it",
+            "tiers": ", ".join(prefix["tiers"]) or "no tier has all of it",
+            "last used": ago(now - prefix["last_used"]),
+            "uses": str(prefix["hits"]),
+        }
+    )
 
 
 def one_stored(remote: Remote, key: str) -> Prefix:
@@ -82,24 +88,6 @@ def one_stored(remote: Remote, key: str) -> Prefix:
         )
     some = ", ".join(each["key"] for each in found[:_MOST_NAMED])
     raise StartupError(f"{len(found)} keys at {remote.url} start with {key!r}, such as {some}.")
-
-
-def _print_prefix(prefix: Prefix) -> None:
-    now = time.time()
-    print_pairs(
-        (
-            ("key", prefix["key"] or "not stored any more"),
-            ("name", prefix["name"] or "none"),
-            ("session", prefix["session"]),
-            ("class", prefix["class"]),
-            ("pinned", until(prefix["pinned_until"], now) or "no"),
-            ("tokens", str(prefix["tokens"])),
-            ("size", f"{decimal(prefix['bytes'])}, with all entries before it"),
-            ("tiers", ", ".join(prefix["tiers"]) or "no tier has all of it"),
-            ("last used", ago(now - prefix["last_used"])),
-            ("uses", str(prefix["hits"])),
-        )
-    )
 
 
 def to_prune(prefixes: Sequence[Prefix], used_before: float, *, now: float) -> list[Prefix]:
@@ -124,7 +112,7 @@ def prune_at(
         stored = stored_at(remote)["data"]
         keys = [each["key"] for each in to_prune(stored, now - unused_seconds, now=now)]
         for key in () if dry_run else keys:
-            deleted = remote.delete(f"/v1/cache/{key}")
+            deleted = remote.call_if_there("DELETE", f"/v1/cache/{key}")
             n_entries += deleted["deleted"] if deleted is not None else 0
     conversations = count(len(keys), "conversation")
     if as_json:
@@ -157,16 +145,16 @@ def _usage(tier: dict[str, Any]) -> str:
     return f"{tier['name']} {decimal(tier['bytes'])} of {decimal(tier['budget_bytes'])}"
 
 
-def _line(prefix: Prefix, now: float) -> list[str]:
-    return [
-        prefix["key"][:SHORT_KEY],
-        prefix["name"] or "",
-        str(prefix["tokens"]),
-        decimal(prefix["bytes"]),
-        ",".join(prefix["tiers"]),
-        prefix["session"],
-        prefix["class"],
-        ago(now - prefix["last_used"]),
-        str(prefix["hits"]),
-        until(prefix["pinned_until"], now),
-    ]
+def _line(prefix: Prefix, now: float) -> dict[str, str]:
+    return {
+        "key": prefix["key"][:SHORT_KEY],
+        "name": prefix["name"] or "",
+        "tokens": str(prefix["tokens"]),
+        "size": decimal(prefix["bytes"]),
+        "tiers": ",".join(prefix["tiers"]),
+        "session": prefix["session"],
+        "class": prefix["class"],
+        "last used": ago(now - prefix["last_used"]),
+        "uses": str(prefix["hits"]),
+        "pinned": until(prefix["pinned_until"], now),
+    }

@@ -28,10 +28,6 @@ from rekindle.cli.plain import (
 )
 
 _FEW_TOKENS = 8
-_HEADINGS = (
-    *("key", "tokens", "size", "chain", "name", "session", "class", "pinned"),
-    *("saved at", "last used", "uses", "model"),
-)
 _NUMBERS = {"tokens", "size", "chain", "uses"}
 _OPTIONAL = {"name", "session", "class", "pinned"}  # empty in most directories
 
@@ -46,7 +42,7 @@ def report_list(
     rows = [_line(entry, names.get(entry.key, []), now) for entry in entries]
     console = plain_console()
     if rows:
-        console.print(filled_table(_HEADINGS, rows, numbers=_NUMBERS, optional=_OPTIONAL))
+        console.print(filled_table(rows, numbers=_NUMBERS, optional=_OPTIONAL))
     console.print(
         f"{count(len(inventory.tips()), 'conversation')}, {count_entries(len(inventory.entries))},"
         f" {count(inventory.n_tokens, 'token')}, {decimal(inventory.n_bytes)}"
@@ -58,22 +54,22 @@ def report_list(
         console.print(_turns(turns))
 
 
-def _line(entry: Listed, names: Sequence[str], now: float) -> list[str]:
+def _line(entry: Listed, names: Sequence[str], now: float) -> dict[str, str]:
     header, retention = entry.row.header, entry.row.retention
-    return [
-        header.key.hex()[:SHORT_KEY],
-        str(header.stop),
-        decimal(entry.n_bytes),
-        decimal(entry.chain_bytes) if entry.is_complete else "broken",
-        ", ".join(names),
-        retention.session if retention.session != ORDINARY.session else "",
-        retention.rank.name.lower() if retention.rank != ORDINARY.rank else "",
-        until(retention.pinned_until, now),
-        _words(header.reason),
-        ago(now - entry.row.last_used_at),
-        str(entry.row.hits),
-        header.fingerprint.hex()[:SHORT_MODEL],
-    ]
+    return {
+        "key": header.key.hex()[:SHORT_KEY],
+        "tokens": str(header.stop),
+        "size": decimal(entry.n_bytes),
+        "chain": decimal(entry.chain_bytes) if entry.is_complete else "broken",
+        "name": ", ".join(names),
+        "session": retention.session if retention.session != ORDINARY.session else "",
+        "class": retention.rank.name.lower() if retention.rank != ORDINARY.rank else "",
+        "pinned": until(retention.pinned_until, now),
+        "saved at": _words(header.reason),
+        "last used": ago(now - entry.row.last_used_at),
+        "uses": str(entry.row.hits),
+        "model": header.fingerprint.hex()[:SHORT_MODEL],
+    }
 
 
 def report_details(
@@ -81,7 +77,8 @@ def report_details(
 ) -> None:
     entry = chain[-1]
     header, retention = entry.row.header, entry.row.retention
-    token_ids, path = _token_ids(entry), str(EntryFiles(directory).path(header.key))
+    token_ids: list[int] = np.frombuffer(header.tokens, ">u4").tolist()
+    path = str(EntryFiles(directory).path(header.key))
     if as_json:
         print_json(
             {
@@ -99,26 +96,26 @@ def report_details(
     if len(ids) > 2 * _FEW_TOKENS:
         ids[_FEW_TOKENS:-_FEW_TOKENS] = ["..."]
     print_pairs(
-        (
-            ("key", header.key.hex()),
-            ("name", ", ".join(names) or "none"),
-            ("session", retention.session),
-            ("class", retention.rank.name.lower()),
-            ("pinned", until(retention.pinned_until, now) or "no"),
-            ("kind", header.kind.name.lower()),
-            ("model", header.fingerprint.hex()),
-            ("positions", f"{header.start} to {header.stop}"),
-            ("token ids", " ".join(ids) or "none"),
-            ("saved at", _words(header.reason)),
-            ("created", ago(now - header.created_at)),
-            ("last used", ago(now - entry.row.last_used_at)),
-            ("uses", str(entry.row.hits)),
-            ("took", f"{header.compute_seconds:.3f} s to compute"),
-            ("payload", f"{header.payload_bytes} bytes"),
-            ("on disk", f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}"),
-            ("file", path),
-            ("follows", _lineage(chain)),
-        )
+        {
+            "key": header.key.hex(),
+            "name": ", ".join(names) or "none",
+            "session": retention.session,
+            "class": retention.rank.name.lower(),
+            "pinned": until(retention.pinned_until, now) or "no",
+            "kind": header.kind.name.lower(),
+            "model": header.fingerprint.hex(),
+            "positions": f"{header.start} to {header.stop}",
+            "token ids": " ".join(ids) or "none",
+            "saved at": _words(header.reason),
+            "created": ago(now - header.created_at),
+            "last used": ago(now - entry.row.last_used_at),
+            "uses": str(entry.row.hits),
+            "took": f"{header.compute_seconds:.3f} s to compute",
+            "payload": f"{header.payload_bytes} bytes",
+            "on disk": f"{decimal(entry.n_bytes)}, with parents {decimal(entry.chain_bytes)}",
+            "file": path,
+            "follows": _lineage(chain),
+        }
     )
 
 
@@ -279,11 +276,6 @@ def _summary(entry: Listed, names: Sequence[str]) -> dict[str, object]:
         "class": retention.rank.name.lower(),
         "pinned_until": retention.pinned_until or None,
     }
-
-
-def _token_ids(entry: Listed) -> list[int]:
-    ids: list[int] = np.frombuffer(entry.row.header.tokens, ">u4").tolist()
-    return ids
 
 
 def _lineage(chain: Sequence[Listed]) -> str:

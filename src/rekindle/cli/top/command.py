@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from rekindle.cli.plain import plain_console, print_json
 from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
@@ -79,17 +80,21 @@ class Observer:
             raise self._remote.stranger() from error
 
     def _look(self) -> "ServerSnapshot":
-        from rekindle.cli.top.snapshot import sessions_of, snapshot_of
+        from rekindle.cli.top.snapshot import Metrics, snapshot_of
 
         taken_at = self._now()
-        metrics = self._remote.get_text("/metrics")
+        metrics = Metrics(self._remote.get_text("/metrics"))
         slots = self._remote.get("/slots")
         if not slots:  # no model is loaded
             self._known = _LastSnapshot()
         elif self._known.props is None:
             self._known = _LastSnapshot(props=self._remote.get("/props"), props_at=taken_at)
+        if slots and self._known.counted != (tokens := metrics.tokens()):
+            told = self._remote.call_if_there("GET", "/v1/sessions")
+            sessions = told["data"] if told is not None else []
+            self._known = replace(self._known, counted=tokens, sessions=sessions)
         known = self._known
-        snapshot = snapshot_of(
+        return snapshot_of(
             taken_at=taken_at,
             props=known.props,
             props_age_seconds=taken_at - known.props_at,
@@ -97,12 +102,6 @@ class Observer:
             slots=slots,
             sessions=known.sessions,
         )
-        if not slots or snapshot.tokens == known.counted:
-            return snapshot
-        told = self._remote.get_if_there("/v1/sessions")
-        sessions = told["data"] if told is not None else []
-        self._known = replace(known, counted=snapshot.tokens, sessions=sessions)
-        return replace(snapshot, sessions=sessions_of(sessions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class _LastSnapshot:
 def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[RenderableType]:
     """Yield one frame per snapshot, without end; the last one and an error while it fails."""
     from rekindle.cli.top.snapshot import rates_between
-    from rekindle.cli.top.view import frame, trouble
+    from rekindle.cli.top.view import frame
 
     before: ServerSnapshot | None = None
     last: RenderableType = ""
@@ -127,7 +126,7 @@ def frames(observer: Observer, *, width: Callable[[], int]) -> Iterator[Renderab
             snapshot = observer.look()
         except StartupError as error:
             before = None
-            yield Group(trouble(error.message), last)
+            yield Group(Text(f"{error.message} Retrying.", style="red"), last)
             continue
         rates = rates_between(before, snapshot) if before else None
         before, last = snapshot, frame(observer.url, snapshot, rates, width=width())

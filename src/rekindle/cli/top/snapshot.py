@@ -87,12 +87,11 @@ def snapshot_of(
     taken_at: float,
     props: Mapping[str, Any] | None,  # None: no model is loaded
     props_age_seconds: float,
-    metrics: str,
+    metrics: "Metrics",
     slots: Sequence[Mapping[str, Any]],
     sessions: Sequence[Mapping[str, Any]],
 ) -> ServerSnapshot:
     """Raises ValueError, LookupError or TypeError if a reply is not from a Rekindle server."""
-    numbers = _Metrics(metrics)
     ours = props["rekindle"] if props is not None else {}
     uptime = ours.get("uptime_seconds")
     return ServerSnapshot(
@@ -100,40 +99,29 @@ def snapshot_of(
         model=props["model_alias"] if props is not None else None,
         version=ours.get("version"),
         uptime_seconds=None if uptime is None else uptime + props_age_seconds,
-        n_slots=numbers.get("rekindle_slots"),
-        n_busy=numbers.get("rekindle_slots_busy"),
-        n_waiting=numbers.get("rekindle_requests_waiting"),
-        n_cells=numbers.get("rekindle_cells"),
-        n_cells_used=numbers.get("rekindle_cells_used"),
-        tokens=Tokens(
-            **{
-                source: numbers.get("rekindle_prompt_tokens_reused_total", source)
-                for source in SOURCES
-            },
-            prefilled=numbers.get("rekindle_prompt_tokens_prefilled_total"),
-            generated=numbers.get("rekindle_generated_tokens_total"),
-        ),
+        n_slots=metrics.get("rekindle_slots"),
+        n_busy=metrics.get("rekindle_slots_busy"),
+        n_waiting=metrics.get("rekindle_requests_waiting"),
+        n_cells=metrics.get("rekindle_cells"),
+        n_cells_used=metrics.get("rekindle_cells_used"),
+        tokens=metrics.tokens(),
         tiers=tuple(
             TierView(
                 name=name,
-                n_entries=numbers.get("rekindle_cache_entries", name),
-                n_bytes=numbers.get("rekindle_cache_bytes", name),
-                budget_bytes=numbers.get("rekindle_cache_budget_bytes", name),
+                n_entries=metrics.get("rekindle_cache_entries", name),
+                n_bytes=metrics.get("rekindle_cache_bytes", name),
+                budget_bytes=metrics.get("rekindle_cache_budget_bytes", name),
             )
-            for name in numbers.labels("rekindle_cache_entries")
+            for name in metrics.labels("rekindle_cache_entries")
         ),
         is_shared_store_up=(
-            numbers.get("rekindle_shared_store_up") == 1
-            if numbers.labels("rekindle_shared_store_up")
+            metrics.get("rekindle_shared_store_up") == 1
+            if metrics.labels("rekindle_shared_store_up")
             else None
         ),
         slots=tuple(map(_slot, slots)),
-        sessions=sessions_of(sessions),
+        sessions=tuple(map(_session, sessions)),
     )
-
-
-def sessions_of(told: Sequence[Mapping[str, Any]]) -> tuple[SessionView, ...]:
-    return tuple(map(_session, told))
 
 
 def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | None:
@@ -146,7 +134,7 @@ def rates_between(before: ServerSnapshot, after: ServerSnapshot) -> Tokens | Non
     return Tokens(**{name: amount / seconds for name, amount in grown.items()})
 
 
-class _Metrics:
+class Metrics:
     """Values by name, and by their only label."""
 
     def __init__(self, text: str) -> None:
@@ -164,6 +152,14 @@ class _Metrics:
 
     def labels(self, name: str) -> list[str]:
         return [label for each, label in self._values if each == name]
+
+    def tokens(self) -> Tokens:
+        reused = "rekindle_prompt_tokens_reused_total"
+        return Tokens(
+            **{source: self.get(reused, source) for source in SOURCES},
+            prefilled=self.get("rekindle_prompt_tokens_prefilled_total"),
+            generated=self.get("rekindle_generated_tokens_total"),
+        )
 
 
 def _slot(told: Mapping[str, Any]) -> SlotView:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cli.plain import plain_table, span
-from rekindle.cli.top.snapshot import SHARED, ServerSnapshot, SessionView, SlotView, Tokens
+from rekindle.cli.top.snapshot import SHARED, ServerSnapshot, SlotView, Tokens
 
 WIDE_COLUMNS = 120  # width for tables side by side; picked
 # Both are picked to fit a terminal of 24 lines.
@@ -30,10 +30,6 @@ def frame(
         rows = [_beside(counts, tiers), _beside(slots, sessions)]
     apart = [part for row in rows for part in (Text(), row)]
     return Group(_head(url, snapshot), _load(snapshot), *apart)
-
-
-def trouble(message: str) -> Text:
-    return Text(f"{message} Retrying.", style="red")
 
 
 def _head(url: str, snapshot: ServerSnapshot) -> Text:
@@ -105,20 +101,17 @@ def _slots(slots: Sequence[SlotView]) -> RenderableType:
 def _sessions(snapshot: ServerSnapshot) -> RenderableType:
     table = _table("session", "requests", "prompt", "hit", "prefilled", "twice", "idle")
     for session in snapshot.sessions[:_MOST_SESSIONS]:
+        n_twice = session.n_prefilled_twice
         table.add_row(
             _short(session.name),
             _amount(session.n_requests),
             _amount(session.n_prompt),
-            _hit(session),
+            f"{session.n_cached / session.n_prompt:.0%}" if session.n_prompt else "-",
             _amount(session.n_prefilled),
-            _waste(session.n_prefilled_twice),
+            Text(_amount(n_twice), style="yellow" if n_twice else ""),
             span(max(snapshot.taken_at - session.last_used, 0)),
         )
     return Group(table, *_more(len(snapshot.sessions) - _MOST_SESSIONS, "sessions"))
-
-
-def _hit(session: SessionView) -> str:
-    return f"{session.n_cached / session.n_prompt:.0%}" if session.n_prompt else "-"
 
 
 def _amount(number: int) -> str:
@@ -134,10 +127,6 @@ def _amount(number: int) -> str:
 def _short(name: str) -> Text:
     fits = len(name) <= _NAME_CELLS
     return Text(name if fits else f"{name[: _NAME_CELLS - 3]}...", overflow="crop")
-
-
-def _waste(n_tokens: int) -> Text:
-    return Text(_amount(n_tokens), style="yellow" if n_tokens else "")
 
 
 def _more(number: int, what: str) -> Iterator[Text]:

@@ -1,31 +1,59 @@
-"""`rekindle chat`: a conversation in the terminal, drawn from the events of `client`.
+"""`rekindle chat`: a conversation in the terminal over /v1/chat/completions.
 
 Talks to a running server, or starts one in this process.
 """
 
 import io
+import json
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.status import Status
 
-from rekindle.cli.remote import client_of
+from rekindle.cli.remote import Remote, client_of, refusal_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
-from rekindle.priming.stream import PrefillUpdate
+from rekindle.errors import StartupError
+from rekindle.priming.stream import PrefillUpdate, events_in, progress_in
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
-    from rekindle.cli.chat.client import ChatClient, ChatEvent, ReplyTimings
+    import httpx
 
 _HELP = """\
 /clear        start a new conversation
 /system TEXT  set the system prompt; without TEXT, remove it
 /exit         leave (also Ctrl-D)
 Ctrl-C        stop the reply"""
+
+ChatMessage = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyEnd:
+    timings: dict[str, Any]  # as in the reply
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    message: str
+
+
+ChatEvent = PrefillUpdate | ReasoningPiece | TextPiece | ReplyEnd | Failed
 
 
 def chat(
@@ -44,8 +72,6 @@ def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
 ) -> None:
     """Chat in the terminal with a running server, or with a temporary one."""
-    from rekindle.cli.chat.client import ChatClient
-
     console = Console(highlight=False)
     with (
         _endpoint(model, url, api_key) as (address, key),
@@ -63,12 +89,10 @@ def _endpoint(
         # The configured keys belong to the local server: no other server may see them.
         yield url, key
         return
-    from rekindle.cli.chat.client import answers
-
     settings = load_settings(None, {"model": model}).settings
     key = key or next(iter(api_keys(settings.server)), None)
     local = f"http://127.0.0.1:{settings.server.port}"
-    if model is None and answers(local):
+    if model is None and _answers(local):
         yield local, key
         return
 
@@ -76,6 +100,71 @@ def _endpoint(
 
     with background(load_model(settings)) as own:
         yield own, key
+
+
+def _answers(url: str) -> bool:
+    """Return True if a server is at `url`, ready or still loading its model."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
+    except httpx.ReadTimeout:
+        return True  # a server listens before its model is loaded, and answers after
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+class ChatClient:
+    """Sends messages to the first model that the server lists."""
+
+    def __init__(self, http: "httpx.Client") -> None:
+        self._http = http
+        remote = Remote(http)
+        try:
+            self.model = str(json.loads(remote.get_text("/v1/models"))["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise StartupError(
+                f"{remote.url} does not answer like an OpenAI server with a model."
+            ) from error
+
+    def reply(self, messages: Sequence[ChatMessage]) -> Generator[ChatEvent]:
+        """Yield the events of one reply. Ends after `Failed`; closing it cancels the request."""
+        import httpx
+
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+        }
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.is_error:
+                    yield Failed(refusal_of(response))
+                    return
+                for chunk in events_in(response.iter_lines()):
+                    yield from _events(chunk)
+        except httpx.HTTPError as error:
+            yield Failed(f"The connection was lost: {error}.")
+
+
+def _events(chunk: dict[str, Any]) -> Iterator[ChatEvent]:
+    if error := chunk.get("error"):
+        yield Failed(error["message"])
+        return
+    if progress := progress_in(chunk):
+        yield progress
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        # Servers other than ours, given with --url, call it `reasoning`.
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield ReasoningPiece(reasoning)
+        if text := delta.get("content"):
+            yield TextPiece(text)
+    if timings := chunk.get("timings"):
+        yield ReplyEnd(timings)
 
 
 def _line_reader() -> Callable[[], str]:
@@ -89,13 +178,11 @@ def _line_reader() -> Callable[[], str]:
 
 
 def talk(
-    client: "ChatClient", console: Console, read_line: Callable[[], str], system: str | None
+    client: ChatClient, console: Console, read_line: Callable[[], str], system: str | None
 ) -> None:
     """Run the chat until `read_line` raises EOFError, or the user leaves."""
-    from rekindle.cli.chat.client import ChatLine
-
     console.print(f"{client.model} - /help for commands, Ctrl-D to leave", style="dim")
-    history: list[ChatLine] = []
+    history: list[ChatMessage] = []
     while True:
         try:
             line = read_line().strip()
@@ -119,20 +206,18 @@ def talk(
             case _ if command.startswith("/"):
                 console.print(f"There is no {command}; see /help", style="dim", markup=False)
             case _:
-                start = [ChatLine("system", system)] if system else []
-                question = ChatLine("user", line)
+                start = [{"role": "system", "content": system}] if system else []
+                question = {"role": "user", "content": line}
                 text = draw(client.reply([*start, *history, question]), console)
                 if text:
-                    history += [question, ChatLine("assistant", text)]
+                    history += [question, {"role": "assistant", "content": text}]
 
 
-def draw(events: "Generator[ChatEvent]", console: Console) -> str:
+def draw(events: Generator[ChatEvent], console: Console) -> str:
     """Show a reply as it streams. Return its text; after Ctrl-C, the text so far."""
-    from rekindle.cli.chat.client import Failed, ReasoningPiece, ReplyTimings, TextPiece
-
     parts: list[str] = []
     thinking = False
-    ending: Failed | ReplyTimings | None = None
+    ending: Failed | ReplyEnd | None = None
     with Status("Reading the prompt", console=console) as status, closing(events):
         try:
             for event in events:
@@ -150,7 +235,7 @@ def draw(events: "Generator[ChatEvent]", console: Console) -> str:
                             thinking = False
                         parts.append(text)
                         console.print(text, end="", markup=False, soft_wrap=True)
-                    case Failed() | ReplyTimings():
+                    case Failed() | ReplyEnd():
                         ending = event
         except KeyboardInterrupt:
             ending = None
@@ -158,17 +243,17 @@ def draw(events: "Generator[ChatEvent]", console: Console) -> str:
     match ending:
         case Failed(message):
             console.print(message, style="red", markup=False, soft_wrap=True)
-        case ReplyTimings():
-            console.print(summary(ending), style="dim", markup=False)
+        case ReplyEnd(timings):
+            console.print(summary(timings), style="dim", markup=False)
         case None:
             console.print("stopped", style="dim")
     return "".join(parts)
 
 
-def summary(timings: "ReplyTimings") -> str:
-    n_prompt = timings.n_cached + timings.n_prefilled
+def summary(timings: dict[str, Any]) -> str:
+    n_cached, n_prefilled = timings["cache_n"], timings["prompt_n"]
     return (
-        f"prefilled {timings.n_prefilled} of {n_prompt} tokens ({timings.n_cached} cached)"
-        f" in {timings.prefill_seconds:.2f} s - {timings.n_predicted} tokens"
-        f" at {timings.predicted_per_second:.1f} tokens/s"
+        f"prefilled {n_prefilled} of {n_cached + n_prefilled} tokens ({n_cached} cached)"
+        f" in {timings['prompt_ms'] / 1000:.2f} s - {timings['predicted_n']} tokens"
+        f" at {timings['predicted_per_second']:.1f} tokens/s"
     )
