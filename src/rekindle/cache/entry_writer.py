@@ -168,9 +168,9 @@ class EntryWriter:
         """Return LATER if entries are being written or restored, which makes room."""
         n_restoring = self._holdings.n_leases - (parent is not None)
         for store in self._back_stores:
-            if store.transit.is_writing:
+            if store.is_writing:
                 return Saved.LATER
-            n_restoring -= len(store.transit.writing)
+            n_restoring -= len(store.writing)
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:

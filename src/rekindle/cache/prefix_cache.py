@@ -124,7 +124,7 @@ class PrefixCache:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for one write to finish, at shutdown. Return False if none did in time."""
-        writing = (store for store in self._back_stores if store.transit.is_writing)
+        writing = (store for store in self._back_stores if store.is_writing)
         store = next(writing, None)
         return store is not None and store.wait(timeout_seconds)
 
@@ -240,11 +240,11 @@ class PrefixCache:
         for node in missing:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
-            if Where.MEMORY not in node.where and node.key not in self._disk.transit.writing:
+            if Where.MEMORY not in node.where and node.key not in self._disk.writing:
                 self.fetch(node, must=False)  # from the shared store; the next call writes it
                 break
             self._disk.offer(node, was_reused=True, must=True)
-            if node.key not in self._disk.transit.writing:
+            if node.key not in self._disk.writing:
                 raise TierFailed(self._disk.trouble or "the hour's write budget is used up")
         return not missing
 
@@ -301,7 +301,7 @@ class PrefixCache:
         """
         for store in self._back_stores:
             if store.place in node.where:
-                store.transit.fetch(node, must=must)
+                store.fetch(node, must=must)
                 return
 
     def distrust(self, node: Node) -> None:

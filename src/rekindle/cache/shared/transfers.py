@@ -43,15 +43,15 @@ def shared_pool(notify: Callable[[], None]) -> TransferPool:
     return TransferPool("shared", n_threads, notify, abandon_seconds=ABANDON_SECONDS)
 
 
-class SharedTransfers:
+class SharedTransfers(EntryTransfers):
     def __init__(
         self, store: SharedStore, pool: TransferPool, *, fingerprint: Key, traits: StateTraits
     ) -> None:
-        self.store = store
-        self.pool = pool
-        self._tier = SharedTier(store, fingerprint=fingerprint)
+        tier = SharedTier(store, fingerprint=fingerprint)
         # The store's circuit breaker already spaces out calls after a failure.
-        self.entries = EntryTransfers(self._tier, pool, retry_seconds=0.0, reads_overlap=True)
+        super().__init__(tier, pool, retry_seconds=0.0, reads_overlap=True)
+        self.store = store
+        self._tier: SharedTier = tier
         self._traits = traits
 
     def look_up(self, job: LookupJob) -> None:
