@@ -21,14 +21,14 @@ from rekindle.cache.pins import Pins
 from rekindle.cache.policy import TAIL_GRAIN
 from rekindle.cache.residency import EVERYWHERE, Holdings
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedLookup, SharedResidency
-from rekindle.cache.shared.transfers import SharedTransfers
-from rekindle.cache.stores.back_store import BackStore, WriteRules
+from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedResidency
+from rekindle.cache.shared.transfers import SharedLookup, SharedTransfers
+from rekindle.cache.stores.back_store import BackStore, WriteRules, fetch
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import CacheSource
-from rekindle.generation.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
 
@@ -75,8 +75,27 @@ class PrefixCache:
         )
         self._names = Names()
         self.contents = Contents(self._holdings, self._names)
-        self._disk = self._disk_residency(disk) if disk is not None else None
-        self._shared = self._shared_residency(shared) if shared is not None else None
+        self._disk: DiskResidency | None = None
+        if disk is not None:
+            self._disk = DiskResidency(
+                disk,
+                self._holdings,
+                policy.writes,
+                self.counters.disk,
+                self.gate.read_speed,
+                names=self._names,
+                budget_bytes=policy.disk_bytes,
+                row_bytes=traits.row_bytes,
+            )
+        self._shared: SharedResidency | None = None
+        if shared is not None:
+            self._shared = SharedResidency(
+                shared,
+                self._holdings,
+                policy.writes,
+                self.counters.shared,
+                self.gate.shared_speed,
+            )
         # The cheapest to read from first.
         self._back_stores: tuple[BackStore, ...] = tuple(
             store for store in (self._disk, self._shared) if store is not None
@@ -241,7 +260,8 @@ class PrefixCache:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
             if Where.MEMORY not in node.where and node.key not in self._disk.writing:
-                self.fetch(node, must=False)  # from the shared store; the next call writes it
+                # From the shared store; the next call writes it.
+                fetch(self._back_stores, node, must=False)
                 break
             self._disk.offer(node, was_reused=True, must=True)
             if node.key not in self._disk.writing:
@@ -278,31 +298,19 @@ class PrefixCache:
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Start to restore positions [n_live, n_tokens) of the match."""
         blocks = [node for node in match.blocks_after(n_live) if node.start < n_tokens]
-        return Restore(self, blocks, match.checkpoint, n_live=n_live, n_tokens=n_tokens)
-
-    def lease(self, node: Node) -> None:
-        self._holdings.lease(node)
-
-    def release(self, node: Node) -> None:
-        self._holdings.release(node)
-        self._holdings.shrink()
+        return Restore(
+            self._holdings,
+            self._back_stores,
+            blocks,
+            match.checkpoint,
+            n_live=n_live,
+            n_tokens=n_tokens,
+        )
 
     def is_leased(self, key: Key) -> bool:
         """Return whether an entry is leased. The disk tier's thread asks before it evicts."""
         node = self._index.get(key)
         return node is not None and node.leases > 0
-
-    def payload(self, node: Node) -> Payload | None:
-        return self._holdings.payload(node)
-
-    def fetch(self, node: Node, *, must: bool) -> None:
-        """Start to read a leased node from the cheapest store. Unless it `must`, only if memory
-        has room.
-        """
-        for store in self._back_stores:
-            if store.place in node.where:
-                store.fetch(node, must=must)
-                return
 
     def distrust(self, node: Node) -> None:
         """Quarantine bytes that the backend refused, in every store."""
@@ -334,24 +342,3 @@ class PrefixCache:
     def _offer(self, node: Node) -> None:
         for store in self._back_stores:
             store.offer(node, was_reused=True)
-
-    def _disk_residency(self, transfers: DiskTransfers) -> DiskResidency:
-        return DiskResidency(
-            transfers,
-            self._holdings,
-            self._names,
-            self._policy.writes,
-            self.counters.disk,
-            self.gate.read_speed,
-            budget_bytes=self._policy.disk_bytes,
-            row_bytes=self._traits.row_bytes,
-        )
-
-    def _shared_residency(self, transfers: SharedTransfers) -> SharedResidency:
-        return SharedResidency(
-            transfers,
-            self._holdings,
-            self._policy.writes,
-            self.counters.shared,
-            self.gate.shared_speed,
-        )

@@ -57,11 +57,11 @@ class DiskResidency(BackStore):
         self,
         transfers: DiskTransfers,
         holdings: Holdings,
-        names: Names,
         rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
         *,
+        names: Names,
         budget_bytes: int,
         row_bytes: int,
     ) -> None:

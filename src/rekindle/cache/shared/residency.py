@@ -7,7 +7,6 @@ few milliseconds; then no request asks it until it answers again. Owned by the e
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.entry import BLOCK_TOKENS, Header, Key
@@ -18,7 +17,7 @@ from rekindle.cache.residency import Holdings
 from rekindle.cache.shared.transfers import (
     N_LOOKUP_THREADS,
     LookedUp,
-    LookupJob,
+    SharedLookup,
     SharedTransfers,
 )
 from rekindle.cache.stores.back_store import BackStore, WriteRules
@@ -38,14 +37,6 @@ MAX_KNOWN = 100_000  # entries that only the shared store has
 TOUCH_SECONDS = 600.0  # between two touches of an entry
 
 
-@dataclass(slots=True, eq=False)
-class SharedLookup:
-    """A lookup of one prompt. `is_over`: answered, or it took too long."""
-
-    deadline: float
-    is_over: bool = False
-
-
 class SharedResidency(BackStore):
     place = Where.SHARED
     _transfers: SharedTransfers
@@ -60,8 +51,7 @@ class SharedResidency(BackStore):
     ) -> None:
         super().__init__(transfers, holdings, rules, counters, read_speed)
         self._store = transfers.store
-        self._n_lookups = 0
-        self._lookups: dict[int, SharedLookup] = {}
+        self._n_lookups = 0  # under way
         self._touched_at: BoundedCache[Key, float] = BoundedCache()  # of every known entry
         self._pending_bytes = 0
         self._stop_listening: Callable[[], None] = lambda: None
@@ -105,16 +95,13 @@ class SharedResidency(BackStore):
         n_whole = match.n_tokens // BLOCK_TOKENS
         self._counters.lookups += 1
         self._n_lookups += 1
-        lookup = SharedLookup(time.monotonic() + self._patience(compute_seconds))
-        self._lookups[self._n_lookups] = lookup
-        self._transfers.look_up(
-            LookupJob(
-                id=self._n_lookups,
-                parent=keys.after_blocks(n_whole),
-                start=n_whole * BLOCK_TOKENS,
-                tokens=keys.between(n_whole * BLOCK_TOKENS, n_limit),
-            )
+        lookup = SharedLookup(
+            parent=keys.after_blocks(n_whole),
+            start=n_whole * BLOCK_TOKENS,
+            tokens=keys.between(n_whole * BLOCK_TOKENS, n_limit),
+            deadline=time.monotonic() + self._patience(compute_seconds),
         )
+        self._transfers.look_up(lookup)
         return lookup
 
     def give_up(self, lookup: SharedLookup) -> None:
@@ -124,7 +111,7 @@ class SharedResidency(BackStore):
             return
         lookup.is_over = True
         self._counters.lookups_failed += 1
-        if len(self._lookups) <= N_LOOKUP_THREADS:  # else it waited behind others
+        if self._n_lookups <= N_LOOKUP_THREADS:  # else it waited behind others
             self.note_slow()
 
     def note_slow(self) -> None:
@@ -205,8 +192,8 @@ class SharedResidency(BackStore):
 
     def _on(self, event: object) -> None:
         match event:
-            case LookedUp(id, headers, trouble):
-                self._on_looked_up(self._lookups.pop(id), headers, trouble)
+            case LookedUp(lookup, headers, trouble):
+                self._on_looked_up(lookup, headers, trouble)
             case Written(key, _):
                 self._pending_bytes -= self.writing[key].payload_bytes
                 self._touched_at.put(key, time.monotonic())
@@ -226,6 +213,7 @@ class SharedResidency(BackStore):
     def _on_looked_up(
         self, lookup: SharedLookup, headers: Sequence[Header], trouble: str | None
     ) -> None:
+        self._n_lookups -= 1
         if trouble is not None and not lookup.is_over:
             self._counters.lookups_failed += 1
         lookup.is_over = True

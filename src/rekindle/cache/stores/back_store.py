@@ -210,3 +210,11 @@ class BackStore(HoldingsListener, ABC):
         self._holdings.memory.give_back(self._reading.pop(key))
         if (missed := self._holdings.index.get(key)) is not None:
             self._holdings.remove(missed, self.place)
+
+
+def fetch(back_stores: Iterable[BackStore], node: Node, *, must: bool) -> None:
+    """Start to read a leased node from the first store that holds it."""
+    for store in back_stores:
+        if store.place in node.where:
+            store.fetch(node, must=must)
+            return
