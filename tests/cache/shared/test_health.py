@@ -86,7 +86,7 @@ def test_one_failure_alone_leaves_the_store_in_use(scene: Scene) -> None:
 
 def test_the_second_failure_in_a_row_opens_the_breaker(scene: Scene) -> None:
     scene.health.note_failure("a timeout")
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     assert not scene.health.is_well
     assert scene.health.trouble == "no answer in 5 ms"
 
@@ -101,9 +101,9 @@ def test_a_success_between_two_failures_keeps_it_closed(scene: Scene) -> None:
 def test_an_answer_that_came_too_late_does_not_count_as_a_success(scene: Scene) -> None:
     asked_at = scene.now
     scene.now += 1
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     scene.health.note_success(began_at=asked_at)
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     assert not scene.health.is_well
 
 

@@ -62,15 +62,11 @@ class RedisObjects:
     def __init__(self, url: str) -> None:
         """Connect to nothing yet. Raises StartupError."""
         address = parse_address(url)
-        self._place = address.place
+        self.place = address.place
         self._prefix = address.prefix
         self._password = address.options.get("password")
         self._reader = _LazyClient(address, answer_seconds=ANSWER_SECONDS)
         self._writer = _LazyClient(address, answer_seconds=WRITE_SECONDS)
-
-    @property
-    def place(self) -> str:
-        return self._place
 
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
         if first_bytes is None:

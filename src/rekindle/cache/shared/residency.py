@@ -115,7 +115,7 @@ class SharedResidency(BackStore):
             self.note_slow()
 
     def note_slow(self) -> None:
-        self._store.health.note_slow("an answer took too long")
+        self._store.health.note_failure("an answer took too long")
 
     def offer(self, node: Node, *, was_reused: bool) -> None:
         """Write the entry and its ancestors, if it is worth the network."""
@@ -184,7 +184,7 @@ class SharedResidency(BackStore):
         return self._pending_bytes < MAX_PENDING_BYTES and self.is_well
 
     def _patience(self, compute_seconds: float | None) -> float:
-        is_dear = self._store.objects.reads_are_dear
+        is_dear = self._store.reads_are_dear
         least, most = DEAR_LOOKUP_SECONDS if is_dear else LOOKUP_SECONDS
         if compute_seconds is None:
             return most

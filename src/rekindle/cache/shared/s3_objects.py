@@ -44,16 +44,12 @@ class S3Objects:
 
     def __init__(self, url: str) -> None:
         """Connect to nothing yet. Raises StartupError."""
-        self._place = url
+        self.place = url
         self._quick = _new_store(url, seconds=ANSWER_SECONDS)
         self._bodies = _new_store(url, seconds=BODY_SECONDS)
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="s3")
         # Touches have threads of their own: hundreds of names, and no request waits for them.
         self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
-
-    @property
-    def place(self) -> str:
-        return self._place
 
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
         if first_bytes is None:

@@ -46,7 +46,7 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 class SharedTier:
     def __init__(self, store: SharedStore, *, fingerprint: Key) -> None:
-        self._objects = store.objects
+        self._objects = store
         self._seal = store.seal
         self._fingerprint = fingerprint
         self._head_bytes = MAX_PREAMBLE_BYTES + store.seal.OVERHEAD_BYTES
