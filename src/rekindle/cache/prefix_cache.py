@@ -18,12 +18,12 @@ from rekindle.cache.listing.contents import Contents
 from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.memory.tier import MemoryTier
 from rekindle.cache.pins import Pins
-from rekindle.cache.policy import TAIL_GRAIN
+from rekindle.cache.policy import TAIL_GRAIN, WriteRules
 from rekindle.cache.residency import EVERYWHERE, Holdings
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedResidency
 from rekindle.cache.shared.transfers import SharedLookup, SharedTransfers
-from rekindle.cache.stores.back_store import BackStore, WriteRules, fetch
+from rekindle.cache.stores.back_store import BackStore, fetch
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
@@ -241,8 +241,8 @@ class PrefixCache:
         )
         gone = self._names.give(named)
         if self._disk is not None:
-            self._disk.give_name(named)
-            self._disk.drop_names(gone)
+            self._disk.transfers.give_name(named)
+            self._disk.transfers.drop_names(gone)
 
     def persist(self, keys: PrefixKeys, n_tokens: int, *, since: float) -> bool:
         """Return whether a prompt is on disk. Start to write the entries that are missing there.
@@ -290,7 +290,7 @@ class PrefixCache:
         """
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
-            self._disk.drop_names(gone.names)
+            self._disk.transfers.drop_names(gone.names)
         self.counters.deleted += gone.n_entries
         n_gone = gone.n_entries + len(gone.names)
         return n_gone, gone.prefix if n_gone or key is None else None

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.disk.catalogue import CatalogRow
@@ -23,9 +22,9 @@ from rekindle.cache.disk.transfers import (
 from rekindle.cache.entry import Key, Kind
 from rekindle.cache.index import Node, Where
 from rekindle.cache.listing.names import Named, Names
-from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
+from rekindle.cache.policy import Speed, WriteBudget, WriteRules, admits_to_disk
 from rekindle.cache.residency import Holdings
-from rekindle.cache.stores.back_store import BackStore, WriteRules
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import (
     Dropped,
     Vanished,
@@ -44,14 +43,9 @@ LONG_INDEX = 1000  # entries; a longer index is read while we serve
 LOOK_UP_SECONDS = 0.25  # that the engine waits for the entries of one prompt
 
 
-class WriteFailure(NamedTuple):
-    at: float
-    why: str
-
-
 class DiskResidency(BackStore):
     place = Where.DISK
-    _transfers: DiskTransfers
+    transfers: DiskTransfers
 
     def __init__(
         self,
@@ -77,7 +71,8 @@ class DiskResidency(BackStore):
         self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
         self._n_unanswered = 0  # look-ups
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk works again
-        self._failures: BoundedCache[Key, WriteFailure] = BoundedCache(max_items=MAX_FAILED)
+        # When a write of each key failed last, and why.
+        self._failures: BoundedCache[Key, tuple[float, str]] = BoundedCache(max_items=MAX_FAILED)
         self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
     def start(self) -> None:
@@ -90,7 +85,7 @@ class DiskResidency(BackStore):
 
     def poll(self) -> bool:
         """Handle finished transfers. Return True if more are waiting: a long index takes time."""
-        while (event := self._transfers.pool.poll()) is not None:
+        while (event := self.transfers.pool.poll()) is not None:
             self._on(event)
             if isinstance(event, FoundEntries):
                 return True
@@ -104,7 +99,7 @@ class DiskResidency(BackStore):
             pass
         if self._n_unanswered:
             return  # the disk is slow: no second prompt waits for it
-        self._transfers.look_up(path(), self._answers)
+        self.transfers.look_up(path(), self._answers)
         self._n_unanswered += 1
         self._handle_answer(LOOK_UP_SECONDS)
 
@@ -116,8 +111,8 @@ class DiskResidency(BackStore):
 
     def failure_since(self, node: Node, since: float) -> str | None:
         """Return why a write of the node failed since then; None if none failed."""
-        failure = self._failures.peek(node.key)
-        return failure.why if failure is not None and failure.at >= since else None
+        failed_at, why = self._failures.peek(node.key) or (since, None)
+        return why if failed_at >= since else None
 
     def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
         """Write the entry and its ancestors, unless that would wear out the disk.
@@ -128,9 +123,8 @@ class DiskResidency(BackStore):
             return
         now = time.monotonic()
         is_admitted = must or admits_to_disk(
-            self._rules.policy,
+            self._rules,
             n_prefix_tokens=node.stop,
-            min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
             budget_left_share=self._writable.left_share(now),
         )
@@ -144,13 +138,7 @@ class DiskResidency(BackStore):
     def mark(self, node: Node) -> None:
         """Record the node's changed retention. Jobs run in order: after a write under way."""
         if Where.DISK in node.where or node.key in self.writing:
-            self._transfers.mark(node.key, node.retention)
-
-    def give_name(self, named: Named) -> None:
-        self._transfers.give_name(named)
-
-    def drop_names(self, names: Sequence[Named]) -> None:
-        self._transfers.drop_names(names)
+            self.transfers.mark(node.key, node.retention)
 
     def drop(self, keys: Sequence[Key]) -> None:
         self._dropping.update(keys)
@@ -163,10 +151,10 @@ class DiskResidency(BackStore):
         return TierStatus(
             name=CacheSource.DISK,
             n_entries=self._holdings.n_on_disk,
-            n_bytes=self._transfers.tier.n_bytes,
+            n_bytes=self.transfers.tier.n_bytes,
             budget_bytes=self._budget_bytes,
             trouble=self.trouble,
-            directory=str(self._transfers.tier.directory),
+            directory=str(self.transfers.tier.directory),
         )
 
     def _handle_answer(self, seconds: float) -> bool:
@@ -235,7 +223,7 @@ class DiskResidency(BackStore):
             self._failed.append(node)
         self._writable.give_back(node.payload_bytes)
         why = trouble or "the disk has no room for it"
-        self._failures.put(node.key, WriteFailure(time.monotonic(), why))
+        self._failures.put(node.key, (time.monotonic(), why))
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble == self.trouble:

@@ -12,7 +12,7 @@ from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.entry import BLOCK_TOKENS, Header, Key
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.keys import PrefixKeys
-from rekindle.cache.policy import Speed, admits_to_shared
+from rekindle.cache.policy import Speed, WriteRules, admits_to_shared
 from rekindle.cache.residency import Holdings
 from rekindle.cache.shared.transfers import (
     N_LOOKUP_THREADS,
@@ -20,7 +20,7 @@ from rekindle.cache.shared.transfers import (
     SharedLookup,
     SharedTransfers,
 )
-from rekindle.cache.stores.back_store import BackStore, WriteRules
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import ReadFailed, Vanished, WriteFailed, Written
 from rekindle.config import MIB
 from rekindle.generation.events import CacheSource
@@ -39,7 +39,7 @@ TOUCH_SECONDS = 600.0  # between two touches of an entry
 
 class SharedResidency(BackStore):
     place = Where.SHARED
-    _transfers: SharedTransfers
+    transfers: SharedTransfers
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SharedResidency(BackStore):
 
     def start(self) -> None:
         super().start()
-        self._stop_listening = self._store.health.on_change(self._transfers.pool.notify)
+        self._stop_listening = self._store.health.on_change(self.transfers.pool.notify)
 
     def close(self, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
@@ -101,7 +101,7 @@ class SharedResidency(BackStore):
             tokens=keys.between(n_whole * BLOCK_TOKENS, n_limit),
             deadline=time.monotonic() + self._patience(compute_seconds),
         )
-        self._transfers.look_up(lookup)
+        self.transfers.look_up(lookup)
         return lookup
 
     def give_up(self, lookup: SharedLookup) -> None:
@@ -122,9 +122,8 @@ class SharedResidency(BackStore):
         if not self._may_write(node):
             return
         is_admitted = admits_to_shared(
-            self._rules.policy,
+            self._rules,
             n_prefix_tokens=node.stop,
-            min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
             is_pinned=node.retention.pinned_until > time.time(),
             rank=node.retention.rank,

@@ -8,11 +8,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.index import Node, Where
-from rekindle.cache.policy import Speed
+from rekindle.cache.policy import Speed, WriteRules
 from rekindle.cache.residency import Holdings, HoldingsListener
 from rekindle.cache.stores.transfers import (
     Arrived,
@@ -22,20 +22,12 @@ from rekindle.cache.stores.transfers import (
     WriteFailed,
     Written,
 )
-from rekindle.config import WritePolicy
 from rekindle.errors import CacheError, EntryCorrupt, EntryMissing
 from rekindle.generation.status import TierCounters, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
 HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRules:
-    bytes_per_hour: int  # 0: no limit
-    policy: WritePolicy
-    min_tokens: int
 
 
 class BackStore(HoldingsListener, ABC):
@@ -54,7 +46,7 @@ class BackStore(HoldingsListener, ABC):
     ) -> None:
         self.writing: dict[Key, Node] = {}
         self._reading: dict[Key, int] = {}  # bytes reserved for each
-        self._transfers = transfers
+        self.transfers = transfers
         self._holdings = holdings
         self._rules = rules
         self._counters = counters
@@ -69,11 +61,11 @@ class BackStore(HoldingsListener, ABC):
     def status(self) -> TierStatus: ...
 
     def start(self) -> None:
-        self._transfers.start()
+        self.transfers.start()
 
     def close(self, grace_seconds: float) -> None:
         """Finish the transfers under way within the grace period."""
-        self._transfers.close(grace_seconds)
+        self.transfers.close(grace_seconds)
         self._handle_events()
 
     def poll(self) -> bool:
@@ -83,7 +75,7 @@ class BackStore(HoldingsListener, ABC):
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for one transfer to finish. Return False if none did in time."""
-        event = self._transfers.pool.wait(timeout_seconds)
+        event = self.transfers.pool.wait(timeout_seconds)
         if event is not None:
             self._on(event)
         return event is not None
@@ -91,15 +83,15 @@ class BackStore(HoldingsListener, ABC):
     def touch(self, nodes: Sequence[Node]) -> None:
         """Tell the store that these entries were used."""
         if keys := [node.key for node in nodes if self.place in node.where]:
-            self._transfers.touch(keys)
+            self.transfers.touch(keys)
 
     def drop(self, keys: Sequence[Key]) -> None:
-        self._transfers.drop(keys)
+        self.transfers.drop(keys)
 
     def quarantine(self, node: Node, why: str) -> None:
         """Remove an entry that the backend refused."""
         if self.place in node.where:
-            self._transfers.quarantine(node.key, why)
+            self.transfers.quarantine(node.key, why)
 
     @property
     def is_writing(self) -> bool:
@@ -130,7 +122,7 @@ class BackStore(HoldingsListener, ABC):
         self.writing[node.key] = node
         self._holdings.lease(node)
         entry = self._holdings.memory.get(node.key)
-        self._transfers.write(replace(entry, retention=node.retention))
+        self.transfers.write(replace(entry, retention=node.retention))
 
     def fetch(self, node: Node, *, must: bool) -> None:
         """Start to read a leased node. Unless it `must`, only if memory has room."""
@@ -140,7 +132,7 @@ class BackStore(HoldingsListener, ABC):
             return
         self._holdings.memory.reserve(node.payload_bytes)
         self._reading[node.key] = node.payload_bytes
-        self._transfers.read(node.key)
+        self.transfers.read(node.key)
 
     def _offer_again(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -148,7 +140,7 @@ class BackStore(HoldingsListener, ABC):
                 self.offer(node, was_reused=True)
 
     def _handle_events(self) -> None:
-        while (event := self._transfers.pool.poll()) is not None:
+        while (event := self.transfers.pool.poll()) is not None:
             self._on(event)
 
     def _on(self, event: object) -> None:
