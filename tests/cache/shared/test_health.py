@@ -108,7 +108,7 @@ def test_an_answer_that_came_too_late_does_not_count_as_a_success(scene: Scene) 
 
 
 def test_a_refused_connection_opens_it_at_once(scene: Scene) -> None:
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     assert scene.health.trouble == "connection refused"
 
 
@@ -117,7 +117,7 @@ def test_a_ping_that_answers_closes_it_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     scene.n_pings_to_fail = 3
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping(4)
     scene.await_change()
@@ -135,14 +135,14 @@ def test_further_failures_of_an_open_breaker_are_told_to_nobody(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
-        scene.health.note_unreachable("connection refused")
+        scene.health.note_failure("connection refused", is_final=True)
     assert scene.n_changes == 1
     assert len(caplog.messages) == 1
 
 
 def test_the_wait_between_pings_grows_to_a_limit(scene: Scene) -> None:
     scene.n_pings_to_fail = 9
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping(10)
     scene.await_change()
@@ -163,13 +163,13 @@ def test_a_ping_that_takes_too_long_has_failed(scene: Scene) -> None:
 
 def test_only_real_work_that_succeeded_makes_the_next_wait_short(scene: Scene) -> None:
     for _ in range(2):  # pings answer, but nothing else does
-        scene.health.note_unreachable("connection refused")
+        scene.health.note_failure("connection refused", is_final=True)
         scene.await_change()
         scene.let_ping()
         scene.await_change()
     assert scene.waits == [0.5, 1.0]
     scene.health.note_success()
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping()
     scene.await_change()
@@ -187,7 +187,7 @@ def test_who_listens_no_more_is_not_told(scene: Scene) -> None:
     end = scene.health.on_change(lambda: told.append("change"))
     end()
     end()
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     assert told == []
 
@@ -195,10 +195,10 @@ def test_who_listens_no_more_is_not_told(scene: Scene) -> None:
 def test_a_closed_breaker_has_no_thread_and_never_opens_again() -> None:
     scene = Scene()
     before = set(threading.enumerate())
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.close()
     assert set(threading.enumerate()) <= before
     other = Scene()
     other.close()
-    other.health.note_unreachable("connection refused")
+    other.health.note_failure("connection refused", is_final=True)
     assert other.health.is_well

@@ -145,7 +145,7 @@ def test_others_go_on_while_one_waits_for_an_answer(house: SharedHouse) -> None:
 
 def test_a_store_that_is_away_is_not_asked_and_nothing_fails(house: SharedHouse) -> None:
     bench = server(house)
-    house.store.health.note_unreachable("nobody listens")
+    house.store.health.note_failure("nobody listens", is_final=True)
     prompt = text(700)
     assert bench.ask("a", prompt).tokens == expected_reply(prompt, 8)
     settle(bench)
@@ -335,7 +335,7 @@ def test_what_was_computed_although_the_store_has_it_is_kept_here(
     other.ask("b", prompt)
     late.work()
     settle(other)
-    house.store.health.note_unreachable("nobody listens")
+    house.store.health.note_failure("nobody listens", is_final=True)
     other.ask("something else", text(3000))
     asked = other.ask("b again", prompt)
     assert asked.evaluated.n_cached == 999

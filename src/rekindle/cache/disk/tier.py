@@ -138,7 +138,6 @@ class DiskTier:
         return evicted
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
-        """Mark the entries as used. Return the missing keys."""
         self._ensure_open()
         return self._catalog.touch(keys, used_at=self._now())
 
@@ -150,7 +149,6 @@ class DiskTier:
         self._count()
 
     def quarantine(self, key: Key, why: str) -> None:
-        """Move away an entry that the backend refused although its checksums match."""
         _log.warning("cache: quarantined entry=%s: %s", key.hex(), why)
         self._move_to_quarantine(key)
 

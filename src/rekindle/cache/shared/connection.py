@@ -55,13 +55,10 @@ class SharedStore:
         began_at = self.health.now()
         try:
             answer = call()
-        except TierFull:  # the store answered
-            raise
-        except StoreUnreachable as error:
-            self.health.note_unreachable(error.message)
-            raise
         except TierFailed as error:
-            self.health.note_failure(error.message)
+            if not isinstance(error, TierFull):  # a full store works
+                is_final = isinstance(error, StoreUnreachable)
+                self.health.note_failure(error.message, is_final=is_final)
             raise
         self.health.note_success(began_at=began_at)
         return answer

@@ -66,7 +66,7 @@ class StoreHealth:
     def check(self) -> None:
         """Ping once, at the start. A store that is down opens the breaker at once."""
         if why := self._ping_trouble():
-            self._note(why, n_failures=MAX_FAILURES)
+            self.note_failure(why, is_final=True)
 
     def note_success(self, *, began_at: float | None = None) -> None:
         """Reset the failure count, unless the call began before the last failure.
@@ -78,27 +78,16 @@ class StoreHealth:
                 self._n_failures = 0
                 self._wait_seconds = MIN_WAIT_SECONDS
 
-    def note_failure(self, why: str) -> None:
-        """Count a call that failed, or that took longer than its caller could wait."""
-        self._note(why, n_failures=1)
+    def note_failure(self, why: str, *, is_final: bool = False) -> None:
+        """Count a call that failed, or that took longer than its caller could wait.
 
-    def note_unreachable(self, why: str) -> None:
-        self._note(why, n_failures=MAX_FAILURES)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed.set()
-            self._listeners.clear()
-            watcher = self._watcher
-        if watcher is not None:
-            watcher.join(_CLOSE_SECONDS)
-
-    def _note(self, why: str, *, n_failures: int) -> None:
+        A final failure, such as a refused connection, opens the breaker at once.
+        """
         with self._lock:
             if self.trouble is not None or self._closed.is_set():
                 return
             self._failed_at = self.now()
-            self._n_failures += n_failures
+            self._n_failures += MAX_FAILURES if is_final else 1
             if self._n_failures < MAX_FAILURES:
                 return
             self.trouble = why
@@ -111,6 +100,14 @@ class StoreHealth:
             why,
         )
         self._notify()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self._listeners.clear()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher.join(_CLOSE_SECONDS)
 
     def _watch(self) -> None:
         while True:

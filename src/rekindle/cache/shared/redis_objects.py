@@ -162,7 +162,14 @@ class _LazyClient:
 
     def _connect(self) -> Client:
         address = self._address
-        common = _common_options(self._answer_seconds)
+        common = {
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": self._answer_seconds,
+            "socket_read_size": READ_BYTES,
+            # redis-py reopens a pooled connection that the server closed even without retries.
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+        }
         options = {**common, **address.options}
         if address.scheme == CLUSTER:
             nodes = [ClusterNode(*each) for each in address.hosts]  # type: ignore[no-untyped-call]
@@ -175,17 +182,6 @@ class _LazyClient:
             client: redis.Redis = self._sentinel.master_for(address.master)  # type: ignore[no-untyped-call]
             return client
         return redis.Redis.from_pool(redis.ConnectionPool(**options))
-
-
-def _common_options(answer_seconds: float) -> dict[str, Any]:
-    return {
-        "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": answer_seconds,
-        "socket_read_size": READ_BYTES,
-        # redis-py reopens a pooled connection that the server closed even without retries.
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-    }
 
 
 def parse_address(url: str) -> RedisAddress:
