@@ -25,8 +25,8 @@ from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.names import Named
+from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.cache.stores.back_store import WriteRules
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.recent_prompts import past_prompt
 from rekindle.chat.prompt.prompt import Prompt

@@ -215,7 +215,7 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
 
 def _read_all(transfers: DiskTransfers, keys: Sequence[Key]) -> list[Entry]:
     for key in keys:
-        transfers.entries.read(key)
+        transfers.read(key)
     arrived = [transfers.pool.wait(10.0) for _ in keys]
     return [event.entry for event in arrived if isinstance(event, Arrived)]
 

@@ -17,6 +17,7 @@ from rekindle.cache.policy import (
     LoadableSpan,
     Speed,
     WriteBudget,
+    WriteRules,
     admits_to_disk,
     best_cut,
     checkpoint_positions,
@@ -225,9 +226,8 @@ def test_what_is_written_to_disk(
     policy: WritePolicy, n_tokens: int, left: float, *, was_reused: bool, is_admitted: bool
 ) -> None:
     admitted = admits_to_disk(
-        policy,
+        WriteRules(bytes_per_hour=0, policy=policy, min_tokens=64),
         n_prefix_tokens=n_tokens,
-        min_tokens=64,
         was_reused=was_reused,
         budget_left_share=left,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
-from rekindle.cache.entry_writer import Saved
+from rekindle.cache.entry_writer import Export, Saved
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import PrefixCache
@@ -52,11 +52,13 @@ def save(cache: PrefixCache, tokens: list[int], *, was_reused: bool = False) -> 
             keys,
             start,
             min(start + BLOCK_TOKENS, len(tokens)),
-            reason=Reason.PREFILL,
-            was_reused=was_reused,
-            compute_seconds=1.0,
-            export=lambda: bytes(ROW_BYTES),
-            terms=USUAL_TERMS,
+            Export(
+                run=lambda: bytes(ROW_BYTES),
+                reason=Reason.PREFILL,
+                compute_seconds=1.0,
+                was_reused=was_reused,
+                terms=USUAL_TERMS,
+            ),
         )
         for start in range(0, len(tokens), BLOCK_TOKENS)
     ]
@@ -149,11 +151,13 @@ def test_without_memory_entries_pass_through_to_the_disk(opened: Open, tmp_path:
             keys,
             start,
             start + BLOCK_TOKENS,
-            reason=Reason.PREFILL,
-            was_reused=False,
-            compute_seconds=1.0,
-            export=lambda: bytes(ROW_BYTES),
-            terms=USUAL_TERMS,
+            Export(
+                run=lambda: bytes(ROW_BYTES),
+                reason=Reason.PREFILL,
+                compute_seconds=1.0,
+                was_reused=False,
+                terms=USUAL_TERMS,
+            ),
         )
         assert saved is Saved.STORED
     wait_for_writes(cache, 3)
@@ -266,11 +270,13 @@ def test_checkpoints_of_a_long_conversation_are_thinned(opened: Open) -> None:
         cache.writer.save_checkpoint(
             keys,
             position,
-            reason=Reason.BOUNDARY,
-            was_reused=False,
-            compute_seconds=0.1,
-            export=lambda: bytes(10 * ROW_BYTES),
-            terms=USUAL_TERMS,
+            Export(
+                run=lambda: bytes(10 * ROW_BYTES),
+                reason=Reason.BOUNDARY,
+                compute_seconds=0.1,
+                was_reused=False,
+                terms=USUAL_TERMS,
+            ),
         )
     kept = [position for position in positions if cache.match(keys, position).n_tokens == position]
     assert len(kept) <= 17

@@ -409,7 +409,7 @@ def test_a_prompt_deleted_while_the_disk_refuses_is_gone(
         away.setattr(DiskTier, "drop_names", refuse)
         assert bench.question(Forget("p", "")) == 1 + 3
         deadline = time.monotonic() + 10
-        while len(bench.loop._cache._disk._transfers.entries._deferred) < 2:  # type: ignore[union-attr]
+        while len(bench.loop._cache._disk.transfers._deferred) < 2:  # type: ignore[union-attr]
             assert time.monotonic() < deadline
             time.sleep(0.001)
     bench.close()

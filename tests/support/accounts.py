@@ -73,12 +73,12 @@ def check_files(cache: PrefixCache, directory: Path) -> None:
 
 
 def being_written(cache: PrefixCache) -> dict[Key, Node]:
-    return cache._disk.transit.writing if cache._disk else {}
+    return cache._disk.writing if cache._disk else {}
 
 
 def being_read(cache: PrefixCache) -> dict[Key, int]:
     """Return the payload bytes of each entry."""
-    return cache._disk.transit.reading if cache._disk else {}
+    return cache._disk._reading if cache._disk else {}
 
 
 def _allowed_bytes(cache: PrefixCache) -> int:

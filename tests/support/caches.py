@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
+from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.shared.transfers import SharedTransfers
-from rekindle.cache.stores.back_store import WriteRules
 from rekindle.config import MIB, WritePolicy
 from rekindle.engine.orders import OpenCache
 from rekindle.generation.model_state import StateTraits

@@ -9,8 +9,8 @@ from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.memory.tier import size_in_memory
+from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy
-from rekindle.cache.stores.back_store import WriteRules
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import StopCause

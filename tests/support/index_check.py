@@ -1,7 +1,7 @@
 """The invariants of a prefix index, checked by walking all of it."""
 
 from rekindle.cache.entry import Kind
-from rekindle.cache.index import Node, PrefixIndex, _below
+from rekindle.cache.index import Node, PrefixIndex
 
 
 def check_index(index: PrefixIndex) -> None:
@@ -12,7 +12,7 @@ def check_index(index: PrefixIndex) -> None:
         assert not placeholder.where
         assert placeholder._parent is None
         assert not placeholder.is_leaf
-        for node in _below(placeholder):
+        for node in index.below(key):
             n_linked += 1
             assert index._nodes[node.key] is node
             assert node.where

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rekindle.cache.shared.connection import SharedStore, guarded_store
+from rekindle.cache.shared.connection import SharedStore
 from rekindle.cache.shared.sealing import NoSeal, Seal
 from rekindle.errors import StoreUnreachable, TierFailed, TierFull
 from rekindle.generation.model_state import Payload
@@ -115,4 +115,4 @@ class MemoryObjects:
 
 def memory_store(objects: MemoryObjects, *, is_sealed: bool = False) -> SharedStore:
     """Open the store for one server. Several may share the same objects."""
-    return guarded_store(objects, Seal(SECRET) if is_sealed else NoSeal())
+    return SharedStore(objects, Seal(SECRET) if is_sealed else NoSeal())

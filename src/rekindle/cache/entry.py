@@ -48,6 +48,15 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"RKND"
 _HEADER = struct.Struct("<4sHBBIIQdd16s16s16sQ")
+# The header's fields behind the number of token ids, in the order of the file.
+_PLAIN_FIELDS = (
+    "payload_bytes",
+    "compute_seconds",
+    "created_at",
+    "key",
+    "parent",
+    "fingerprint",
+)
 _CHECK = struct.Struct("<Q")
 _ALIGNMENT = 64
 HEADER_BYTES = _HEADER.size + _CHECK.size
@@ -169,12 +178,7 @@ def encode_preamble(entry: Entry) -> bytes:
         header.reason,
         header.start,
         header.n_tokens,
-        header.payload_bytes,
-        header.compute_seconds,
-        header.created_at,
-        header.key,
-        header.parent,
-        header.fingerprint,
+        *(getattr(header, name) for name in _PLAIN_FIELDS),
         checksum(entry.payload),
     )
     check = _CHECK.pack(xxhash.xxh3_64_intdigest(fixed + header.tokens))
@@ -189,21 +193,7 @@ def decode_preamble(data: bytes) -> tuple[Header, int]:
     if len(data) < HEADER_BYTES:
         raise EntryCorrupt(f"the file has {len(data)} bytes, a header has {HEADER_BYTES}")
     fixed = data[: _HEADER.size]
-    (
-        magic,
-        version,
-        kind,
-        reason,
-        start,
-        n_tokens,
-        payload_bytes,
-        compute_seconds,
-        created_at,
-        key,
-        parent,
-        fingerprint,
-        payload_check,
-    ) = _HEADER.unpack(fixed)
+    magic, version, kind, reason, start, n_tokens, *plain, payload_check = _HEADER.unpack(fixed)
     if magic != _MAGIC:
         raise EntryCorrupt("it is not a file of ours")
     if version != FORMAT_VERSION:
@@ -214,19 +204,14 @@ def decode_preamble(data: bytes) -> tuple[Header, int]:
         raise EntryCorrupt("its header does not match its checksum")
     try:
         header = Header(
-            key=key,
-            parent=parent,
-            fingerprint=fingerprint,
             kind=Kind(kind),
+            reason=Reason(reason),
             start=start,
             tokens=tokens,
-            payload_bytes=payload_bytes,
-            compute_seconds=compute_seconds,
-            reason=Reason(reason),
-            created_at=created_at,
+            **dict(zip(_PLAIN_FIELDS, plain, strict=True)),
         )
     except ValueError as error:
         raise EntryCorrupt(f"its header is of another version: {error}") from None
-    if entry_key(parent, header.kind, tokens) != key:
+    if entry_key(header.parent, header.kind, tokens) != header.key:
         raise EntryCorrupt("its key does not follow from its tokens")
     return header, payload_check

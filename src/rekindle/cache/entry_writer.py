@@ -6,7 +6,7 @@ store decides what it writes.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from rekindle.cache.entry import (
@@ -38,6 +38,17 @@ class Saved(Enum):
     REFUSED = auto()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The export of a slot's rows or state, and why they are saved."""
+
+    run: Callable[[], Payload]
+    reason: Reason
+    compute_seconds: float
+    was_reused: bool
+    terms: CacheTerms
+
+
 class EntryWriter:
     def __init__(
         self,
@@ -56,63 +67,34 @@ class EntryWriter:
         self._is_on = is_on
         self._payload_sizes: dict[tuple[Kind, int], int] = {}  # seen, by kind and token count
 
-    def save_rows(
-        self,
-        keys: PrefixKeys,
-        start: int,
-        stop: int,
-        *,
-        reason: Reason,
-        was_reused: bool,
-        compute_seconds: float,
-        export: Callable[[], Payload],
-        terms: CacheTerms,
-    ) -> Saved:
+    def save_rows(self, keys: PrefixKeys, start: int, stop: int, export: Export) -> Saved:
         """Store positions [start, stop): the first part of a block, or all of it."""
         assert start % BLOCK_TOKENS == 0
         assert start < stop <= start + BLOCK_TOKENS
-        parent = keys.after_blocks(start // BLOCK_TOKENS)
-        tokens = keys.between(start, stop)
-        if self._index.is_covered(parent, tokens):
+        header = self._header(Kind.BLOCK, keys, start, stop, export)
+        if self._index.is_covered(header.parent, header.tokens):
             return Saved.KNOWN
-        if parent != keys.root and self._index.get(parent) is None:
+        if header.parent != keys.root and self._index.get(header.parent) is None:
             return Saved.REFUSED  # without its parent the block would never be found
-        header = self._header(Kind.BLOCK, parent, start, tokens, reason, compute_seconds)
-        return self._save(header, export, terms, was_reused=was_reused)
+        return self._save(header, export)
 
-    def save_checkpoint(
-        self,
-        keys: PrefixKeys,
-        position: int,
-        *,
-        reason: Reason,
-        was_reused: bool,
-        compute_seconds: float,
-        export: Callable[[], Payload],
-        terms: CacheTerms,
-    ) -> Saved:
+    def save_checkpoint(self, keys: PrefixKeys, position: int, export: Export) -> Saved:
         """Store the state at one position, and thin out the path's older checkpoints."""
         start = position // BLOCK_TOKENS * BLOCK_TOKENS
-        parent = keys.after_blocks(position // BLOCK_TOKENS)
-        tokens = keys.between(start, position)
-        header = self._header(Kind.CHECKPOINT, parent, start, tokens, reason, compute_seconds)
+        header = self._header(Kind.CHECKPOINT, keys, start, position, export)
         known = self._index.get(header.key)
         if known is not None and known.where & HERE:
             return Saved.KNOWN
-        saved = self._save(header, export, terms, was_reused=was_reused)
+        saved = self._save(header, export)
         if saved is Saved.STORED:
             self._thin_checkpoints(header.key)
         return saved
 
     def _header(
-        self,
-        kind: Kind,
-        parent: Key,
-        start: int,
-        tokens: bytes,
-        reason: Reason,
-        compute_seconds: float,
+        self, kind: Kind, keys: PrefixKeys, start: int, stop: int, export: Export
     ) -> Header:
+        parent = keys.after_blocks(start // BLOCK_TOKENS)
+        tokens = keys.between(start, stop)
         return Header(
             key=entry_key(parent, kind, tokens),
             parent=parent,
@@ -121,19 +103,12 @@ class EntryWriter:
             start=start,
             tokens=tokens,
             payload_bytes=0,
-            compute_seconds=compute_seconds,
-            reason=reason,
+            compute_seconds=export.compute_seconds,
+            reason=export.reason,
             created_at=time.time(),
         )
 
-    def _save(
-        self,
-        header: Header,
-        export: Callable[[], Payload],
-        terms: CacheTerms,
-        *,
-        was_reused: bool,
-    ) -> Saved:
+    def _save(self, header: Header, export: Export) -> Saved:
         if not self._is_on:
             return Saved.REFUSED
         shape = (header.kind, header.n_tokens if header.kind is Kind.BLOCK else 0)
@@ -143,7 +118,9 @@ class EntryWriter:
         try:
             if not self._holdings.make_room(self._payload_sizes.get(shape, 0)):
                 return self._no_room(parent)
-            payload = self._exported(export)
+            began = time.perf_counter()
+            payload = export.run()
+            self._counters.memory.note_write(len(payload), time.perf_counter() - began)
             header = replace(header, payload_bytes=len(payload))
             self._payload_sizes[shape] = len(payload)
             if not self._holdings.make_room(len(payload)):
@@ -151,26 +128,21 @@ class EntryWriter:
         finally:
             if parent is not None:
                 self._holdings.release(parent)
-        node = self._holdings.hold(Entry(header, payload, Retention(terms.rank, terms.session)))
+        retention = Retention(export.terms.rank, export.terms.session)
+        node = self._holdings.hold(Entry(header, payload, retention))
         for each in (node, *(node.checkpoints or ())):
             for store in self._back_stores:
-                store.offer(each, was_reused=was_reused)
+                store.offer(each, was_reused=export.was_reused)
         self._holdings.shrink()
         return Saved.STORED
-
-    def _exported(self, export: Callable[[], Payload]) -> Payload:
-        began = time.perf_counter()
-        payload = export()
-        self._counters.memory.note_write(len(payload), time.perf_counter() - began)
-        return payload
 
     def _no_room(self, parent: Node | None) -> Saved:
         """Return LATER if entries are being written or restored, which makes room."""
         n_restoring = self._holdings.n_leases - (parent is not None)
         for store in self._back_stores:
-            if store.transit.is_writing:
+            if store.is_writing:
                 return Saved.LATER
-            n_restoring -= len(store.transit.writing)
+            n_restoring -= len(store.writing)
         return Saved.LATER if n_restoring else Saved.REFUSED
 
     def _thin_checkpoints(self, key: Key) -> None:

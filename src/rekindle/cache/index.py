@@ -174,7 +174,10 @@ class PrefixIndex:
         node.compute_seconds = header.compute_seconds
         node.where = where
         self._nodes[node.key] = node
-        self._link(node, self._parent_for(header.parent))
+        parent = self._find(header.parent)
+        if parent is None:
+            parent = self._placeholders[header.parent] = Node(header.parent)
+        self._link(node, parent)
         return node
 
     def remove(self, node: Node, where: Where) -> None:
@@ -217,7 +220,7 @@ class PrefixIndex:
 
     def is_covered(self, parent: Key, tokens: bytes) -> bool:
         """Return whether memory or disk has a block there that starts with these tokens."""
-        holder = self._nodes.get(parent) or self._placeholders.get(parent)
+        holder = self._find(parent)
         if holder is None or holder.children is None:
             return False
         place = bisect_left(holder.children, tokens, key=_tokens_of)
@@ -234,15 +237,18 @@ class PrefixIndex:
             return []
         return list(_prefixes(node._parent.children, node.tokens[:-TOKEN_BYTES]))
 
-    def below(self, key: Key) -> list[Node]:
-        """Return all nodes below a root or a node, parents before their children."""
-        top = self._nodes.get(key) or self._placeholders.get(key)
-        return _below(top) if top is not None else []
-
     def followers(self, key: Key) -> list[Node]:
         """Return the direct children and checkpoints of a root or a node."""
-        top = self._nodes.get(key) or self._placeholders.get(key)
+        top = self._find(key)
         return [*(top.children or ()), *(top.checkpoints or ())] if top is not None else []
+
+    def below(self, key: Key) -> list[Node]:
+        """Return all nodes below a root or a node, parents before their children."""
+        found = self.followers(key)
+        for node in found:
+            found += node.children or ()
+            found += node.checkpoints or ()
+        return found
 
     def is_below(self, node: Node, root: Key) -> bool:
         """Return whether the node, the first of its path, is a direct child of the root."""
@@ -309,9 +315,8 @@ class PrefixIndex:
         """Return the tokens behind so many blocks, at most one block."""
         return tokens[depth * self._block_bytes : (depth + 1) * self._block_bytes]
 
-    def _parent_for(self, key: Key) -> Node:
-        parent = self._nodes.get(key) or self._placeholders.get(key)
-        return parent or self._placeholders.setdefault(key, Node(key))
+    def _find(self, key: Key) -> Node | None:
+        return self._nodes.get(key) or self._placeholders.get(key)
 
     def _link(self, node: Node, parent: Node) -> None:
         node._parent = parent
@@ -371,15 +376,6 @@ def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
             query = node.tokens[:-TOKEN_BYTES]
         else:
             query = query[: n_shared(node.tokens, query) * TOKEN_BYTES]
-
-
-def _below(top: Node) -> list[Node]:
-    """Return the subtree without its top, parents before their children."""
-    found = [*(top.children or ()), *(top.checkpoints or ())]
-    for node in found:
-        found += node.children or ()
-        found += node.checkpoints or ()
-    return found
 
 
 def _with(siblings: list[Node] | None, node: Node) -> list[Node]:

@@ -5,23 +5,21 @@ pins outlive the process.
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
 
 from rekindle.cache.entry import Key
 from rekindle.cache.index import Node
+from rekindle.cache.key_heap import KeyHeap
 
 # Shares of the budget of the tier that keeps pinned entries. Both are picked.
 SESSION_SHARE = 1 / 8
 TOTAL_SHARE = 1 / 2
-
-_SMALL = 64  # below this a heap is not worth compacting; picked
 
 
 class Pins:
     def __init__(self, budget_bytes: int) -> None:
         self._session_bytes = int(budget_bytes * SESSION_SHARE)
         self._total_bytes = int(budget_bytes * TOTAL_SHARE)
-        self._ends: list[tuple[float, Key]] = []  # a heap; an extended pin keeps its first end
+        self._ends = KeyHeap()
         self._held: dict[Key, tuple[str, int]] = {}  # the session it counts for, and its bytes
         self._used: dict[str, int] = {}  # bytes, by session
 
@@ -37,50 +35,34 @@ class Pins:
         for node in nodes:
             if node.retention.pinned_until >= until:
                 continue
-            is_new = node.key not in self._held
-            if is_new and not self._count(session, node):
+            if node.key not in self._held and not self._count(session, node):
                 return
             node.retention = node.retention._replace(pinned_until=until)
-            if is_new:
-                self.wait_for(node)
+            self._ends.push(node.key, until)
             yield node
 
-    def wait_for(self, node: Node) -> None:
-        """Queue the current end of the node's pin."""
-        heappush(self._ends, (node.retention.pinned_until, node.key))
-        if len(self._ends) > _SMALL + 2 * len(self._held):
-            self._compact()
-
     def adopt(self, node: Node, now: float) -> None:
-        """Count a node that was pinned before this process knew it."""
+        """Count a node that was pinned without a grant, or until another time than granted."""
         until = node.retention.pinned_until
-        if until > now and node.key not in self._held:
-            self._count(node.retention.session, node, is_bounded=False)
-            self.wait_for(node)
+        if until > now:
+            if node.key not in self._held:
+                self._count(node.retention.session, node, is_bounded=False)
+            self._ends.push(node.key, until)
 
     def expired(self, now: float) -> Iterator[Key]:
-        """Yield, once each, the keys whose queued end has passed."""
-        while self._ends and self._ends[0][0] <= now:
-            _, key = heappop(self._ends)
+        """Yield, once each, the keys whose pin has ended."""
+        while (key := self._ends.pop_lowest(at_most=now)) is not None:
             yield key
 
     def release(self, key: Key) -> None:
         """Stop counting an entry that is no longer pinned or no longer stored."""
+        self._ends.discard(key)
         held = self._held.pop(key, None)
         if held is not None:
             session, n_bytes = held
             self._used[session] -= n_bytes
             if not self._used[session]:
                 del self._used[session]
-
-    def _compact(self) -> None:
-        """Drop released entries from the heap: their ends may be a day away."""
-        first: dict[Key, float] = {}
-        for until, key in self._ends:
-            if key in self._held:
-                first[key] = min(until, first.get(key, until))
-        self._ends = [(until, key) for key, until in first.items()]
-        heapify(self._ends)
 
     def _count(self, session: str, node: Node, *, is_bounded: bool = True) -> bool:
         used = self._used.get(session, 0) + node.payload_bytes

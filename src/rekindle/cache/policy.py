@@ -4,6 +4,7 @@ Pure functions and small state of plain numbers: no I/O, and the caller passes t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -116,32 +117,28 @@ def surplus_checkpoints(positions: Sequence[int], n_keep: int) -> list[int]:
     return dropped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRules:
+    bytes_per_hour: int  # 0: no limit
+    policy: WritePolicy
+    min_tokens: int
+
+
 def admits_to_disk(
-    policy: WritePolicy,
-    *,
-    n_prefix_tokens: int,
-    min_tokens: int,
-    was_reused: bool,
-    budget_left_share: float,
+    rules: WriteRules, *, n_prefix_tokens: int, was_reused: bool, budget_left_share: float
 ) -> bool:
-    if n_prefix_tokens < min_tokens or budget_left_share <= 0:
+    if n_prefix_tokens < rules.min_tokens or budget_left_share <= 0:
         return False
-    return was_reused or (policy is WritePolicy.ALL and budget_left_share >= SCARCE_SHARE)
+    return was_reused or (rules.policy is WritePolicy.ALL and budget_left_share >= SCARCE_SHARE)
 
 
 def admits_to_shared(
-    policy: WritePolicy,
-    *,
-    n_prefix_tokens: int,
-    min_tokens: int,
-    was_reused: bool,
-    is_pinned: bool,
-    rank: Rank,
+    rules: WriteRules, *, n_prefix_tokens: int, was_reused: bool, is_pinned: bool, rank: Rank
 ) -> bool:
     """Return whether to share the entry. A sub-agent's rows are shared only once reused."""
-    if n_prefix_tokens < min_tokens:
+    if n_prefix_tokens < rules.min_tokens:
         return False
-    is_wanted = policy is WritePolicy.ALL and rank is not Rank.EPHEMERAL
+    is_wanted = rules.policy is WritePolicy.ALL and rank is not Rank.EPHEMERAL
     return is_wanted or was_reused or is_pinned
 
 

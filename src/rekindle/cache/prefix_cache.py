@@ -18,17 +18,17 @@ from rekindle.cache.listing.contents import Contents
 from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.memory.tier import MemoryTier
 from rekindle.cache.pins import Pins
-from rekindle.cache.policy import TAIL_GRAIN
+from rekindle.cache.policy import TAIL_GRAIN, WriteRules
 from rekindle.cache.residency import EVERYWHERE, Holdings
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedLookup, SharedResidency
-from rekindle.cache.shared.transfers import SharedTransfers
-from rekindle.cache.stores.back_store import BackStore, WriteRules
+from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedResidency
+from rekindle.cache.shared.transfers import SharedLookup, SharedTransfers
+from rekindle.cache.stores.back_store import BackStore, fetch
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import CacheSource
-from rekindle.generation.model_state import ModelClass, Payload, StateTraits
+from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
 
@@ -75,8 +75,27 @@ class PrefixCache:
         )
         self._names = Names()
         self.contents = Contents(self._holdings, self._names)
-        self._disk = self._disk_residency(disk) if disk is not None else None
-        self._shared = self._shared_residency(shared) if shared is not None else None
+        self._disk: DiskResidency | None = None
+        if disk is not None:
+            self._disk = DiskResidency(
+                disk,
+                self._holdings,
+                policy.writes,
+                self.counters.disk,
+                self.gate.read_speed,
+                names=self._names,
+                budget_bytes=policy.disk_bytes,
+                row_bytes=traits.row_bytes,
+            )
+        self._shared: SharedResidency | None = None
+        if shared is not None:
+            self._shared = SharedResidency(
+                shared,
+                self._holdings,
+                policy.writes,
+                self.counters.shared,
+                self.gate.shared_speed,
+            )
         # The cheapest to read from first.
         self._back_stores: tuple[BackStore, ...] = tuple(
             store for store in (self._disk, self._shared) if store is not None
@@ -124,7 +143,7 @@ class PrefixCache:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for one write to finish, at shutdown. Return False if none did in time."""
-        writing = (store for store in self._back_stores if store.transit.is_writing)
+        writing = (store for store in self._back_stores if store.is_writing)
         store = next(writing, None)
         return store is not None and store.wait(timeout_seconds)
 
@@ -222,8 +241,8 @@ class PrefixCache:
         )
         gone = self._names.give(named)
         if self._disk is not None:
-            self._disk.give_name(named)
-            self._disk.drop_names(gone)
+            self._disk.transfers.give_name(named)
+            self._disk.transfers.drop_names(gone)
 
     def persist(self, keys: PrefixKeys, n_tokens: int, *, since: float) -> bool:
         """Return whether a prompt is on disk. Start to write the entries that are missing there.
@@ -240,11 +259,12 @@ class PrefixCache:
         for node in missing:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
-            if Where.MEMORY not in node.where and node.key not in self._disk.transit.writing:
-                self.fetch(node, must=False)  # from the shared store; the next call writes it
+            if Where.MEMORY not in node.where and node.key not in self._disk.writing:
+                # From the shared store; the next call writes it.
+                fetch(self._back_stores, node, must=False)
                 break
             self._disk.offer(node, was_reused=True, must=True)
-            if node.key not in self._disk.transit.writing:
+            if node.key not in self._disk.writing:
                 raise TierFailed(self._disk.trouble or "the hour's write budget is used up")
         return not missing
 
@@ -270,7 +290,7 @@ class PrefixCache:
         """
         gone = self.contents.forget(self.root_of(namespace), key)
         if self._disk is not None and gone.names:
-            self._disk.drop_names(gone.names)
+            self._disk.transfers.drop_names(gone.names)
         self.counters.deleted += gone.n_entries
         n_gone = gone.n_entries + len(gone.names)
         return n_gone, gone.prefix if n_gone or key is None else None
@@ -278,31 +298,19 @@ class PrefixCache:
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Start to restore positions [n_live, n_tokens) of the match."""
         blocks = [node for node in match.blocks_after(n_live) if node.start < n_tokens]
-        return Restore(self, blocks, match.checkpoint, n_live=n_live, n_tokens=n_tokens)
-
-    def lease(self, node: Node) -> None:
-        self._holdings.lease(node)
-
-    def release(self, node: Node) -> None:
-        self._holdings.release(node)
-        self._holdings.shrink()
+        return Restore(
+            self._holdings,
+            self._back_stores,
+            blocks,
+            match.checkpoint,
+            n_live=n_live,
+            n_tokens=n_tokens,
+        )
 
     def is_leased(self, key: Key) -> bool:
         """Return whether an entry is leased. The disk tier's thread asks before it evicts."""
         node = self._index.get(key)
         return node is not None and node.leases > 0
-
-    def payload(self, node: Node) -> Payload | None:
-        return self._holdings.payload(node)
-
-    def fetch(self, node: Node, *, must: bool) -> None:
-        """Start to read a leased node from the cheapest store. Unless it `must`, only if memory
-        has room.
-        """
-        for store in self._back_stores:
-            if store.place in node.where:
-                store.transit.fetch(node, must=must)
-                return
 
     def distrust(self, node: Node) -> None:
         """Quarantine bytes that the backend refused, in every store."""
@@ -334,24 +342,3 @@ class PrefixCache:
     def _offer(self, node: Node) -> None:
         for store in self._back_stores:
             store.offer(node, was_reused=True)
-
-    def _disk_residency(self, transfers: DiskTransfers) -> DiskResidency:
-        return DiskResidency(
-            transfers,
-            self._holdings,
-            self._names,
-            self._policy.writes,
-            self.counters.disk,
-            self.gate.read_speed,
-            budget_bytes=self._policy.disk_bytes,
-            row_bytes=self._traits.row_bytes,
-        )
-
-    def _shared_residency(self, transfers: SharedTransfers) -> SharedResidency:
-        return SharedResidency(
-            transfers,
-            self._holdings,
-            self._policy.writes,
-            self.counters.shared,
-            self.gate.shared_speed,
-        )

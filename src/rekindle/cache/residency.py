@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from rekindle.cache.entry import ORDINARY, Entry, Header, Key, Kind, Retention
-from rekindle.cache.eviction_queue import EvictionQueue
 from rekindle.cache.index import NOWHERE, Node, PrefixIndex, Where
+from rekindle.cache.key_heap import KeyHeap
 from rekindle.cache.memory.tier import MemoryTier, size_in_memory
 from rekindle.cache.pins import Pins
 from rekindle.cache.policy import priority
@@ -63,7 +63,8 @@ class Holdings:
         self._reload_seconds = reload_seconds
         self._pins = pins
         self._last_checkpoint: Header | None = None
-        self._queues = {rank: EvictionQueue() for rank in sorted(Rank, reverse=True)}
+        # Only keys that may be evicted now: see `_requeue`.
+        self._queues = {rank: KeyHeap() for rank in sorted(Rank, reverse=True)}
 
     def add(self, header: Header, where: Where, retention: Retention = ORDINARY) -> Node:
         """Note that a tier holds the entry. `retention` counts for entries not known before."""
@@ -214,13 +215,8 @@ class Holdings:
 
     def _unpin(self, now: float) -> None:
         for key in self._pins.expired(now):
-            node = self.index.get(key)
-            if node is None:
-                self._pins.release(key)
-            elif node.retention.pinned_until > now:
-                self._pins.wait_for(node)  # the pin was extended meanwhile
-            else:
-                self._pins.release(key)
+            self._pins.release(key)
+            if (node := self.index.get(key)) is not None:
                 self._requeue(node)
 
     def _requeue(self, node: Node) -> None:

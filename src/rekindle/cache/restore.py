@@ -2,28 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rekindle.cache.entry import Kind
 from rekindle.cache.index import Node
+from rekindle.cache.residency import Holdings
+from rekindle.cache.stores.back_store import BackStore, fetch
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
 
 # Entries read while earlier ones are put into the slot; picked. With 4, readers ran out of jobs
 # while the engine thread waited for a core.
 READ_AHEAD = 8
-
-
-class EntrySource(Protocol):
-    """The part of the prefix cache that a restore uses."""
-
-    def lease(self, node: Node) -> None: ...
-
-    def release(self, node: Node) -> None: ...
-
-    def payload(self, node: Node) -> Payload | None: ...
-
-    def fetch(self, node: Node, *, must: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +36,23 @@ class Restore:
 
     def __init__(
         self,
-        entries: EntrySource,
+        holdings: Holdings,
+        back_stores: Sequence[BackStore],
         blocks: Sequence[Node],
         checkpoint: Node | None,
         *,
         n_live: int,
         n_tokens: int,
     ) -> None:
-        self._entries = entries
+        self._holdings = holdings
+        self._back_stores = back_stores
         self._nodes = [*blocks, *([checkpoint] if checkpoint else [])]
         self._n_done = 0
         self._n_live = n_live
         self.n_tokens = n_tokens
         self._sources = [node.where.cheapest for node in self._nodes]
         for node in self._nodes:
-            entries.lease(node)
+            holdings.lease(node)
         self._read_ahead()
 
     @property
@@ -81,7 +72,7 @@ class Restore:
     def next_piece(self) -> RestorePiece | None:
         """Return the next piece; None while it is still being read."""
         node = self._nodes[self._n_done]
-        payload = self._entries.payload(node)
+        payload = self._holdings.payload(node)
         if payload is None:
             self._read_ahead()
             return None
@@ -96,17 +87,21 @@ class Restore:
     def piece_done(self) -> None:
         node = self._nodes[self._n_done]
         self._n_done += 1
-        self._entries.release(node)
+        self._release(node)
         self._read_ahead()
 
     def give_up(self) -> None:
         """Release the remaining leases. Safe to call after the last piece."""
         for node in self._nodes[self._n_done :]:
-            self._entries.release(node)
+            self._release(node)
         self._n_done = len(self._nodes)
+
+    def _release(self, node: Node) -> None:
+        self._holdings.release(node)
+        self._holdings.shrink()
 
     def _read_ahead(self) -> None:
         for offset, node in enumerate(self._nodes[self._n_done : self._n_done + READ_AHEAD]):
             if not node.where:
                 return
-            self._entries.fetch(node, must=offset == 0)
+            fetch(self._back_stores, node, must=offset == 0)

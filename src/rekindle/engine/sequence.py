@@ -8,7 +8,7 @@ from typing import Optional
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
-from rekindle.cache.shared.residency import SharedLookup
+from rekindle.cache.shared.transfers import SharedLookup
 from rekindle.engine.backend import Sampler
 from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import GenerationRequest

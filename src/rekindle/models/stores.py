@@ -22,11 +22,11 @@ from rekindle.cache.fingerprint import (
     weights_digest,
 )
 from rekindle.cache.memory.tier import machine_memory_bytes
+from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.responses.store import MemoryResponses, ResponseDatabase
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.cache.shared.transfers import SharedTransfers, shared_pool
-from rekindle.cache.stores.back_store import WriteRules
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.cache.turns.shared import SharedTurns

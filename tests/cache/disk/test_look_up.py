@@ -37,7 +37,7 @@ def test_a_prompt_is_found_before_the_index_is_read(tmp_path: Path) -> None:
     fill(tmp_path)
     may_list = Signal()
     cache = open_cache(tmp_path)
-    transfers = cache._disk._transfers  # type: ignore[union-attr]
+    transfers = cache._disk.transfers  # type: ignore[union-attr]
     transfers._list = lambda: may_list.wait(WAIT_SECONDS)  # type: ignore[method-assign]
     with (
         patch.object(disk_residency, "INDEX_SECONDS", 0.5),
@@ -57,7 +57,7 @@ def test_a_late_answer_is_used_and_no_request_waits_twice_for_a_slow_disk(tmp_pa
     fill(tmp_path)
     may_list, may_answer = Signal(), Signal()
     cache = open_cache(tmp_path)
-    transfers = cache._disk._transfers  # type: ignore[union-attr]
+    transfers = cache._disk.transfers  # type: ignore[union-attr]
     rows_along = transfers._rows_along
 
     def late(path: Sequence[Key]) -> list[CatalogRow]:
@@ -96,7 +96,7 @@ def test_a_renamed_prompt_is_not_overwritten_by_the_index(
     cache.close(WAIT_SECONDS)
     may_tell = Signal()
     cache = open_cache(tmp_path)
-    tier = cache._disk._transfers.tier  # type: ignore[union-attr]
+    tier = cache._disk.transfers.tier  # type: ignore[union-attr]
     names = tier.names
 
     def late() -> list[Named]:

@@ -17,8 +17,8 @@ from rekindle.cache.disk.transfers import (
     disk_pool,
 )
 from rekindle.cache.entry import Key
+from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.cache.stores.back_store import WriteRules
 from rekindle.cache.stores.transfers import Vanished
 from rekindle.config import WritePolicy
 from rekindle.generation.model_state import ModelClass, StateTraits

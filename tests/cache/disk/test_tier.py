@@ -340,7 +340,7 @@ def test_a_tool_finds_entries_of_every_model_and_sums_them_up(directory: Path) -
         assert {row.header for row in catalog.rows()} == {ours.header, theirs.header}
         [(row,)] = catalog.batches(fingerprint=MODEL)
         assert (row.header, row.hits, row.last_used_at) == (ours.header, 1, 1_800_000_000.0)
-        assert row.file_bytes == file_of(directory, ours.header.key).stat().st_size
+        assert row.header.file_bytes == file_of(directory, ours.header.key).stat().st_size
         assert catalog.totals() == {
             MODEL: Totals(1, 256, 24_576 + 128),
             OTHER_MODEL: Totals(1, 5, 20_480 + 128),

@@ -12,6 +12,7 @@ import pytest
 
 import rekindle.llama.library  # noqa: F401  sets malloc up, as in a server
 from rekindle.cache.entry import BLOCK_TOKENS, Kind, Reason
+from rekindle.cache.entry_writer import Export
 from rekindle.cache.index import Node
 from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_cache import PrefixCache
@@ -51,11 +52,13 @@ def store(cache: PrefixCache, seed: int, *, n_tokens: int, payload_bytes: int) -
         cache.keys(tokens_of(seed, n_tokens), ""),
         0,
         n_tokens,
-        reason=Reason.PREFILL,
-        was_reused=False,
-        compute_seconds=1.0,
-        export=export,
-        terms=CacheTerms(session=f"session-{seed}"),
+        Export(
+            run=export,
+            reason=Reason.PREFILL,
+            compute_seconds=1.0,
+            was_reused=False,
+            terms=CacheTerms(session=f"session-{seed}"),
+        ),
     )
 
 
@@ -65,11 +68,13 @@ def store_state(cache: PrefixCache, seed: int, *, payload_bytes: int) -> None:
     cache.writer.save_checkpoint(
         cache.keys(tokens_of(seed, BLOCK_TOKENS), ""),
         BLOCK_TOKENS,
-        reason=Reason.TURN_END,
-        was_reused=False,
-        compute_seconds=1.0,
-        export=lambda: bytes(payload_bytes),
-        terms=USUAL_TERMS,
+        Export(
+            run=lambda: bytes(payload_bytes),
+            reason=Reason.TURN_END,
+            compute_seconds=1.0,
+            was_reused=False,
+            terms=USUAL_TERMS,
+        ),
     )
 
 
@@ -157,7 +162,7 @@ def test_released_pins_do_not_stay_in_memory_until_they_expire() -> None:
         pins.release(node.key)
     kept = Node(b"k" * 16)
     assert list(pins.grant("session", [kept], 2e9)) == [kept]
-    assert len(pins._ends) < 100
+    assert len(pins._ends._heap) < 100
     assert list(pins.expired(3e9))[-1] == kept.key
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.shared import health as store_health
-from rekindle.cache.shared.connection import SharedStore, guarded_store, open_shared_store
+from rekindle.cache.shared.connection import SharedStore, open_shared_store
 from rekindle.cache.shared.redis_objects import RedisObjects
 from rekindle.cache.shared.sealing import NoSeal, Seal
 from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
@@ -35,7 +35,7 @@ class BrokenObjects(RedisObjects):
 @pytest.fixture
 def broken() -> Iterator[tuple[BrokenObjects, SharedStore]]:
     objects = BrokenObjects()
-    store = guarded_store(objects, NoSeal())
+    store = SharedStore(objects, NoSeal())
     yield objects, store
     store.close()
 
@@ -67,22 +67,21 @@ def change_of(store: SharedStore) -> Callable[[], None]:
 def fail(store: SharedStore, n_times: int = 1) -> None:
     for _ in range(n_times):
         with pytest.raises(TierFailed):
-            store.objects.read(["e/1"])
+            store.read(["e/1"])
 
 
 def test_a_healthy_store_is_used(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
-    store.objects.write("e/1", [b"bytes"])
-    store.objects.add("c/1", "member")
-    store.objects.ping()
-    assert store.objects.read(["e/1"], first_bytes=2) == [b"by"]
-    assert store.objects.members(["c/1"], limit=1) == [["member"]]
-    assert store.objects.touch(["e/1"]) == [True]
-    store.objects.remove(["e/1"])
-    assert store.objects.read(["e/1"]) == [None]
+    store.write("e/1", [b"bytes"])
+    store.add("c/1", "member")
+    assert store.read(["e/1"], first_bytes=2) == [b"by"]
+    assert store.members(["c/1"], limit=1) == [["member"]]
+    assert store.touch(["e/1"]) == [True]
+    store.remove(["e/1"])
+    assert store.read(["e/1"]) == [None]
     assert store.health.is_well
     assert store.place == server.url
-    assert not store.objects.reads_are_dear
+    assert not store.reads_are_dear
     store.close()
 
 
@@ -100,7 +99,7 @@ def test_two_failures_open_the_breaker_and_stop_all_calls(
     fail(store, 2)
     objects.error = TierFailed("asked all the same")
     with pytest.raises(TierFailed, match="a timeout"):
-        store.objects.read(["e/1"])
+        store.read(["e/1"])
 
 
 def test_one_refused_connection_opens_the_breaker(
@@ -134,7 +133,7 @@ def test_answers_between_failures_keep_the_breaker_closed(
         objects.error = TierFailed("a timeout")
         fail(store)
         objects.error = None
-        store.objects.read(["e/1"])
+        store.read(["e/1"])
     assert store.health.is_well
 
 
@@ -146,14 +145,14 @@ def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(server: RedisSe
     await_change = change_of(store)
     server.start()
     await_change()
-    assert store.objects.read(["e/1"]) == [None]
+    assert store.read(["e/1"]) == [None]
     store.close()
 
 
 @pytest.mark.usefixtures("quick_pings")
 def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServer) -> None:
     store = open_shared_store(server.url, None)
-    store.objects.write("e/1", [b"bytes"])
+    store.write("e/1", [b"bytes"])
     await_change = change_of(store)
     server.kill()
     fail(store)
@@ -162,8 +161,8 @@ def test_a_store_that_was_killed_is_used_again_when_it_is_back(server: RedisServ
     server.start()
     await_change()
     assert store.health.is_well
-    store.objects.write("e/1", [b"bytes"])
-    assert store.objects.read(["e/1"]) == [b"bytes"]
+    store.write("e/1", [b"bytes"])
+    assert store.read(["e/1"]) == [b"bytes"]
     store.close()
 
 
@@ -177,7 +176,7 @@ def test_a_hanging_store_is_not_used_until_it_answers(server: RedisServer) -> No
     assert not store.health.is_well
     server.thaw()
     await_change()
-    assert store.objects.read(["e/1"]) == [None]
+    assert store.read(["e/1"]) == [None]
     store.close()
 
 

@@ -86,7 +86,7 @@ def test_one_failure_alone_leaves_the_store_in_use(scene: Scene) -> None:
 
 def test_the_second_failure_in_a_row_opens_the_breaker(scene: Scene) -> None:
     scene.health.note_failure("a timeout")
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     assert not scene.health.is_well
     assert scene.health.trouble == "no answer in 5 ms"
 
@@ -101,14 +101,14 @@ def test_a_success_between_two_failures_keeps_it_closed(scene: Scene) -> None:
 def test_an_answer_that_came_too_late_does_not_count_as_a_success(scene: Scene) -> None:
     asked_at = scene.now
     scene.now += 1
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     scene.health.note_success(began_at=asked_at)
-    scene.health.note_slow("no answer in 5 ms")
+    scene.health.note_failure("no answer in 5 ms")
     assert not scene.health.is_well
 
 
 def test_a_refused_connection_opens_it_at_once(scene: Scene) -> None:
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     assert scene.health.trouble == "connection refused"
 
 
@@ -117,7 +117,7 @@ def test_a_ping_that_answers_closes_it_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     scene.n_pings_to_fail = 3
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping(4)
     scene.await_change()
@@ -135,14 +135,14 @@ def test_failures_of_an_open_breaker_are_not_reported_again(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
-        scene.health.note_unreachable("connection refused")
+        scene.health.note_failure("connection refused", is_final=True)
     assert scene.n_changes == 1
     assert len(caplog.messages) == 1
 
 
 def test_the_wait_between_pings_grows_to_a_limit(scene: Scene) -> None:
     scene.n_pings_to_fail = 9
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping(10)
     scene.await_change()
@@ -163,13 +163,13 @@ def test_a_ping_that_takes_too_long_has_failed(scene: Scene) -> None:
 
 def test_only_real_work_that_succeeded_makes_the_next_wait_short(scene: Scene) -> None:
     for _ in range(2):  # pings answer, but nothing else does
-        scene.health.note_unreachable("connection refused")
+        scene.health.note_failure("connection refused", is_final=True)
         scene.await_change()
         scene.let_ping()
         scene.await_change()
     assert scene.waits == [0.5, 1.0]
     scene.health.note_success()
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     scene.let_ping()
     scene.await_change()
@@ -187,7 +187,7 @@ def test_a_removed_listener_is_not_called(scene: Scene) -> None:
     end = scene.health.on_change(lambda: told.append("change"))
     end()
     end()
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.await_change()
     assert told == []
 
@@ -195,10 +195,10 @@ def test_a_removed_listener_is_not_called(scene: Scene) -> None:
 def test_a_closed_breaker_has_no_thread_and_never_opens_again() -> None:
     scene = Scene()
     before = set(threading.enumerate())
-    scene.health.note_unreachable("connection refused")
+    scene.health.note_failure("connection refused", is_final=True)
     scene.close()
     assert set(threading.enumerate()) <= before
     other = Scene()
     other.close()
-    other.health.note_unreachable("connection refused")
+    other.health.note_failure("connection refused", is_final=True)
     assert other.health.is_well

@@ -144,15 +144,15 @@ def test_a_server_that_was_killed_is_used_again_when_it_is_back(
     monkeypatch.setattr(store_health, "MIN_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(store_health, "MAX_WAIT_SECONDS", 0.05)
     store = open_shared_store(f"{server.url}/killed", None)
-    store.objects.write("e/1", [b"bytes"])
+    store.write("e/1", [b"bytes"])
     back = threading.Event()
     server.kill()
     with pytest.raises(StoreUnreachable, match="refused"):
-        store.objects.read(["e/1"])
+        store.read(["e/1"])
     assert not store.health.is_well
     store.health.on_change(back.set)
     server.start()
     assert back.wait(60)
-    store.objects.write("e/1", [b"bytes"])
-    assert store.objects.read(["e/1"]) == [b"bytes"]
+    store.write("e/1", [b"bytes"])
+    assert store.read(["e/1"]) == [b"bytes"]
     store.close()

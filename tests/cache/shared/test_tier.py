@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from rekindle.cache.entry import (
     token_bytes,
 )
 from rekindle.cache.index import PrefixIndex, Where
+from rekindle.cache.shared.connection import SharedStore
 from rekindle.cache.shared.sealing import Seal
 from rekindle.cache.shared.tier import DEAR_NAMES, MAX_CHECKPOINTS, MAX_MEMBERS, SharedTier
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
@@ -224,7 +224,7 @@ def test_a_server_with_another_key_finds_nothing() -> None:
     objects = MemoryObjects()
     tokens = prompt(300)
     put_all(make_tier(objects, is_sealed=True), [Prompt(tokens).entry(Kind.BLOCK, B)])
-    stranger = SharedTier(replace(memory_store(objects), seal=Seal(bytes(32))), fingerprint=MODEL)
+    stranger = SharedTier(SharedStore(objects, Seal(bytes(32))), fingerprint=MODEL)
     assert looked_up(stranger, tokens) == []
     assert looked_up(make_tier(objects), tokens) == []
     assert looked_up(make_tier(objects, is_sealed=True), tokens) == [(Kind.BLOCK, B)]

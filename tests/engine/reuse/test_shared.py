@@ -145,7 +145,7 @@ def test_other_requests_proceed_while_one_waits_for_the_store(house: SharedHouse
 
 def test_an_unreachable_store_is_not_asked_and_nothing_fails(house: SharedHouse) -> None:
     bench = server(house)
-    house.store.health.note_unreachable("nobody listens")
+    house.store.health.note_failure("nobody listens", is_final=True)
     prompt = text(700)
     assert bench.ask("a", prompt).tokens == expected_reply(prompt, 8)
     settle(bench)
@@ -337,7 +337,7 @@ def test_a_recomputed_prefix_is_stored_locally_although_the_store_has_it(
     other.ask("b", prompt)
     late.work()
     settle(other)
-    house.store.health.note_unreachable("nobody listens")
+    house.store.health.note_failure("nobody listens", is_final=True)
     other.ask("something else", text(3000))
     asked = other.ask("b again", prompt)
     assert asked.evaluated.n_cached == 999

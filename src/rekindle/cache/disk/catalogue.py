@@ -37,6 +37,7 @@ _REASONS = {reason.value: reason for reason in Reason}
 _RANKS = {rank.value: rank for rank in Rank}
 
 _HEADER_FIELDS = tuple(field.name for field in dataclasses.fields(Header))
+_NAME_FIELDS = tuple(field.name for field in dataclasses.fields(Named))
 _ENTRY_FIELDS = (*_HEADER_FIELDS, *Retention._fields)
 _ENTRY_COLUMNS = ", ".join(_ENTRY_FIELDS)
 _INSERT = f"""
@@ -62,10 +63,6 @@ class CatalogRow:
     last_used_at: float
     hits: int  # 1 for an entry that was only written
     retention: Retention = ORDINARY
-
-    @property
-    def file_bytes(self) -> int:
-        return self.header.file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +167,16 @@ class Catalog(SqliteFile):
         """Return the names of a model, oldest first."""
         with self.reading() as connection:
             rows = connection.execute(
-                "SELECT root, name, tokens, session, named_at FROM names"
+                f"SELECT {', '.join(_NAME_FIELDS)} FROM names"
                 " WHERE fingerprint = ? ORDER BY named_at",
                 (fingerprint,),
             )
-            return [
-                Named(root=root, name=name, tokens=tokens, session=session, named_at=named_at)
-                for root, name, tokens, session, named_at in rows
-            ]
+            return [Named(**dict(zip(_NAME_FIELDS, row, strict=True))) for row in rows]
 
     def give_name(self, named: Named, *, fingerprint: Key) -> None:
-        row = (named.root, named.name, named.tokens, named.session, named.named_at)
+        row = (fingerprint, *dataclasses.astuple(named))
         with self.writing() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", (fingerprint, *row)
-            )
+            connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def drop_lost_names(self) -> None:
         """Delete the names of models without stored entries."""

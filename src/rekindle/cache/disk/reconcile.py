@@ -27,14 +27,14 @@ class Differences(NamedTuple):
     n_unknown: int  # files without a row
 
 
-def open_catalog(directory: Path, *, on_progress: OnProgress | None = None) -> Catalog:
+def open_catalog(directory: Path) -> Catalog:
     """Open the catalogue for a command without a model, and reconcile it. The caller closes it.
 
     Creates the directory if there is none. Raises TierFailed.
     """
     catalog, files = Catalog(directory), EntryFiles(directory)
     open_as_it_is(catalog, files)
-    reconcile(catalog, files, on_progress=on_progress)
+    reconcile(catalog, files)
     return catalog
 
 
@@ -46,7 +46,7 @@ def open_as_it_is(catalog: Catalog, files: EntryFiles) -> None:
 
 
 def reconcile(
-    catalog: Catalog, files: EntryFiles, *, on_progress: OnProgress | None
+    catalog: Catalog, files: EntryFiles, *, on_progress: OnProgress | None = None
 ) -> Differences:
     """Delete rows without a file, add rows for unknown files. Return what differed.
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.disk.catalogue import CatalogRow
@@ -23,9 +22,9 @@ from rekindle.cache.disk.transfers import (
 from rekindle.cache.entry import Key, Kind
 from rekindle.cache.index import Node, Where
 from rekindle.cache.listing.names import Named, Names
-from rekindle.cache.policy import Speed, WriteBudget, admits_to_disk
+from rekindle.cache.policy import Speed, WriteBudget, WriteRules, admits_to_disk
 from rekindle.cache.residency import Holdings
-from rekindle.cache.stores.back_store import Transit, WriteRules
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import (
     Dropped,
     Vanished,
@@ -44,34 +43,26 @@ LONG_INDEX = 1000  # entries; a longer index is read while we serve
 LOOK_UP_SECONDS = 0.25  # that the engine waits for the entries of one prompt
 
 
-class WriteFailure(NamedTuple):
-    at: float
-    why: str
-
-
-class DiskResidency:
+class DiskResidency(BackStore):
     place = Where.DISK
+    transfers: DiskTransfers
 
     def __init__(
         self,
         transfers: DiskTransfers,
         holdings: Holdings,
-        names: Names,
         rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
         *,
+        names: Names,
         budget_bytes: int,
         row_bytes: int,
     ) -> None:
-        self.transit = Transit(self, transfers.entries, holdings, counters, read_speed)
+        super().__init__(transfers, holdings, rules, counters, read_speed)
         self.is_listed = False  # every entry that was there at the start
         self.trouble: str | None = None  # why the disk takes no writes at the moment
-        self._transfers = transfers
-        self._holdings = holdings
         self._names = names
-        self._rules = rules
-        self._counters = counters
         self._budget_bytes = budget_bytes
         self._row_bytes = row_bytes
         self._writable = WriteBudget(rules.bytes_per_hour)
@@ -80,35 +71,25 @@ class DiskResidency:
         self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
         self._n_unanswered = 0  # look-ups
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk works again
-        self._failures: BoundedCache[Key, WriteFailure] = BoundedCache(max_items=MAX_FAILED)
+        # When a write of each key failed last, and why.
+        self._failures: BoundedCache[Key, tuple[float, str]] = BoundedCache(max_items=MAX_FAILED)
         self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
 
     def start(self) -> None:
         """Read the index of the disk tier. A long one is still being read after this."""
         self._started_at = time.monotonic()
-        self._transfers.start()
+        super().start()
         self._handle_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)
         if not self.is_listed:
             _log.info("cache: still reading the index, %d entries so far", self._holdings.n_on_disk)
 
-    def close(self, grace_seconds: float) -> None:
-        self._transfers.close(grace_seconds)
-        while (event := self._transfers.pool.poll()) is not None:
-            self._on(event)
-
     def poll(self) -> bool:
         """Handle finished transfers. Return True if more are waiting: a long index takes time."""
-        while (event := self._transfers.pool.poll()) is not None:
+        while (event := self.transfers.pool.poll()) is not None:
             self._on(event)
             if isinstance(event, FoundEntries):
                 return True
         return False
-
-    def wait(self, timeout_seconds: float) -> bool:
-        event = self._transfers.pool.wait(timeout_seconds)
-        if event is not None:
-            self._on(event)
-        return event is not None
 
     def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
         """Add the entries along these keys, a root first, while the index is being read."""
@@ -118,7 +99,7 @@ class DiskResidency:
             pass
         if self._n_unanswered:
             return  # the disk is slow: no second prompt waits for it
-        self._transfers.look_up(path(), self._answers)
+        self.transfers.look_up(path(), self._answers)
         self._n_unanswered += 1
         self._handle_answer(LOOK_UP_SECONDS)
 
@@ -130,65 +111,50 @@ class DiskResidency:
 
     def failure_since(self, node: Node, since: float) -> str | None:
         """Return why a write of the node failed since then; None if none failed."""
-        failure = self._failures.peek(node.key)
-        return failure.why if failure is not None and failure.at >= since else None
+        failed_at, why = self._failures.peek(node.key) or (since, None)
+        return why if failed_at >= since else None
 
     def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
         """Write the entry and its ancestors, unless that would wear out the disk.
 
         With `must`, because a client waits for it, only the write budget counts.
         """
-        if not self.transit.may_write(node):
+        if not self._may_write(node):
             return
         now = time.monotonic()
         is_admitted = must or admits_to_disk(
-            self._rules.policy,
+            self._rules,
             n_prefix_tokens=node.stop,
-            min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
             budget_left_share=self._writable.left_share(now),
         )
         # Parents first: an entry without its ancestors on disk would never be found.
-        for each in self.transit.unwritten_path(node) if is_admitted else [node]:
+        for each in self._unwritten_path(node) if is_admitted else [node]:
             if not is_admitted or not self._writable.take(each.payload_bytes, now):
                 self._counters.writes_refused += 1
                 return
-            self.transit.begin_write(each)
-
-    def touch(self, nodes: Sequence[Node]) -> None:
-        if keys := [node.key for node in nodes if Where.DISK in node.where]:
-            self._transfers.entries.touch(keys)
+            self._begin_write(each)
 
     def mark(self, node: Node) -> None:
         """Record the node's changed retention. Jobs run in order: after a write under way."""
-        if Where.DISK in node.where or node.key in self.transit.writing:
-            self._transfers.mark(node.key, node.retention)
-
-    def give_name(self, named: Named) -> None:
-        self._transfers.give_name(named)
-
-    def drop_names(self, names: Sequence[Named]) -> None:
-        self._transfers.drop_names(names)
+        if Where.DISK in node.where or node.key in self.writing:
+            self.transfers.mark(node.key, node.retention)
 
     def drop(self, keys: Sequence[Key]) -> None:
         self._dropping.update(keys)
-        self._transfers.entries.drop(keys)
+        super().drop(keys)
 
     def discard(self, keys: Sequence[Key]) -> None:
         self.drop(keys)
-
-    def quarantine(self, node: Node, why: str) -> None:
-        if Where.DISK in node.where:
-            self._transfers.entries.quarantine(node.key, why)
 
     def status(self) -> TierStatus:
         return TierStatus(
             name=CacheSource.DISK,
             n_entries=self._holdings.n_on_disk,
-            n_bytes=self._transfers.tier.n_bytes,
+            n_bytes=self.transfers.tier.n_bytes,
             budget_bytes=self._budget_bytes,
             trouble=self.trouble,
-            directory=str(self._transfers.tier.directory),
+            directory=str(self.transfers.tier.directory),
         )
 
     def _handle_answer(self, seconds: float) -> bool:
@@ -213,15 +179,15 @@ class DiskResidency:
             case CatalogueOpened(trouble, names):
                 self._on_opened(trouble, names)
             case Written(_, evicted):
-                self._on_written(evicted)
+                self._after_write(evicted)
             case WriteFailed(key, trouble):
-                self._on_write_failed(self.transit.writing[key], trouble)
+                self._on_write_failed(self.writing[key], trouble)
             case Relisted(there):
                 known = self._holdings.index.nodes()
                 event = Vanished([node.key for node in known if node.key not in there])
             case Dropped(keys):
                 self._dropping -= Counter(keys)  # without those that reach 0
-        self.transit.handle(event)
+        super()._on(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
         for row in rows:
@@ -241,7 +207,7 @@ class DiskResidency:
         # A full collection over a million nodes would stop the engine for half a second.
         gc.freeze()
 
-    def _on_written(self, evicted: Sequence[Key]) -> None:
+    def _after_write(self, evicted: Sequence[Key]) -> None:
         self._note_trouble(None)
         self._counters.evictions += len(evicted)
         for key in evicted:
@@ -249,7 +215,7 @@ class DiskResidency:
                 self._holdings.remove(gone, Where.DISK)
         failed = list(self._failed)
         self._failed.clear()
-        self.transit.offer_again(failed)
+        self._offer_again(failed)
 
     def _on_write_failed(self, node: Node, trouble: str | None) -> None:
         self._note_trouble(trouble)
@@ -257,7 +223,7 @@ class DiskResidency:
             self._failed.append(node)
         self._writable.give_back(node.payload_bytes)
         why = trouble or "the disk has no room for it"
-        self._failures.put(node.key, WriteFailure(time.monotonic(), why))
+        self._failures.put(node.key, (time.monotonic(), why))
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble == self.trouble:

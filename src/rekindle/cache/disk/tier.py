@@ -39,6 +39,8 @@ _NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class DiskTier:
+    """Every method but `close` raises TierFailed if the directory fails."""
+
     def __init__(
         self,
         directory: Path,
@@ -61,19 +63,18 @@ class DiskTier:
         self.n_bytes = 0  # all that counts against the budget; any thread may read it
 
     def open(self) -> None:
-        """Raises TierFailed."""
         self.open_as_it_is()
         self.reconcile()
 
     def open_as_it_is(self) -> None:
-        """Open the catalogue without looking at the files. Raises TierFailed."""
+        """Open the catalogue without looking at the files."""
         open_as_it_is(self._catalog, self._files)
         self.n_opens += 1
         self._stuck_bytes = 0
         self._count()
 
     def reconcile(self, *, on_progress: OnProgress | None = None) -> Differences:
-        """Compare the catalogue with the files, and read unknown files. Raises TierFailed."""
+        """Compare the catalogue with the files, and read unknown files."""
         differences = reconcile(self._catalog, self._files, on_progress=on_progress)
         self._catalog.drop_lost_names()
         self._count()
@@ -86,24 +87,21 @@ class DiskTier:
         yield from self._catalog.batches(fingerprint=self._fingerprint)
 
     def along(self, path: Sequence[Key]) -> list[CatalogRow]:
-        """Return the rows of the entries along a prompt's keys. Raises TierFailed."""
+        """Return the rows of the entries along a prompt's keys."""
         return self._catalog.along(path)
 
     def names(self) -> list[Named]:
         return self._catalog.names(fingerprint=self._fingerprint)
 
     def give_name(self, named: Named) -> None:
-        """Raises TierFailed."""
         self._ensure_open()
         self._catalog.give_name(named, fingerprint=self._fingerprint)
 
     def drop_names(self, names: Sequence[Named]) -> None:
-        """Raises TierFailed."""
         self._ensure_open()
         self._catalog.drop_names(names)
 
     def mark(self, key: Key, retention: Retention) -> None:
-        """Raises TierFailed."""
         self._ensure_open()
         self._catalog.mark([(key, retention)])
 
@@ -140,12 +138,10 @@ class DiskTier:
         return evicted
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
-        """Mark the entries as used. Return the missing keys. Raises TierFailed."""
         self._ensure_open()
         return self._catalog.touch(keys, used_at=self._now())
 
     def drop(self, keys: Sequence[Key]) -> None:
-        """Raises TierFailed."""
         self._ensure_open()
         with self._alone():
             self._catalog.remove(keys)
@@ -153,7 +149,6 @@ class DiskTier:
         self._count()
 
     def quarantine(self, key: Key, why: str) -> None:
-        """Move away an entry that the backend refused although its checksums match."""
         _log.warning("cache: quarantined entry=%s: %s", key.hex(), why)
         self._move_to_quarantine(key)
 

@@ -53,39 +53,34 @@ def disk_pool(notify: Callable[[], None]) -> TransferPool:
     return TransferPool("cache", n_threads, notify, abandon_seconds=ABANDON_SECONDS)
 
 
-class DiskTransfers:
+class DiskTransfers(EntryTransfers):
     def __init__(self, tier: DiskTier, pool: TransferPool) -> None:
+        super().__init__(tier, pool, retry_seconds=RETRY_SECONDS, reads_overlap=False)
         self.tier = tier
-        self.pool = pool
-        self.entries = EntryTransfers(
-            tier,
-            pool,
-            retry_seconds=RETRY_SECONDS,
-            reads_overlap=False,
-            after_change=self._list_again,
-        )
         self._n_opens_listed = 0
 
     def start(self) -> None:
         self.pool.submit(Lane.WRITE, self._open)
-        self.pool.start()
+        super().start()
 
     def look_up(self, path: Sequence[Key], answers: SimpleQueue[list[CatalogRow]]) -> None:
         """Put the stored entries along a prompt's keys into `answers`, ahead of other events."""
         self.pool.submit(Lane.READ, lambda: answers.put(self._rows_along(path)))
 
     def mark(self, key: Key, retention: Retention) -> None:
-        self.entries.submit_optional(lambda: self.tier.mark(key, retention))
+        self.submit_optional(lambda: self.tier.mark(key, retention))
 
     def give_name(self, named: Named) -> None:
-        self.entries.submit_optional(lambda: self.tier.give_name(named))
+        self.submit_optional(lambda: self.tier.give_name(named))
 
     def drop_names(self, names: Sequence[Named]) -> None:
-        self.entries.submit_deletion(lambda: self.tier.drop_names(names))
+        self.submit_deletion(lambda: self.tier.drop_names(names))
 
-    def close(self, grace_seconds: float) -> None:
-        if self.entries.close(grace_seconds):
-            self.entries.quietly(self.tier.close)
+    def close(self, grace_seconds: float) -> bool:
+        has_ended = super().close(grace_seconds)
+        if has_ended:
+            self.quietly(self.tier.close)
+        return has_ended
 
     def _open(self) -> None:
         """List the catalogue first: looking at every file takes far longer."""
@@ -101,17 +96,17 @@ class DiskTransfers:
                 self._list()
             names = self.tier.names()
         except TierFailed as error:
-            self.entries.rest(error)
+            self.rest(error)
         except Exception as error:  # the start waits for an event
             _log.exception("cache: opening the directory failed")
-            self.entries.rest(TierFailed(f"it failed: {error}"))
-        self.pool.emit(CatalogueOpened(self.entries.trouble, names))
+            self.rest(TierFailed(f"it failed: {error}"))
+        self.pool.emit(CatalogueOpened(self.trouble, names))
 
     def _list(self) -> None:
         for rows in self.tier.rows():
             self.pool.emit(FoundEntries(rows))
 
-    def _list_again(self) -> None:
+    def _after_change(self) -> None:
         """List everything if the tier was reopened: all that is known of it may be wrong."""
         if self.tier.n_opens == self._n_opens_listed:
             return

@@ -7,7 +7,7 @@ from heapq import nlargest
 
 import numpy as np
 
-from rekindle.cache.entry import TOKEN_BYTES, Key, Kind
+from rekindle.cache.entry import ORDINARY, Key, Kind
 from rekindle.cache.index import Node
 from rekindle.cache.listing.forest import branches, pinned_until, sources_of
 from rekindle.cache.listing.names import Named, Names
@@ -30,10 +30,13 @@ class Contents:
 
     def listed(self, root: Key, limit: int) -> list[StoredPrefix]:
         """List names first, then conversations, the most recently used first."""
-        named = [self._named(each) for each in self._names.of(root)[:limit]]
+        listed = []
+        for named in self._names.of(root)[:limit]:
+            match = self._index.match(root, named.tokens)
+            listed.append(_described(match.nodes, match.n_tokens, named))
         tips = [node for node in self._index.below(root) if _is_tip(node)]
-        last_used = nlargest(limit - len(named), tips, key=lambda node: node.used_at)
-        return named + [_described(node.path, None) for node in last_used]
+        last_used = nlargest(limit - len(listed), tips, key=lambda node: node.used_at)
+        return listed + [_described(node.path, node.stop, None) for node in last_used]
 
     def forest(self, root: Key, limit: int) -> list[StoredBranch]:
         names = defaultdict(list)
@@ -44,8 +47,7 @@ class Contents:
 
     def tokens(self, root: Key, key: str) -> tuple[int, ...] | None:
         """Return the tokens of a named prompt, or up to an entry's end; None if unknown."""
-        named = self._names.get(root, key)
-        stored = named.tokens if named is not None else self._tokens_of(root, key)
+        stored = self._tokens_of(root, key)
         return None if stored is None else tuple(np.frombuffer(stored, dtype=">u4").tolist())
 
     def forget(self, root: Key, key: str | None) -> Forgotten:
@@ -53,17 +55,12 @@ class Contents:
 
         Ancestors that only led there are dropped too.
         """
-        if key is None:
-            doomed = self._index.below(root)
-            names = tuple(self._names.of(root))
-            self._names_gone(names)
-            return Forgotten(self._drop(doomed), names, b"")
-        named = self._names.get(root, key)
-        tokens = named.tokens if named is not None else self._tokens_of(root, key)
+        tokens = self._tokens_of(root, key) if key is not None else b""
         if tokens is None:
             return Forgotten(0, (), b"")
         names = tuple(each for each in self._names.of(root) if each.tokens.startswith(tokens))
-        self._names_gone(names)
+        for named in names:
+            self._names.drop(named)
         path = self._index.match_blocks(root, tokens)
         holder = path[-1].key if path else root
         tail = tokens[sum(len(node.tokens) for node in path) :]
@@ -78,29 +75,21 @@ class Contents:
             n_gone += self._drop([path.pop()])
         return Forgotten(n_gone, names, tokens)
 
-    def _named(self, named: Named) -> StoredPrefix:
-        match = self._index.match(named.root, named.tokens)
-        return _described(match.nodes, named, n_tokens=match.n_tokens)
-
     def _tokens_of(self, root: Key, key: str) -> bytes | None:
+        if (named := self._names.get(root, key)) is not None:
+            return named.tokens
         try:
             node = self._index.get(bytes.fromhex(key))
         except ValueError:
             return None
-        if node is None:
-            return None
-        path = node.path
-        is_ours = self._index.is_below(path[0], root)
+        path = node.path if node is not None else []
+        is_ours = bool(path) and self._index.is_below(path[0], root)
         return b"".join(each.tokens for each in path) if is_ours else None
 
     def _drop(self, nodes: Iterable[Node]) -> int:
         there = [node for node in reversed(list(nodes)) if node.where]
         self._holdings.drop(there)
         return len(there)
-
-    def _names_gone(self, names: Sequence[Named]) -> None:
-        for named in names:
-            self._names.drop(named)
 
     def _is_kept(self, root: Key, path: Sequence[Node]) -> bool:
         """Return whether the path's end is pinned, or a named prompt starts with it."""
@@ -120,14 +109,10 @@ def _is_tip(node: Node) -> bool:
     return node.children is None and node.payload_bytes > 0
 
 
-def _described(
-    path: Sequence[Node], named: Named | None, *, n_tokens: int | None = None
-) -> StoredPrefix:
+def _described(path: Sequence[Node], n_tokens: int, named: Named | None) -> StoredPrefix:
     """Describe a path; an empty one for a name whose prompt is no longer stored."""
     tip = path[-1] if path else None
-    retention = tip.retention if tip else Node(b"").retention
-    if n_tokens is None:
-        n_tokens = sum(len(node.tokens) for node in path) // TOKEN_BYTES
+    retention = tip.retention if tip else ORDINARY
     return StoredPrefix(
         key=tip.key.hex() if tip else "",
         name=named.name if named else None,

@@ -43,34 +43,24 @@ def branches(
                 step = step.parent
         blocks = [node for node in blocks if node.key in kept]
     n_behind = Counter(node.parent.key for node in blocks if node.parent is not None)
-    rows: list[list[Node]] = []
-    parents: list[int | None] = []
+    rows: list[tuple[int | None, list[Node]]] = []  # the index of the parent row, and the nodes
     places: dict[Key, int] = {}  # the row of each node
     for node in blocks:
         before = node.parent
         place = places.get(before.key) if before is not None else None
-        continues = (
+        if (
             before is not None
             and place is not None
             and n_behind[before.key] == 1
             and before.key not in names
-            and _is_alike(before, node)
-        )
-        if continues and place is not None:
-            rows[place].append(node)
+            and (before.where, before.retention) == (node.where, node.retention)
+        ):
+            rows[place][1].append(node)
             places[node.key] = place
         else:
             places[node.key] = len(rows)
-            rows.append([node])
-            parents.append(place)
-    return [
-        _branch(row, parent, names.get(row[-1].key, ()))
-        for row, parent in zip(rows, parents, strict=True)
-    ]
-
-
-def _is_alike(one: Node, two: Node) -> bool:
-    return one.where == two.where and one.retention == two.retention
+            rows.append((place, [node]))
+    return [_branch(row, parent, names.get(row[-1].key, ())) for parent, row in rows]
 
 
 def _branch(row: Sequence[Node], parent: int | None, names: Sequence[str]) -> StoredBranch:

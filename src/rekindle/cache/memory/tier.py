@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Entry, Header, Key
-from rekindle.errors import EntryMissing
 
 # CPython's own bytes for an entry, besides payload and token ids: header, node, table slots.
 # Measured 1,220 to 1,300, see tests/cache/memory/test_accounts.py.
@@ -39,10 +38,7 @@ class MemoryTier:
         return key in self._entries
 
     def get(self, key: Key) -> Entry:
-        try:
-            return self._entries[key]
-        except KeyError:
-            raise EntryMissing(f"{key.hex()} is not in memory") from None
+        return self._entries[key]
 
     def put(self, entry: Entry) -> None:
         assert entry.header.key not in self._entries

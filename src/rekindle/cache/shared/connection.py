@@ -1,7 +1,6 @@
 """The shared store, which several servers use, opened once for the process."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle.cache.shared.health import DEAR_PING_SECONDS, PING_SECONDS, StoreHealth
@@ -17,20 +16,16 @@ MISSING = "A shared store needs packages that are not installed: pip install 're
 Answer = TypeVar("Answer")
 
 
-class GuardedObjects:
-    """An object store behind the circuit breaker: calls fail at once while the store is down."""
+class SharedStore:
+    """An object store behind its circuit breaker: calls fail at once while the store is down."""
 
-    def __init__(self, objects: ObjectStore, health: StoreHealth) -> None:
+    def __init__(self, objects: ObjectStore, seal: Seal | NoSeal) -> None:
+        ping_seconds = DEAR_PING_SECONDS if objects.reads_are_dear else PING_SECONDS
+        self.health = StoreHealth(objects.place, objects.ping, ping_seconds=ping_seconds)
+        self.seal = seal
+        self.place = objects.place
+        self.reads_are_dear = objects.reads_are_dear
         self._objects = objects
-        self._health = health
-
-    @property
-    def place(self) -> str:
-        return self._objects.place
-
-    @property
-    def reads_are_dear(self) -> bool:
-        return self._objects.reads_are_dear
 
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
         return self._ask(lambda: self._objects.read(names, first_bytes=first_bytes))
@@ -50,44 +45,23 @@ class GuardedObjects:
     def remove(self, names: Sequence[str]) -> None:
         self._ask(lambda: self._objects.remove(names))
 
-    def ping(self) -> None:
-        self._ask(self._objects.ping)
-
     def close(self) -> None:
+        self.health.close()
         self._objects.close()
 
     def _ask(self, call: Callable[[], Answer]) -> Answer:
-        if trouble := self._health.trouble:
+        if trouble := self.health.trouble:
             raise TierFailed(f"the shared store at {self.place} is down: {trouble}")
-        began_at = self._health.now()
+        began_at = self.health.now()
         try:
             answer = call()
-        except TierFull:  # the store answered
-            raise
-        except StoreUnreachable as error:
-            self._health.note_unreachable(error.message)
-            raise
         except TierFailed as error:
-            self._health.note_failure(error.message)
+            if not isinstance(error, TierFull):  # a full store works
+                is_final = isinstance(error, StoreUnreachable)
+                self.health.note_failure(error.message, is_final=is_final)
             raise
-        self._health.note_success(began_at=began_at)
+        self.health.note_success(began_at=began_at)
         return answer
-
-
-@dataclass(frozen=True, slots=True)
-class SharedStore:
-    objects: ObjectStore
-    health: StoreHealth
-    seal: Seal | NoSeal
-
-    @property
-    def place(self) -> str:
-        """The store's address without its password, for people to read."""
-        return self.objects.place
-
-    def close(self) -> None:
-        self.health.close()
-        self.objects.close()
 
 
 def open_shared_store(url: str, key: str | None) -> SharedStore:
@@ -97,15 +71,9 @@ def open_shared_store(url: str, key: str | None) -> SharedStore:
         objects = _open_objects(url)
     except ModuleNotFoundError as error:
         raise StartupError(MISSING) from error
-    store = guarded_store(objects, seal)
+    store = SharedStore(objects, seal)
     store.health.check()
     return store
-
-
-def guarded_store(objects: ObjectStore, seal: Seal | NoSeal) -> SharedStore:
-    ping_seconds = DEAR_PING_SECONDS if objects.reads_are_dear else PING_SECONDS
-    health = StoreHealth(objects.place, objects.ping, ping_seconds=ping_seconds)
-    return SharedStore(GuardedObjects(objects, health), health, seal)
 
 
 def _open_objects(url: str) -> ObjectStore:

@@ -42,7 +42,7 @@ class StoreHealth:
         self._wait = wait or self._closed.wait
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
-        self._trouble: str | None = None
+        self.trouble: str | None = None  # why the breaker is open; None while it is closed
         self._troubled_since = 0.0
         self._n_failures = 0  # in a row
         self._failed_at = float("-inf")
@@ -52,12 +52,7 @@ class StoreHealth:
 
     @property
     def is_well(self) -> bool:
-        return self._trouble is None
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the breaker is open; None while it is closed."""
-        return self._trouble
+        return self.trouble is None
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener`, in any thread, when the breaker opens or closes.
@@ -71,7 +66,7 @@ class StoreHealth:
     def check(self) -> None:
         """Ping once, at the start. A store that is down opens the breaker at once."""
         if why := self._ping_trouble():
-            self._note(why, n_failures=MAX_FAILURES)
+            self.note_failure(why, is_final=True)
 
     def note_success(self, *, began_at: float | None = None) -> None:
         """Reset the failure count, unless the call began before the last failure.
@@ -79,37 +74,23 @@ class StoreHealth:
         A reply to a call that already timed out does not count. `began_at` is in terms of `now`.
         """
         with self._lock:
-            if self._trouble is None and (began_at is None or began_at >= self._failed_at):
+            if self.trouble is None and (began_at is None or began_at >= self._failed_at):
                 self._n_failures = 0
                 self._wait_seconds = MIN_WAIT_SECONDS
 
-    def note_failure(self, why: str) -> None:
-        self._note(why, n_failures=1)
+    def note_failure(self, why: str, *, is_final: bool = False) -> None:
+        """Count a call that failed, or that took longer than its caller could wait.
 
-    def note_slow(self, why: str) -> None:
-        """Count a call that took longer than its caller could wait."""
-        self._note(why, n_failures=1)
-
-    def note_unreachable(self, why: str) -> None:
-        self._note(why, n_failures=MAX_FAILURES)
-
-    def close(self) -> None:
+        A final failure, such as a refused connection, opens the breaker at once.
+        """
         with self._lock:
-            self._closed.set()
-            self._listeners.clear()
-            watcher = self._watcher
-        if watcher is not None:
-            watcher.join(_CLOSE_SECONDS)
-
-    def _note(self, why: str, *, n_failures: int) -> None:
-        with self._lock:
-            if self._trouble is not None or self._closed.is_set():
+            if self.trouble is not None or self._closed.is_set():
                 return
             self._failed_at = self.now()
-            self._n_failures += n_failures
+            self._n_failures += MAX_FAILURES if is_final else 1
             if self._n_failures < MAX_FAILURES:
                 return
-            self._trouble = why
+            self.trouble = why
             self._troubled_since = self._failed_at
             self._watcher = threading.Thread(target=self._watch, name="store-health", daemon=True)
             self._watcher.start()
@@ -120,6 +101,14 @@ class StoreHealth:
         )
         self._notify()
 
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self._listeners.clear()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher.join(_CLOSE_SECONDS)
+
     def _watch(self) -> None:
         while True:
             self._wait(self._next_wait_seconds())
@@ -129,7 +118,7 @@ class StoreHealth:
                 break
         with self._lock:
             seconds = self.now() - self._troubled_since
-            self._trouble = None
+            self.trouble = None
             self._n_failures = 0
         if not self._closed.is_set():
             _log.info("cache: shared store up again: store=%s after=%.0fs", self._place, seconds)

@@ -62,15 +62,11 @@ class RedisObjects:
     def __init__(self, url: str) -> None:
         """Connect to nothing yet. Raises StartupError."""
         address = parse_address(url)
-        self._place = address.place
+        self.place = address.place
         self._prefix = address.prefix
         self._password = address.options.get("password")
         self._reader = _LazyClient(address, answer_seconds=ANSWER_SECONDS)
         self._writer = _LazyClient(address, answer_seconds=WRITE_SECONDS)
-
-    @property
-    def place(self) -> str:
-        return self._place
 
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
         if first_bytes is None:
@@ -166,7 +162,14 @@ class _LazyClient:
 
     def _connect(self) -> Client:
         address = self._address
-        common = _common_options(self._answer_seconds)
+        common = {
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": self._answer_seconds,
+            "socket_read_size": READ_BYTES,
+            # redis-py reopens a pooled connection that the server closed even without retries.
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+        }
         options = {**common, **address.options}
         if address.scheme == CLUSTER:
             nodes = [ClusterNode(*each) for each in address.hosts]  # type: ignore[no-untyped-call]
@@ -179,17 +182,6 @@ class _LazyClient:
             client: redis.Redis = self._sentinel.master_for(address.master)  # type: ignore[no-untyped-call]
             return client
         return redis.Redis.from_pool(redis.ConnectionPool(**options))
-
-
-def _common_options(answer_seconds: float) -> dict[str, Any]:
-    return {
-        "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": answer_seconds,
-        "socket_read_size": READ_BYTES,
-        # redis-py reopens a pooled connection that the server closed even without retries.
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-    }
 
 
 def parse_address(url: str) -> RedisAddress:

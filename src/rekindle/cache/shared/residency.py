@@ -7,21 +7,20 @@ few milliseconds; then no request asks it until it answers again. Owned by the e
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.entry import BLOCK_TOKENS, Header, Key
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.keys import PrefixKeys
-from rekindle.cache.policy import Speed, admits_to_shared
+from rekindle.cache.policy import Speed, WriteRules, admits_to_shared
 from rekindle.cache.residency import Holdings
 from rekindle.cache.shared.transfers import (
     N_LOOKUP_THREADS,
     LookedUp,
-    LookupJob,
+    SharedLookup,
     SharedTransfers,
 )
-from rekindle.cache.stores.back_store import Transit, WriteRules
+from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import ReadFailed, Vanished, WriteFailed, Written
 from rekindle.config import MIB
 from rekindle.generation.events import CacheSource
@@ -38,16 +37,9 @@ MAX_KNOWN = 100_000  # entries that only the shared store has
 TOUCH_SECONDS = 600.0  # between two touches of an entry
 
 
-@dataclass(slots=True, eq=False)
-class SharedLookup:
-    """A lookup of one prompt. `is_over`: answered, or it took too long."""
-
-    deadline: float
-    is_over: bool = False
-
-
-class SharedResidency:
+class SharedResidency(BackStore):
     place = Where.SHARED
+    transfers: SharedTransfers
 
     def __init__(
         self,
@@ -57,14 +49,9 @@ class SharedResidency:
         counters: TierCounters,
         read_speed: Speed,
     ) -> None:
-        self.transit = Transit(self, transfers.entries, holdings, counters, read_speed)
+        super().__init__(transfers, holdings, rules, counters, read_speed)
         self._store = transfers.store
-        self._transfers = transfers
-        self._holdings = holdings
-        self._rules = rules
-        self._counters = counters
-        self._n_lookups = 0
-        self._lookups: dict[int, SharedLookup] = {}
+        self._n_lookups = 0  # under way
         self._touched_at: BoundedCache[Key, float] = BoundedCache()  # of every known entry
         self._pending_bytes = 0
         self._stop_listening: Callable[[], None] = lambda: None
@@ -76,8 +63,8 @@ class SharedResidency:
         return self._store.health.is_well
 
     def start(self) -> None:
-        self._transfers.pool.start()
-        self._stop_listening = self._store.health.on_change(self._transfers.pool.notify)
+        super().start()
+        self._stop_listening = self._store.health.on_change(self.transfers.pool.notify)
 
     def close(self, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
@@ -87,21 +74,14 @@ class SharedResidency:
                 break
             self.poll()
         self._stop_listening()
-        self._transfers.entries.close(max(deadline - time.monotonic(), 0.0))
-        self._handle_events()
+        super().close(max(deadline - time.monotonic(), 0.0))
 
     def poll(self) -> bool:
         self._handle_events()
         while self._deferred and self._pending_bytes < MAX_PENDING_BYTES // 2 and self.is_well:
             _, node = self._deferred.pop_oldest()
-            self.transit.offer_again([node])
+            self._offer_again([node])
         return False
-
-    def wait(self, timeout_seconds: float) -> bool:
-        event = self._transfers.pool.wait(timeout_seconds)
-        if event is not None:
-            self._on(event)
-        return event is not None
 
     def look_up(
         self, keys: PrefixKeys, match: Match, n_limit: int, compute_seconds: float | None
@@ -115,16 +95,13 @@ class SharedResidency:
         n_whole = match.n_tokens // BLOCK_TOKENS
         self._counters.lookups += 1
         self._n_lookups += 1
-        lookup = SharedLookup(time.monotonic() + self._patience(compute_seconds))
-        self._lookups[self._n_lookups] = lookup
-        self._transfers.look_up(
-            LookupJob(
-                id=self._n_lookups,
-                parent=keys.after_blocks(n_whole),
-                start=n_whole * BLOCK_TOKENS,
-                tokens=keys.between(n_whole * BLOCK_TOKENS, n_limit),
-            )
+        lookup = SharedLookup(
+            parent=keys.after_blocks(n_whole),
+            start=n_whole * BLOCK_TOKENS,
+            tokens=keys.between(n_whole * BLOCK_TOKENS, n_limit),
+            deadline=time.monotonic() + self._patience(compute_seconds),
         )
+        self.transfers.look_up(lookup)
         return lookup
 
     def give_up(self, lookup: SharedLookup) -> None:
@@ -134,20 +111,19 @@ class SharedResidency:
             return
         lookup.is_over = True
         self._counters.lookups_failed += 1
-        if len(self._lookups) <= N_LOOKUP_THREADS:  # else it waited behind others
+        if self._n_lookups <= N_LOOKUP_THREADS:  # else it waited behind others
             self.note_slow()
 
     def note_slow(self) -> None:
-        self._store.health.note_slow("an answer took too long")
+        self._store.health.note_failure("an answer took too long")
 
     def offer(self, node: Node, *, was_reused: bool) -> None:
         """Write the entry and its ancestors, if it is worth the network."""
-        if not self.transit.may_write(node):
+        if not self._may_write(node):
             return
         is_admitted = admits_to_shared(
-            self._rules.policy,
+            self._rules,
             n_prefix_tokens=node.stop,
-            min_tokens=self._rules.min_tokens,
             was_reused=was_reused,
             is_pinned=node.retention.pinned_until > time.time(),
             rank=node.retention.rank,
@@ -155,7 +131,7 @@ class SharedResidency:
         if is_admitted and not self._may_send:
             self._deferred.put(node.key, node)
             return
-        path = self.transit.unwritten_path(node) if is_admitted else []
+        path = self._unwritten_path(node) if is_admitted else []
         if not path:  # not admitted, or a part of the path is only on disk
             self._counters.writes_refused += 1
         for each in path:
@@ -163,7 +139,7 @@ class SharedResidency:
                 self._deferred.put(node.key, node)
                 return
             self._pending_bytes += each.payload_bytes
-            self.transit.begin_write(each)
+            self._begin_write(each)
 
     def touch(self, nodes: Sequence[Node]) -> None:
         """Touch the entries now and then: the store would expire entries served from memory."""
@@ -171,15 +147,14 @@ class SharedResidency:
             return
         now = time.monotonic()
         due = [
-            node.key
+            node
             for node in nodes
             if Where.SHARED in node.where
             and now >= (self._touched_at.peek(node.key) or 0.0) + TOUCH_SECONDS
         ]
-        if due:
-            self._transfers.entries.touch(due)
-            for key in due:
-                self._touched_at.put(key, now)
+        super().touch(due)
+        for node in due:
+            self._touched_at.put(node.key, now)
 
     def mark(self, node: Node) -> None:
         """Do nothing: retention is each server's own."""
@@ -187,13 +162,10 @@ class SharedResidency:
     def discard(self, keys: Sequence[Key]) -> None:
         """Do nothing: other servers may use the entries, and the store makes its own room."""
 
-    def drop(self, keys: Sequence[Key]) -> None:
-        self._transfers.entries.drop(keys)
-
     def quarantine(self, node: Node, why: str) -> None:
         if Where.SHARED in node.where:
             self._counters.quarantined += 1
-            self._transfers.entries.quarantine(node.key, why)
+        super().quarantine(node, why)
 
     def status(self) -> TierStatus:
         """Count only the entries that this server wrote or looked up."""
@@ -211,25 +183,21 @@ class SharedResidency:
         return self._pending_bytes < MAX_PENDING_BYTES and self.is_well
 
     def _patience(self, compute_seconds: float | None) -> float:
-        is_dear = self._store.objects.reads_are_dear
+        is_dear = self._store.reads_are_dear
         least, most = DEAR_LOOKUP_SECONDS if is_dear else LOOKUP_SECONDS
         if compute_seconds is None:
             return most
         return min(max(compute_seconds * LOOKUP_SHARE, least), most)
 
-    def _handle_events(self) -> None:
-        while (event := self._transfers.pool.poll()) is not None:
-            self._on(event)
-
     def _on(self, event: object) -> None:
         match event:
-            case LookedUp(id, headers, trouble):
-                self._on_looked_up(self._lookups.pop(id), headers, trouble)
+            case LookedUp(lookup, headers, trouble):
+                self._on_looked_up(lookup, headers, trouble)
             case Written(key, _):
-                self._pending_bytes -= self.transit.writing[key].payload_bytes
+                self._pending_bytes -= self.writing[key].payload_bytes
                 self._touched_at.put(key, time.monotonic())
             case WriteFailed(key, trouble):
-                node = self.transit.writing[key]
+                node = self.writing[key]
                 self._pending_bytes -= node.payload_bytes
                 if trouble is not None and not self.is_well:  # else it is this entry's fault
                     self._deferred.put(key, node)
@@ -238,12 +206,13 @@ class SharedResidency:
                     self._touched_at.pop(key)
             case ReadFailed(key, _):
                 self._touched_at.pop(key)
-        self.transit.handle(event)
+        super()._on(event)
         self._forget_oldest()
 
     def _on_looked_up(
         self, lookup: SharedLookup, headers: Sequence[Header], trouble: str | None
     ) -> None:
+        self._n_lookups -= 1
         if trouble is not None and not lookup.is_over:
             self._counters.lookups_failed += 1
         lookup.is_over = True

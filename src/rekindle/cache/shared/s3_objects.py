@@ -44,22 +44,15 @@ class S3Objects:
 
     def __init__(self, url: str) -> None:
         """Connect to nothing yet. Raises StartupError."""
-        self._place = url
+        self.place = url
         self._quick = _new_store(url, seconds=ANSWER_SECONDS)
         self._bodies = _new_store(url, seconds=BODY_SECONDS)
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="s3")
         # Touches have threads of their own: hundreds of names, and no request waits for them.
         self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
 
-    @property
-    def place(self) -> str:
-        return self._place
-
     def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
-        if first_bytes is None:
-            return self._all(self._read_whole, names)
-        n_bytes = first_bytes
-        return self._all(lambda name: self._read_first(name, n_bytes), names)
+        return self._all(lambda name: self._read(name, first_bytes), names)
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -85,12 +78,11 @@ class S3Objects:
         for pool in (self._threads, self._upkeep):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read_whole(self, name: str) -> bytes | None:
-        return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
-
-    def _read_first(self, name: str, n_bytes: int) -> bytes | None:
+    def _read(self, name: str, first_bytes: int | None) -> bytes | None:
+        if first_bytes is None:
+            return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
         # Unlike get_range, get accepts a range beyond the end.
-        options: GetOptions = {"range": (0, n_bytes)}
+        options: GetOptions = {"range": (0, first_bytes)}
         return self._found(lambda: self._quick.get(name, options=options).bytes().to_bytes())
 
     def _members(self, group: str, limit: int) -> list[str]:

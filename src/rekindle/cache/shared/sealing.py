@@ -1,7 +1,6 @@
 """Encryption of the shared store: without the key, readers learn neither contents nor names."""
 
 import base64
-import binascii
 import os
 from hashlib import blake2b
 
@@ -76,13 +75,11 @@ def new_seal(key: str | None) -> Seal | NoSeal:
 
 def _secret(key: str) -> bytes:
     text = key.strip()
+    is_hex = len(text) == 2 * _SECRET_BYTES
     try:
-        if len(text) == 2 * _SECRET_BYTES:
-            secret = bytes.fromhex(text)
-        else:
-            secret = base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        raise StartupError(_BAD_KEY) from None
+        secret = bytes.fromhex(text) if is_hex else base64.b64decode(text, validate=True)
+    except ValueError:
+        secret = b""
     if len(secret) != _SECRET_BYTES:
         raise StartupError(_BAD_KEY)
     return secret

@@ -46,13 +46,12 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 class SharedTier:
     def __init__(self, store: SharedStore, *, fingerprint: Key) -> None:
-        self._objects = store.objects
+        self._objects = store
         self._seal = store.seal
         self._fingerprint = fingerprint
         self._head_bytes = MAX_PREAMBLE_BYTES + store.seal.OVERHEAD_BYTES
 
     def get(self, key: Key) -> Entry:
-        """Raises EntryMissing, EntryCorrupt or TierFailed."""
         name = self._name(key)
         (data,) = self._objects.read([name])
         if data is None:
@@ -83,7 +82,6 @@ class SharedTier:
         return []
 
     def drop(self, keys: Sequence[Key]) -> None:
-        """Raises TierFailed."""
         self._objects.remove([self._name(key) for key in keys])
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
@@ -92,7 +90,6 @@ class SharedTier:
         return [key for key, is_there in zip(keys, are_there, strict=True) if not is_there]
 
     def quarantine(self, key: Key, why: str) -> None:
-        """Remove an entry that the backend refused although its checksums match."""
         _log.warning("shared: removed entry=%s: %s", key.hex(), why)
         self._remove([self._name(key)])
 

@@ -21,19 +21,23 @@ N_LOOKUP_THREADS = 2  # picked
 ABANDON_SECONDS = 1.5  # for the calls under way when the others are abandoned; a timeout or so
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupJob:
-    """The tokens of a prompt that follow a known block."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class SharedLookup:
+    """A lookup of the tokens of a prompt that follow a known block.
 
-    id: int
+    `is_over`: answered, or it took too long. Only the engine thread uses this and the deadline.
+    """
+
     parent: Key  # of the last whole block that is known, or the root
     start: int
     tokens: bytes
+    deadline: float
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    id: int
+    lookup: SharedLookup
     headers: list[Header]  # parents first
     trouble: str | None
 
@@ -43,35 +47,36 @@ def shared_pool(notify: Callable[[], None]) -> TransferPool:
     return TransferPool("shared", n_threads, notify, abandon_seconds=ABANDON_SECONDS)
 
 
-class SharedTransfers:
+class SharedTransfers(EntryTransfers):
     def __init__(
         self, store: SharedStore, pool: TransferPool, *, fingerprint: Key, traits: StateTraits
     ) -> None:
-        self.store = store
-        self.pool = pool
-        self._tier = SharedTier(store, fingerprint=fingerprint)
+        tier = SharedTier(store, fingerprint=fingerprint)
         # The store's circuit breaker already spaces out calls after a failure.
-        self.entries = EntryTransfers(self._tier, pool, retry_seconds=0.0, reads_overlap=True)
+        super().__init__(tier, pool, retry_seconds=0.0, reads_overlap=True)
+        self.store = store
+        self._tier: SharedTier = tier
         self._traits = traits
 
-    def look_up(self, job: LookupJob) -> None:
-        self.pool.submit(Lane.LOOKUP, lambda: self._look_up(job))
+    def look_up(self, lookup: SharedLookup) -> None:
+        self.pool.submit(Lane.LOOKUP, lambda: self._look_up(lookup))
 
-    def _look_up(self, job: LookupJob) -> None:
+    def _look_up(self, lookup: SharedLookup) -> None:
+        headers: list[Header] = []
+        trouble = None
         try:
             if self.pool.is_abandoned:
                 raise TierFailed(STOPPING)
             headers = self._tier.look_up(
-                job.parent,
-                job.start,
-                job.tokens,
+                lookup.parent,
+                lookup.start,
+                lookup.tokens,
                 has_rows=self._traits.has_rows,
                 has_checkpoints=self._traits.resumes_at_checkpoints,
             )
         except CacheError as error:
-            self.pool.emit(LookedUp(job.id, [], error.message))
+            trouble = error.message
         except Exception as error:  # a request waits for an answer
             _log.exception("shared: lookup failed")
-            self.pool.emit(LookedUp(job.id, [], f"it failed: {error}"))
-        else:
-            self.pool.emit(LookedUp(job.id, headers, None))
+            trouble = f"it failed: {error}"
+        self.pool.emit(LookedUp(lookup, headers, trouble))

@@ -6,13 +6,13 @@ engine thread.
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.index import Node, Where
-from rekindle.cache.policy import Speed
+from rekindle.cache.policy import Speed, WriteRules
 from rekindle.cache.residency import Holdings, HoldingsListener
 from rekindle.cache.stores.transfers import (
     Arrived,
@@ -22,7 +22,6 @@ from rekindle.cache.stores.transfers import (
     WriteFailed,
     Written,
 )
-from rekindle.config import WritePolicy
 from rekindle.errors import CacheError, EntryCorrupt, EntryMissing
 from rekindle.generation.status import TierCounters, TierStatus
 
@@ -31,118 +30,120 @@ _log = logging.getLogger("rekindle.cache")
 HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRules:
-    bytes_per_hour: int  # 0: no limit
-    policy: WritePolicy
-    min_tokens: int
-
-
-class BackStore(HoldingsListener, Protocol):
-    """A store behind memory."""
-
-    transit: "Transit"
-
-    def start(self) -> None: ...
-
-    def close(self, grace_seconds: float) -> None:
-        """Finish the transfers under way within the grace period."""
-        ...
-
-    def poll(self) -> bool:
-        """Handle finished transfers. Return True if more are waiting."""
-        ...
-
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait for one transfer to finish. Return False if none did in time."""
-        ...
-
-    def offer(self, node: Node, *, was_reused: bool) -> None:
-        """Write the entry and its ancestors, if the store admits them."""
-        ...
-
-    def touch(self, nodes: Sequence[Node]) -> None:
-        """Tell the store that these entries were used."""
-        ...
-
-    def quarantine(self, node: Node, why: str) -> None:
-        """Remove an entry that the backend refused."""
-        ...
-
-    def status(self) -> TierStatus: ...
-
-
-class Transit:
-    """Entries on their way to one store and back, and the effect of their arrival.
+class BackStore(HoldingsListener, ABC):
+    """A store behind memory, and the entries on their way to it and back.
 
     An entry is leased while it is written. A read reserves its bytes in memory.
     """
 
     def __init__(
         self,
-        store: BackStore,
         transfers: EntryTransfers,
         holdings: Holdings,
+        rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
     ) -> None:
         self.writing: dict[Key, Node] = {}
-        self.reading: dict[Key, int] = {}  # bytes reserved for each
-        self._store = store
-        self._place = store.place
-        self._transfers = transfers
+        self._reading: dict[Key, int] = {}  # bytes reserved for each
+        self.transfers = transfers
         self._holdings = holdings
+        self._rules = rules
         self._counters = counters
         self._read_speed = read_speed
         self._write_ended_at = 0.0  # the last one, or when the first of a series began
+
+    @abstractmethod
+    def offer(self, node: Node, *, was_reused: bool) -> None:
+        """Write the entry and its ancestors, if the store admits them."""
+
+    @abstractmethod
+    def status(self) -> TierStatus: ...
+
+    def start(self) -> None:
+        self.transfers.start()
+
+    def close(self, grace_seconds: float) -> None:
+        """Finish the transfers under way within the grace period."""
+        self.transfers.close(grace_seconds)
+        self._handle_events()
+
+    def poll(self) -> bool:
+        """Handle finished transfers. Return True if more are waiting."""
+        self._handle_events()
+        return False
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait for one transfer to finish. Return False if none did in time."""
+        event = self.transfers.pool.wait(timeout_seconds)
+        if event is not None:
+            self._on(event)
+        return event is not None
+
+    def touch(self, nodes: Sequence[Node]) -> None:
+        """Tell the store that these entries were used."""
+        if keys := [node.key for node in nodes if self.place in node.where]:
+            self.transfers.touch(keys)
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        self.transfers.drop(keys)
+
+    def quarantine(self, node: Node, why: str) -> None:
+        """Remove an entry that the backend refused."""
+        if self.place in node.where:
+            self.transfers.quarantine(node.key, why)
 
     @property
     def is_writing(self) -> bool:
         """Whether writes are under way in a store that does not hang."""
         return bool(self.writing) and time.monotonic() < self._write_ended_at + HANG_SECONDS
 
-    def may_write(self, node: Node) -> bool:
+    def _may_write(self, node: Node) -> bool:
         is_orphan = node.parent is None and node.start > 0  # offered again with its parent
-        return self._place not in node.where and node.key not in self.writing and not is_orphan
+        return self.place not in node.where and node.key not in self.writing and not is_orphan
 
-    def unwritten_path(self, node: Node) -> list[Node]:
+    def _unwritten_path(self, node: Node) -> list[Node]:
         """Return the end of the path to `node` that the store lacks, first block first.
 
         Empty if memory lacks a part of it: an entry without its ancestors is never found.
         """
         path: list[Node] = []
         step: Node | None = node
-        while step and self._place not in step.where and step.key not in self.writing:
+        while step and self.place not in step.where and step.key not in self.writing:
             if Where.MEMORY not in step.where:
                 return []
             path.append(step)
             step = step.parent
         return path[::-1]
 
-    def begin_write(self, node: Node) -> None:
+    def _begin_write(self, node: Node) -> None:
         if not self.writing:
             self._write_ended_at = time.monotonic()
         self.writing[node.key] = node
         self._holdings.lease(node)
         entry = self._holdings.memory.get(node.key)
-        self._transfers.write(replace(entry, retention=node.retention))
+        self.transfers.write(replace(entry, retention=node.retention))
 
     def fetch(self, node: Node, *, must: bool) -> None:
         """Start to read a leased node. Unless it `must`, only if memory has room."""
-        if node.key in self.reading or Where.MEMORY in node.where:
+        if node.key in self._reading or Where.MEMORY in node.where:
             return
         if not self._holdings.make_room(node.payload_bytes) and not must:
             return
         self._holdings.memory.reserve(node.payload_bytes)
-        self.reading[node.key] = node.payload_bytes
-        self._transfers.read(node.key)
+        self._reading[node.key] = node.payload_bytes
+        self.transfers.read(node.key)
 
-    def offer_again(self, nodes: Iterable[Node]) -> None:
+    def _offer_again(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             if Where.MEMORY in node.where:
-                self._store.offer(node, was_reused=True)
+                self.offer(node, was_reused=True)
 
-    def handle(self, event: object) -> None:
+    def _handle_events(self) -> None:
+        while (event := self.transfers.pool.poll()) is not None:
+            self._on(event)
+
+    def _on(self, event: object) -> None:
         """Apply an event of the transfer threads to the holdings."""
         match event:
             case Written(key, _):
@@ -163,12 +164,12 @@ class Transit:
         self._counters.note_write(node.payload_bytes, time.monotonic() - self._write_ended_at)
         current = self._holdings.index.get(key)
         if current is node:
-            self._holdings.note_stored(node, self._place)
+            self._holdings.note_stored(node, self.place)
         else:
-            self._store.drop([key])  # the node was dropped during the write
+            self.drop([key])  # the node was dropped during the write
         self._end_write(key)
         if current is not None and current is not node:
-            self.offer_again([current])  # and then computed once more
+            self._offer_again([current])  # and then computed once more
 
     def _end_write(self, key: Key) -> None:
         self._write_ended_at = time.monotonic()
@@ -177,18 +178,18 @@ class Transit:
 
     def _on_vanished(self, keys: Sequence[Key]) -> None:
         # An entry being read gets an event of its own.
-        nodes = [self._holdings.index.get(key) for key in keys if key not in self.reading]
-        gone = [node for node in nodes if node is not None and self._place in node.where]
+        nodes = [self._holdings.index.get(key) for key in keys if key not in self._reading]
+        gone = [node for node in nodes if node is not None and self.place in node.where]
         if gone:
-            _log.info("cache: entries vanished tier=%s n=%d", self._place.cheapest, len(gone))
+            _log.info("cache: entries vanished tier=%s n=%d", self.place.cheapest, len(gone))
         self._counters.vanished += len(gone)
         for node in gone:
-            self._holdings.remove(node, self._place)
-        self.offer_again(gone)
+            self._holdings.remove(node, self.place)
+        self._offer_again(gone)
 
     def _on_arrived(self, entry: Entry, seconds: float) -> None:
         key, n_bytes = entry.header.key, entry.header.payload_bytes
-        self._holdings.memory.give_back(self.reading.pop(key))
+        self._holdings.memory.give_back(self._reading.pop(key))
         self._read_speed.observe(n_bytes, seconds)
         self._counters.note_read(n_bytes, seconds)
         if self._holdings.index.get(key) is not None and key not in self._holdings.memory:
@@ -198,6 +199,14 @@ class Transit:
     def _on_read_failed(self, key: Key, error: CacheError) -> None:
         self._counters.quarantined += isinstance(error, EntryCorrupt)
         self._counters.vanished += isinstance(error, EntryMissing)
-        self._holdings.memory.give_back(self.reading.pop(key))
+        self._holdings.memory.give_back(self._reading.pop(key))
         if (missed := self._holdings.index.get(key)) is not None:
-            self._holdings.remove(missed, self._place)
+            self._holdings.remove(missed, self.place)
+
+
+def fetch(back_stores: Iterable[BackStore], node: Node, *, must: bool) -> None:
+    """Start to read a leased node from the first store that holds it."""
+    for store in back_stores:
+        if store.place in node.where:
+            store.fetch(node, must=must)
+            return

@@ -173,8 +173,7 @@ class EntryTransfers:
     """Writes, reads, touches and deletes the entries of one tier on the threads of a pool.
 
     After a failure, writes rest for `retry_seconds`: each attempt copies the bytes.
-    `after_change` runs on the write thread after each put and touch. With `reads_overlap`, a
-    read's time starts where the previous read ended.
+    With `reads_overlap`, a read's time starts where the previous read ended.
     """
 
     def __init__(
@@ -184,25 +183,26 @@ class EntryTransfers:
         *,
         retry_seconds: float,
         reads_overlap: bool,
-        after_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.trouble: str | None = None
+        self.pool = pool
         self._tier = tier
-        self._pool = pool
         self._retry_seconds = retry_seconds
         self._reads_overlap = reads_overlap
-        self._after_change = after_change
         self._retry_at = 0.0
         self._quiet_until = 0.0
         self._deferred: list[Job] = []  # deletions that the tier refused
         self._lock = threading.Lock()
         self._read_ended_at = 0.0
 
+    def start(self) -> None:
+        self.pool.start()
+
     def write(self, entry: Entry) -> None:
-        self._pool.submit(Lane.WRITE, lambda: self._write(entry))
+        self.pool.submit(Lane.WRITE, lambda: self._write(entry))
 
     def read(self, key: Key) -> None:
-        self._pool.submit(Lane.READ, lambda: self._read(key))
+        self.pool.submit(Lane.READ, lambda: self._read(key))
 
     def touch(self, keys: Sequence[Key]) -> None:
         self.submit_optional(lambda: self._touch(keys))
@@ -215,19 +215,19 @@ class EntryTransfers:
 
     def submit_optional(self, action: Job) -> None:
         """Run the action on the write thread; skip it while the tier rests."""
-        self._pool.submit(Lane.WRITE, lambda: self._unless_resting(action))
+        self.pool.submit(Lane.WRITE, lambda: self._unless_resting(action))
 
     def submit_deletion(self, action: Job) -> None:
         """Run the action on the write thread; if the tier refuses, retry after the next write.
 
         A deleted entry must not be there after a restart.
         """
-        self._pool.submit(Lane.WRITE, lambda: self._delete_or_defer(action))
+        self.pool.submit(Lane.WRITE, lambda: self._delete_or_defer(action))
 
     def close(self, grace_seconds: float) -> bool:
         """Finish the queued jobs within the grace period. Return False if a thread hangs."""
-        self._pool.submit(Lane.WRITE, self._flush_deferred_deletes)
-        return self._pool.close(grace_seconds)
+        self.pool.submit(Lane.WRITE, self._flush_deferred_deletes)
+        return self.pool.close(grace_seconds)
 
     def rest(self, error: TierFailed) -> None:
         self._retry_at = time.monotonic() + self._retry_seconds
@@ -238,54 +238,57 @@ class EntryTransfers:
         try:
             action()
         except CacheError as error:
-            _log.debug("%s: %s", self._pool.name, error.message)
+            _log.debug("%s: %s", self.pool.name, error.message)
             # The call may have waited for seconds, and writes queue behind it.
             self._quiet_until = time.monotonic() + self._retry_seconds
 
+    def _after_change(self) -> None:
+        """Run on the write thread after each put and touch."""
+
     @property
     def _is_resting(self) -> bool:
-        return self._pool.is_abandoned or time.monotonic() < self._retry_at
+        return self.pool.is_abandoned or time.monotonic() < self._retry_at
 
     def _write(self, entry: Entry) -> None:
         key = entry.header.key
         if self._is_resting:
-            self._pool.emit(WriteFailed(key, self.trouble or STOPPING))
+            self.pool.emit(WriteFailed(key, self.trouble or STOPPING))
             return
         try:
             evicted = self._tier.put(entry)
             self._after_change()
         except TierFull as error:
-            _log.debug("%s: not written entry=%s: %s", self._pool.name, key.hex(), error.message)
-            self._pool.emit(WriteFailed(key, None))
+            _log.debug("%s: not written entry=%s: %s", self.pool.name, key.hex(), error.message)
+            self.pool.emit(WriteFailed(key, None))
         except TierFailed as error:
             self.rest(error)
-            self._pool.emit(WriteFailed(key, error.message))
+            self.pool.emit(WriteFailed(key, error.message))
         except Exception as error:  # the engine expects an event for every job
-            _log.exception("%s: write failed entry=%s", self._pool.name, key.hex())
-            self._pool.emit(WriteFailed(key, f"it failed: {error}"))
+            _log.exception("%s: write failed entry=%s", self.pool.name, key.hex())
+            self.pool.emit(WriteFailed(key, f"it failed: {error}"))
         else:
             self._retry_at, self.trouble = 0.0, None
             if not self._is_quiet:
                 self._flush_deferred_deletes()
-            self._pool.emit(Written(key, evicted))
+            self.pool.emit(Written(key, evicted))
 
     def _read(self, key: Key) -> None:
         began = time.perf_counter()
         try:
-            if self._pool.is_abandoned:
+            if self.pool.is_abandoned:
                 raise TierFailed(STOPPING)
             entry = self._tier.get(key)
         except CacheError as error:
             level = logging.WARNING if isinstance(error, EntryCorrupt) else logging.INFO
             _log.log(
-                level, "%s: read failed entry=%s: %s", self._pool.name, key.hex(), error.message
+                level, "%s: read failed entry=%s: %s", self.pool.name, key.hex(), error.message
             )
-            self._pool.emit(ReadFailed(key, error))
+            self.pool.emit(ReadFailed(key, error))
         except Exception as error:
-            _log.exception("%s: read failed entry=%s", self._pool.name, key.hex())
-            self._pool.emit(ReadFailed(key, TierFailed(f"it failed: {error}")))
+            _log.exception("%s: read failed entry=%s", self.pool.name, key.hex())
+            self.pool.emit(ReadFailed(key, TierFailed(f"it failed: {error}")))
         else:
-            self._pool.emit(Arrived(entry, self._seconds_since(began)))
+            self.pool.emit(Arrived(entry, self._seconds_since(began)))
 
     def _seconds_since(self, began: float) -> float:
         with self._lock:
@@ -297,12 +300,12 @@ class EntryTransfers:
 
     def _touch(self, keys: Sequence[Key]) -> None:
         if gone := self._tier.touch(keys):
-            self._pool.emit(Vanished(gone))
+            self.pool.emit(Vanished(gone))
         self._after_change()
 
     def _drop(self, keys: Sequence[Key]) -> None:
         self._tier.drop(keys)
-        self._pool.emit(Dropped(keys))
+        self.pool.emit(Dropped(keys))
 
     @property
     def _is_quiet(self) -> bool:
@@ -323,7 +326,7 @@ class EntryTransfers:
         try:
             action()
         except TierFailed as error:
-            _log.warning("%s: delete failed, retrying later: %s", self._pool.name, error.message)
+            _log.warning("%s: delete failed, retrying later: %s", self.pool.name, error.message)
             self._quiet_until = time.monotonic() + self._retry_seconds
             self._deferred.append(action)
 

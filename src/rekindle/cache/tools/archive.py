@@ -114,7 +114,7 @@ def _manifest_of(stored: Stored, wanted: Sequence[Lineage]) -> Manifest:
     return Manifest(
         fingerprint=fingerprints.pop(),
         entries=tuple(
-            Packed(key, row.file_bytes, row.retention.rank, row.retention.session)
+            Packed(key, row.header.file_bytes, row.retention.rank, row.retention.session)
             for key, row in entries.items()
         ),
         names=tuple(names.values()),

@@ -57,7 +57,7 @@ class SharedTurns:
         self._health = store.health
         self._now = now
         self._objects = _TurnObjects(store, fingerprint)
-        self._wait_seconds = DEAR_WAIT_SECONDS if store.objects.reads_are_dear else WAIT_SECONDS
+        self._wait_seconds = DEAR_WAIT_SECONDS if store.reads_are_dear else WAIT_SECONDS
         self._readers = ThreadPoolExecutor(N_READERS, thread_name_prefix="shared-turns")
         self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
@@ -124,7 +124,7 @@ class SharedTurns:
                 found += question.answer.result(max(question.until - time.monotonic(), 0.0))
             except TimeoutError:
                 if question is mine and question.answer.running():  # else it is still queued
-                    self._health.note_slow(f"turns took more than {self._wait_seconds} s")
+                    self._health.note_failure(f"turns took more than {self._wait_seconds} s")
             except (TierFailed, CancelledError):
                 pass
             except Exception:
@@ -223,7 +223,7 @@ class _TurnObjects:
     """Turns as objects of the store. Every method raises TierFailed."""
 
     def __init__(self, store: SharedStore, fingerprint: Key) -> None:
-        self._objects = store.objects
+        self._objects = store
         self._seal = store.seal
         self._fingerprint = fingerprint
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
-from rekindle.cache.entry_writer import Saved
+from rekindle.cache.entry_writer import Export, Saved
 from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, Speed, should_park
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
@@ -253,11 +253,13 @@ class SlotSaver:
                 slot.keys,
                 start,
                 stop,
-                reason=reason,
-                was_reused=slot.was_reused,
-                compute_seconds=self._compute_seconds(stop - start),
-                export=lambda: self._export_rows(slot, start, stop),
-                terms=slot.terms,
+                Export(
+                    run=lambda: self._export_rows(slot, start, stop),
+                    reason=reason,
+                    compute_seconds=self._compute_seconds(stop - start),
+                    was_reused=slot.was_reused,
+                    terms=slot.terms,
+                ),
             )
         except EngineError as error:
             saved = _not_exported(error)
@@ -285,11 +287,13 @@ class SlotSaver:
             saved = self._cache.writer.save_checkpoint(
                 slot.keys,
                 slot.n_rows,
-                reason=reason,
-                was_reused=slot.was_reused,
-                compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
-                export=lambda: self._backend.export_checkpoint(slot.id),
-                terms=slot.terms,
+                Export(
+                    run=lambda: self._backend.export_checkpoint(slot.id),
+                    reason=reason,
+                    compute_seconds=self._compute_seconds(max(slot.n_rows - slot.n_checkpoint, 1)),
+                    was_reused=slot.was_reused,
+                    terms=slot.terms,
+                ),
             )
         except EngineError as error:
             saved = _not_exported(error)

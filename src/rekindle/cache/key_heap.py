@@ -1,10 +1,10 @@
-"""The key to evict next: a heap by priority. Outdated items are dropped when they are popped.
+"""A heap of keys by priority: the key to evict next, or the one whose pin ends next.
 
-Holds the clock of `policy.priority`. The caller queues only keys that may be evicted now (a leaf,
-not leased, not pinned).
+Outdated items are dropped when they are popped. The heap holds the clock of `policy.priority`.
 """
 
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from rekindle.cache.entry import Key
@@ -18,7 +18,7 @@ class _Item(NamedTuple):
     key: Key
 
 
-class EvictionQueue:
+class KeyHeap:
     def __init__(self) -> None:
         self.clock = 0.0  # the highest priority popped so far
         self._heap: list[_Item] = []
@@ -39,9 +39,9 @@ class EvictionQueue:
         if self._tickets.pop(key, None) is not None:
             self._compact()
 
-    def pop_lowest(self) -> Key | None:
-        """Remove and return the key with the lowest priority; None if there is none."""
-        while self._heap:
+    def pop_lowest(self, at_most: float = inf) -> Key | None:
+        """Remove and return the key with the lowest priority; None if all are above `at_most`."""
+        while self._heap and self._heap[0].priority <= at_most:
             item = heappop(self._heap)
             if self._counts(item):
                 del self._tickets[item.key]

@@ -3,13 +3,13 @@
 import random
 
 from rekindle.cache.entry import Key
-from rekindle.cache.eviction_queue import EvictionQueue
+from rekindle.cache.key_heap import KeyHeap
 
 A, B, C = b"a", b"b", b"c"
 
 
-def filled(**priorities: float) -> EvictionQueue:
-    queue = EvictionQueue()
+def filled(**priorities: float) -> KeyHeap:
+    queue = KeyHeap()
     for name, priority in priorities.items():
         queue.push(name.encode(), priority)
     return queue
@@ -56,7 +56,7 @@ def test_pushing_the_same_keys_for_ever_takes_no_more_memory() -> None:
 
 
 def test_discarding_gives_memory_back() -> None:
-    queue = EvictionQueue()
+    queue = KeyHeap()
     keys = [bytes([i // 256, i % 256]) for i in range(10_000)]
     for key in keys:
         queue.push(key, 1.0)
@@ -67,7 +67,7 @@ def test_discarding_gives_memory_back() -> None:
 
 def test_many_changes_leave_the_order_of_a_sorted_list() -> None:
     rng = random.Random(1)
-    queue = EvictionQueue()
+    queue = KeyHeap()
     last: dict[Key, tuple[float, int]] = {}
     for turn in range(5000):
         key = rng.randbytes(1)
