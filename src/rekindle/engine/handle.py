@@ -7,27 +7,19 @@ events through `call_soon_threadsafe`, once per step.
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Stop
-from rekindle.engine.questions import (
-    Forget,
-    ListBranches,
-    ListStored,
-    LookUp,
-    PinStored,
-    Question,
-    ReadTokens,
-)
 from rekindle.errors import PromptTooLong, RekindleError
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import Embedded, Finished, StopCause, TokenEvent
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, GrammarKind
 from rekindle.generation.request_queue import RequestQueue, RequestStream
-from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
+from rekindle.generation.status import EngineStatus
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -101,25 +93,7 @@ class EngineHandle:
         async with aclosing(aiter(stream)) as events:
             return await anext(events)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        return await self._ask(LookUp(tuple(tokens), namespace))
-
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
-        return await self._ask(ListStored(namespace, limit))
-
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
-        return await self._ask(ListBranches(namespace, limit))
-
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
-        return await self._ask(ReadTokens(key, namespace))
-
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
-        return await self._ask(PinStored(key, namespace, seconds))
-
-    async def forget(self, key: str | None, *, namespace: str) -> int:
-        return await self._ask(Forget(key, namespace))
-
-    async def _ask(self, question: Question[T]) -> T:
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
         self._replies.check_open()
         order = Ask(question)
         self._engine.inbox.put(order)

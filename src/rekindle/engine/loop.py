@@ -19,7 +19,7 @@ from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Stop, Wake
 from rekindle.engine.outbox import Outbox
-from rekindle.engine.questions import EngineView
+from rekindle.engine.questions import EnginePrefixes
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
@@ -96,7 +96,7 @@ class EngineLoop:
         self._saver = SlotSaver(self._backend, self._slots, cache)
         holders = (self._backend, self._slots, cache, self._saver)
         self._finder = PrefixFinder(*holders)
-        self._view = EngineView(cache, self._slots, self._saver, self._finder)
+        self._prefixes = EnginePrefixes(cache, self._slots, self._saver, self._finder)
         self._reports = Reports(cache, self.outbox)
         restorer = Restorer(*holders)
         placement = Placement(*holders, restorer)
@@ -209,7 +209,7 @@ class EngineLoop:
         if not order.outcome.set_running_or_notify_cancel():
             return
         try:
-            order.outcome.set_result(order.question.answer(self._view))
+            order.outcome.set_result(order.question(self._prefixes))
         except Exception as error:  # the client waits for an answer or an error
             _log.exception("engine: question failed")
             order.outcome.set_exception(EngineError(f"The engine has no answer: {error}"))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.questions import Question
 from rekindle.errors import RekindleError
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import Embedded, TokenEvent
 from rekindle.generation.model_state import StateTraits
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
-    question: Question[T]
+    question: Callable[[PrefixStore], T]
     outcome: Future[T] = field(default_factory=Future)
 
 

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import httpx
 
@@ -25,6 +26,7 @@ from rekindle.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -55,6 +57,7 @@ from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
 from rekindle.vllm.wire import Chunk, UpstreamRequest
 
+T = TypeVar("T")
 _log = logging.getLogger("rekindle.upstream")
 
 UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix whose reuse should be reported; picked
@@ -135,7 +138,10 @@ class VllmEngine:
     def check_grammar(self, grammar: Grammar) -> None:
         check_grammar(grammar)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        return question(self)
+
+    def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         """Return the prefix that was sent before to the upstream that would get this prompt.
 
         vLLM does not report whether it still caches that prefix.
@@ -143,19 +149,19 @@ class VllmEngine:
         spans = self._spans(self._fleet.n_tokens_known(chunk_keys(namespace, tokens)), len(tokens))
         return Forecast(len(tokens), spans, None, None)
 
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+    def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
         return ()
 
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+    def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
         return ()
 
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+    def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
         return None
 
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+    def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
         return False
 
-    async def forget(self, key: str | None, *, namespace: str) -> int:
+    def forget(self, key: str | None, *, namespace: str) -> int:
         return 0
 
     def status(self) -> EngineStatus:
