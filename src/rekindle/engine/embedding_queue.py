@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Outbox
 from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest

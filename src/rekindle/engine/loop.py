@@ -17,8 +17,7 @@ from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Stop, Wake
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Order, Outbox, Stop, Wake
 from rekindle.engine.questions import EnginePrefixes
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement

@@ -37,3 +37,19 @@ class Stop:
 Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
 Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event
+
+
+class Outbox:
+    """Events of the engine thread: collected during a step, delivered in one call."""
+
+    def __init__(self, deliver: Callable[[list[Delivery]], None]) -> None:
+        self._deliver = deliver
+        self._deliveries: list[Delivery] = []
+
+    def put(self, request_id: str, event: TokenEvent | Embedded | RekindleError) -> None:
+        self._deliveries.append((request_id, event))
+
+    def flush(self) -> None:
+        if self._deliveries:
+            self._deliver(self._deliveries)
+            self._deliveries = []

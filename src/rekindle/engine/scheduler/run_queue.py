@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.persist_queue import PersistQueue
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
