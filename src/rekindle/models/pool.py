@@ -179,14 +179,14 @@ class ModelPool:
             if model.loaded is not None and not model.is_leaving:  # else it is being closed
                 closing.append(model.loaded)
                 model.loaded = None
-        await asyncio.gather(*(asyncio.to_thread(each.resources.close) for each in closing))
+        await asyncio.gather(*(asyncio.to_thread(each.close) for each in closing))
 
     def close(self) -> None:
         """Close the models that are left. After the event loop has ended. Blocking."""
         self._is_closing = True
         for model in self._loaded():
             if model.loaded is not None:
-                model.loaded.resources.close()
+                model.loaded.close()
                 model.loaded = None
 
     def _wanted(self, name: str | None) -> _PooledModel:
@@ -217,7 +217,7 @@ class ModelPool:
 
     @property
     def _n_bytes(self) -> int:
-        return sum(serving.resources.n_bytes for serving in self._serving())
+        return sum(serving.n_bytes() for serving in self._serving())
 
     @property
     def _exceeds_memory(self) -> bool:
@@ -270,7 +270,7 @@ class ModelPool:
         model.is_leaving = True
         try:
             await loaded.engine.shut_down(0)  # only background requests can still run
-            await asyncio.to_thread(loaded.resources.close)
+            await asyncio.to_thread(loaded.close)
             _log.info("model=%s unloaded, %s", model.name, reason)
         finally:
             model.loaded = None

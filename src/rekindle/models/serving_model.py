@@ -29,25 +29,13 @@ class ServingEngine(Engine, Protocol):
         ...
 
 
-class Resources(Protocol):
-    """Memory and files that a model holds while it is loaded."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Memory for the weights and for the rows of a full context."""
-        ...
-
-    def close(self) -> None:
-        """Store what the slots hold, then free everything. Blocking."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServingModel:
     card: ModelCard
     responder: Responder
     engine: ServingEngine
-    resources: Resources
+    n_bytes: Callable[[], int]  # memory for the weights and for the rows of a full context
+    close: Callable[[], None]  # stores what the slots hold, then frees everything; blocks
 
 
 @dataclass(frozen=True, slots=True)
