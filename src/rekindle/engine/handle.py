@@ -106,7 +106,6 @@ class EngineHandle:
         return self._engine.status()
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, let running ones end for a while, then cut them."""
         self._refuse_requests()
         self._replies.end_background(Finished(StopCause.YIELDED))
         with suppress(TimeoutError):
@@ -116,7 +115,6 @@ class EngineHandle:
         self.cut()
 
     def cut(self) -> None:
-        """End every request at once with ShuttingDown."""
         self._replies.cut()
         self._embeddings.cut()
 

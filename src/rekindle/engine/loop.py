@@ -200,7 +200,8 @@ class EngineLoop:
             case Ask():
                 self._answer(order)
             case Cancel(request_id):
-                self._cancel(request_id)
+                for queue in (self._embeddings, self._persisting, self._run_queue):
+                    queue.cancel(request_id)
             case Wake():
                 pass  # the next step polls
 
@@ -220,13 +221,8 @@ class EngineLoop:
             self.outbox.put(request.id, Finished(StopCause.YIELDED))
             return
         sequence = new_sequence(request, self._cache, n_ctx=self._backend.n_ctx)
-        self._run_queue.add(sequence)
+        self._run_queue.waiting.append(sequence)
         self._finder.look_up_stores(sequence)
-
-    def _cancel(self, request_id: str) -> None:
-        self._embeddings.cancel(request_id)
-        self._persisting.cancel(request_id)
-        self._run_queue.cancel(request_id)
 
     def _fail_without_slot(self, error: RekindleError) -> None:
         self._embeddings.fail_all(error)

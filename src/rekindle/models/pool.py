@@ -12,13 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from rekindle.chat.responder import Responder
-from rekindle.errors import (
-    ModelInUse,
-    ModelLoadFailed,
-    RekindleError,
-    ShuttingDown,
-    UnknownModel,
-)
+from rekindle.errors import ModelInUse, ModelLoadFailed, RekindleError, ShuttingDown, UnknownModel
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import Lease, ListedModel, ModelState
 from rekindle.models.serving_model import ServingModel

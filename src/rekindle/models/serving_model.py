@@ -21,11 +21,11 @@ class ServingEngine(Engine, Protocol):
     def start(self) -> None: ...
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, and wait for running ones; fail them after `grace_seconds`."""
+        """Refuse new requests, and wait for running ones; cut them after `grace_seconds`."""
         ...
 
     def cut(self) -> None:
-        """Fail running requests now."""
+        """End every request now with ShuttingDown."""
         ...
 
 

@@ -81,8 +81,6 @@ def load_upstream(
     asyncio.run(_probe(source, terms))
     engine = VllmEngine(
         Fleet(source.upstreams, served, terms, n_each=settings.parallel),
-        n_vocab=tokenizer.n_vocab,
-        end_tokens=tokenizer.end_tokens,
         queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import TypeVar
 
 import httpx
@@ -83,14 +82,12 @@ class VllmEngine:
         self,
         fleet: Fleet,
         *,
-        n_vocab: int,
-        end_tokens: frozenset[int],
         queue_size: int,
         first_byte_seconds: float,
     ) -> None:
         self._fleet = fleet
-        self._n_vocab = n_vocab
-        self._end_tokens = end_tokens
+        self._n_vocab = fleet.terms.n_vocab
+        self._end_tokens = fleet.terms.end_tokens
         self._queue_size = queue_size
         self._first_byte_seconds = first_byte_seconds
         self._jobs: dict[str, _RunningRequest] = {}
@@ -192,7 +189,6 @@ class VllmEngine:
         )
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, let running ones end for a while, then cut them."""
         self._replies.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
@@ -202,7 +198,6 @@ class VllmEngine:
         await self._client.aclose()
 
     def cut(self) -> None:
-        """End every request at once with ShuttingDown."""
         self._replies.cut()
 
     async def _run(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
@@ -244,7 +239,6 @@ class VllmEngine:
     async def _generate(
         self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
     ) -> Finished:
-        assert upstream.served is not None
         assert upstream.wire is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
@@ -252,7 +246,6 @@ class VllmEngine:
         job.forecast = NO_SPANS
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
-        ask = replace(ask, model=upstream.served.model)
         finished: Finished | None = None
         n_cached: int | None = None
         chunks = upstream.stream(self._client, upstream.wire, ask, seconds=self._first_byte_seconds)
@@ -345,7 +338,6 @@ class VllmEngine:
             )
         return UpstreamRequest(
             request_id=request.id,
-            model="",
             tokens=request.prompt,
             sampling=sampling_fields(
                 request.sampling,

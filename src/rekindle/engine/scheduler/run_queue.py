@@ -57,9 +57,6 @@ class RunQueue:
         patience = [each.deadline - now for each in lookups if not each.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-
     def admit(self, sequence: Sequence) -> None:
         """Move a sequence that has a slot to the running ones."""
         self.waiting.remove(sequence)
