@@ -28,7 +28,7 @@ from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
 from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
-from rekindle.engine.sequence import Phase, Sequence, new_sequence
+from rekindle.engine.sequence import DECODING, PREFILLING, Sequence, new_sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
@@ -39,9 +39,6 @@ from rekindle.generation.status import EngineStatus
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-# Looking up a member of an Enum is slow.
-_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
 STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
 CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
@@ -233,7 +230,7 @@ class EngineLoop:
         complete: list[Sequence] = []
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
-            if sequence.phase is _PREFILLING:
+            if sequence.phase is PREFILLING:
                 self._cache.counters.prefilled_tokens += n_tokens
                 if sequence.stops and sequence.stops[-1] == sequence.n_computed:
                     sequence.stops.pop()
@@ -259,7 +256,7 @@ class EngineLoop:
                 self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
-        sequence.phase = _DECODING
+        sequence.phase = DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
             self._run_queue.finish(sequence, StopCause.END_OF_TURN, token)

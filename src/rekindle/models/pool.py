@@ -187,18 +187,15 @@ class ModelPool:
         """A single model answers to every name: many clients send a fixed one."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
-        return self._exactly(name) if name else self._default_model()
+        if wanted := name or self._default:
+            return self._exactly(wanted)
+        candidates = self._loaded() or list(self._models.values())[:1]
+        return max(candidates, key=lambda model: model.used_at)
 
     def _exactly(self, name: str) -> _PooledModel:
         if name not in self._models:
             raise UnknownModel(name, list(self._models))
         return self._models[name]
-
-    def _default_model(self) -> _PooledModel:
-        if self._default is not None:
-            return self._models[self._default]
-        candidates = self._loaded() or list(self._models.values())[:1]
-        return max(candidates, key=lambda model: model.used_at)
 
     def _loaded(self) -> list[_PooledModel]:
         return [model for model in self._models.values() if model.loaded is not None]
