@@ -64,14 +64,13 @@ class EngineHandle:
     def _prepare(self) -> None:
         """Compile a first grammar while no reply runs: it blocks the process for up to a second."""
         while not self._is_closing.wait(SETTLE_SECONDS):
-            if not self._replies:
-                break
-        else:
+            if self._replies:
+                continue
+            try:
+                self._backend.check_grammar(ANY_GRAMMAR)
+            except Exception as error:  # a request with a grammar will get the error
+                _log.warning("engine: grammars do not work with this model: %s", error)
             return
-        try:
-            self._backend.check_grammar(ANY_GRAMMAR)
-        except Exception as error:  # a request with a grammar will get the error
-            _log.warning("engine: grammars do not work with this model: %s", error)
 
     def submit(self, request: GenerationRequest) -> RequestStream[TokenEvent]:
         n_ctx = self._backend.n_ctx

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekindle.cache.index import Match
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.prefix_finder import PrefixFinder, Start
@@ -81,13 +80,8 @@ class EnginePrefixes:
 
 
 def _spans(start: Start) -> Spans:
+    """Return each source up to where its rows would be used; for an entry, its nearest tier."""
     spans = NO_SPANS.extended(CacheSource.LIVE, start.n_live)
-    for source, stop in _stored(start.match, start.n_stored) if start.match else ():
-        spans = spans.extended(source, stop)
+    for node in start.match.nodes if start.match else ():
+        spans = spans.extended(node.where.cheapest, min(node.stop, start.n_stored))
     return spans
-
-
-def _stored(match: Match, n_stored: int) -> list[tuple[CacheSource, int]]:
-    """Return for each entry its nearest tier and the position up to which it would be used."""
-    entries = [*match.blocks, *([match.checkpoint] if match.checkpoint else [])]
-    return [(node.where.cheapest, min(node.stop, n_stored)) for node in entries]
