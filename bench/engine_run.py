@@ -82,7 +82,7 @@ async def engine(
     try:
         yield loaded
     finally:
-        loaded.resources.close()
+        loaded.close()
 
 
 def context_params(*, n_cells: int, n_slots: int) -> ContextParams:

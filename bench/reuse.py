@@ -49,10 +49,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
         ("back", prompts[0]),
     ]:
         _add(table, name, await ask_and_save(loaded, prompt))
-    loaded.resources.close()
+    loaded.close()
     loaded = _engine(file, folder, n_tokens, n_slots=1)
     _add(table, "after a restart", await ask_and_save(loaded, prompts[0]))
-    loaded.resources.close()
+    loaded.close()
     console.print(table)
 
     loaded = _engine(file, folder, n_tokens, n_slots=4)
@@ -66,7 +66,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
             f" {1e3 * median(answer.token_seconds[-20:]):.2f} at the end; then"
             f" {loaded.engine.status().n_cells_used} cells in use, {n_parked} slots parked"
         )
-    loaded.resources.close()
+    loaded.close()
 
 
 def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> ServingModel:

@@ -167,8 +167,8 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {"parallel": "8"},
             {},
             {"engine": {"batch_size": 4, "ubatch_size": 4}},
-            "batch_size must not be below parallel, but it is 4 (engine.batch_size in the"
-            " configuration file) and parallel is 8 (--parallel).",
+            "parallel must not exceed batch_size, but it is 8 (--parallel) and batch_size is 4"
+            " (engine.batch_size in the configuration file).",
         ),
         (
             {"ubatch_size": "1024"},

@@ -60,7 +60,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other):
             _add(table, "back, from memory", await ask_and_save(loaded, prompt), row_bytes)
     await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
-    loaded.resources.close()
+    loaded.close()
 
     for may_recompute, name in ((False, "from disk, told to load"), (True, "from disk, or not")):
         loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
@@ -68,7 +68,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other) if may_recompute else (cold,):
             drop_page_cache(_files(folder))
             _add(table, f"restarted, {name}", await ask_and_save(loaded, prompt), row_bytes)
-        loaded.resources.close()
+        loaded.close()
     CONSOLE.print(table)
     await _idle_tax(file, folder, n_tokens)
 
@@ -96,7 +96,7 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
         )
     CONSOLE.print(table)
     CONSOLE.print(f"{counters.parked} slots were parked to speed up decoding")
-    loaded.resources.close()
+    loaded.close()
 
 
 def _start(

@@ -198,16 +198,12 @@ def _check_together(resolved: Resolved) -> None:
     def told(name: str) -> str:
         return f"{getattr(engine, name)} ({sources[name]})"
 
-    if engine.ubatch_size > engine.batch_size:
-        raise StartupError(
-            f"ubatch_size must not exceed batch_size, but it is {told('ubatch_size')}"
-            f" and batch_size is {told('batch_size')}."
-        )
-    if engine.parallel > engine.batch_size:
-        raise StartupError(
-            f"batch_size must not be below parallel, but it is {told('batch_size')}"
-            f" and parallel is {told('parallel')}."
-        )
+    for name in ("ubatch_size", "parallel"):
+        if getattr(engine, name) > engine.batch_size:
+            raise StartupError(
+                f"{name} must not exceed batch_size, but it is {told(name)}"
+                f" and batch_size is {told('batch_size')}."
+            )
     if engine.cache_type_v.quantised and engine.flash_attn is FlashAttn.OFF:
         raise StartupError(
             f"cache_type_v {engine.cache_type_v.value} ({sources['cache_type_v']}) needs flash"

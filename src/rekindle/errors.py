@@ -1,29 +1,4 @@
-"""Every error that crosses a module boundary, as one tree, ordered by who can act on it.
-
-RekindleError
-  RequestError           the client can fix it: 4xx
-    InvalidRequest         a field is wrong, unsupported, or contradicts another
-    PromptTooLong          the prompt alone exceeds the context
-    UnknownModel           this server has no model of that name: 404
-    ModelInUse             the model cannot be unloaded now: 409
-  Overloaded             try later: 429
-  ShuttingDown           the server is shutting down: 503
-  EngineError            nobody can fix it in this request: 500
-    ContextFull            every cell is in use; nothing was decoded, so freeing cells helps
-    DecodeFailed           llama.cpp failed to compute a batch
-    ModelLoadFailed        the model that the request names cannot be loaded
-  UpstreamFailed         the engine behind us failed: 502
-    UpstreamTimedOut       it did not answer in time: 504
-  CacheError             never reaches a client: it becomes a miss, and is counted
-    EntryCorrupt           the stored bytes differ from the written ones
-    EntryMissing           the entry is no longer there
-    TierFailed             the store cannot be read or written now
-      TierFull               the store works, but has no room for this entry
-      StoreUnreachable       nothing listens there: the next call would fail as well
-  PrimeError             a prompt was not computed ahead; the message names the file or the reason
-  StartupError           the operator can fix it: one sentence on stderr, exit code 2
-    UpstreamsAway          no upstream answers yet, and a retry may help: exit code 1
-"""
+"""Every error that crosses a module boundary, as one tree, ordered by who can act on it."""
 
 from collections.abc import Sequence
 
@@ -37,11 +12,14 @@ class RekindleError(Exception):
 
 
 class RequestError(RekindleError):
-    pass
+    """The client can fix it: 4xx."""
 
 
 class InvalidRequest(RequestError):
-    """`param` is the path of the wrong field, as the client wrote it (`messages.0.role`)."""
+    """A field is wrong, unsupported, or contradicts another.
+
+    `param` is the field's path, as the client wrote it (`messages.0.role`).
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -49,6 +27,8 @@ class InvalidRequest(RequestError):
 
 
 class PromptTooLong(RequestError):
+    """The prompt alone exceeds the context."""
+
     def __init__(self, *, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
             f"The prompt has {n_prompt} tokens, but the context holds {n_ctx}, with at least one"
@@ -60,6 +40,8 @@ class PromptTooLong(RequestError):
 
 
 class UnknownModel(RequestError):
+    """This server has no model of that name: 404."""
+
     def __init__(self, name: str, known: Sequence[str]) -> None:
         shown = ", ".join(f"`{each}`" for each in known[:MAX_NAMES_SHOWN])
         more = f" and {len(known) - MAX_NAMES_SHOWN} more" if len(known) > MAX_NAMES_SHOWN else ""
@@ -67,29 +49,34 @@ class UnknownModel(RequestError):
 
 
 class ModelInUse(RequestError):
-    pass
+    """The model cannot be unloaded now: 409."""
 
 
 class Overloaded(RekindleError):
+    """Try later: 429."""
+
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
 
 class ShuttingDown(RekindleError):
-    pass
+    """The server is shutting down: 503."""
 
 
 class EngineError(RekindleError):
-    pass
+    """Nobody can fix it in this request: 500."""
 
 
 class ContextFull(EngineError):
-    pass
+    """Every cell is in use. Nothing was decoded, so freeing cells helps."""
 
 
 class DecodeFailed(EngineError):
-    """`rows_intact`: the slots still hold the rows from before the batch."""
+    """llama.cpp failed to compute a batch.
+
+    `rows_intact`: the slots still hold the rows from before the batch.
+    """
 
     def __init__(self, message: str, *, rows_intact: bool = False) -> None:
         super().__init__(message)
@@ -97,48 +84,48 @@ class DecodeFailed(EngineError):
 
 
 class ModelLoadFailed(EngineError):
-    pass
+    """The model that the request names cannot be loaded."""
 
 
 class UpstreamFailed(RekindleError):
-    pass
+    """The engine behind us failed: 502."""
 
 
 class UpstreamTimedOut(UpstreamFailed):
-    pass
+    """The upstream did not answer in time: 504."""
 
 
 class CacheError(RekindleError):
-    pass
+    """Never reaches a client: it becomes a miss, and is counted."""
 
 
 class EntryCorrupt(CacheError):
-    pass
+    """The stored bytes differ from the written ones."""
 
 
 class EntryMissing(CacheError):
-    pass
+    """The entry is no longer there."""
 
 
 class TierFailed(CacheError):
-    pass
+    """The store cannot be read or written now."""
 
 
 class TierFull(TierFailed):
-    pass
+    """The store works, but has no room for this entry."""
 
 
 class StoreUnreachable(TierFailed):
-    pass
+    """Nothing listens there: the next call would fail as well."""
 
 
 class PrimeError(RekindleError):
-    pass
+    """A prompt was not computed ahead. The message names the file or the reason."""
 
 
 class StartupError(RekindleError):
-    pass
+    """The operator can fix it: one sentence on stderr, exit code 2."""
 
 
 class UpstreamsAway(StartupError):
-    pass
+    """No upstream answers yet, and a retry may help: exit code 1."""

@@ -61,13 +61,14 @@ class Assembly:
     responses: ResponseStore
     feed: Feed
     drain: Drain
-    recorders: "Recorders"
+    recorders: list[SpanSender | Trace]
     shared: SharedStore | None
 
     def close(self) -> None:
         self.pool.close()
         self.responses.close()
-        self.recorders.close()
+        for recorder in self.recorders:
+            recorder.close()
         if self.shared is not None:
             self.shared.close()
 
@@ -83,10 +84,12 @@ def assemble(
     `first` is None when all models are loaded on first use. `opened`: its file is being read.
     """
     history, telemetry = HourHistory(), Telemetry()
-    recorders = Recorders(settings.server, telemetry)
+    recorders = _recorders(settings.server, telemetry)
     shared = _open_shared(settings.cache)
-    observers = (history.observe, telemetry.observe, *recorders.observers)
-    named = None if first is None else _named(first, settings.model.alias)
+    observers = (history.observe, telemetry.observe, *(each.observe for each in recorders))
+    named = None
+    if first is not None:
+        named = NamedModel(settings.model.alias or first.name, str(first.path))
     sources = named_models(settings.model, named)
     loader = ModelLoader(sources, ServerParts(settings, Accounts(), observers), shared)
     has_upstreams = settings.engine.engine is EngineKind.VLLM
@@ -106,7 +109,9 @@ def assemble(
     feed = Feed(pool, history)
     drain = Drain()
     app = create_app(pool, _api_settings(settings), telemetry, responses, feed, drain)
-    recorders.attach(app)
+    if recorders:
+        keeps_bodies = settings.server.trace is not None and settings.server.trace_prompts
+        app.add_middleware(SentRequests, keeps_bodies=keeps_bodies)
     assembly = Assembly(app, pool, responses, feed, drain, recorders, shared)
     if first is not None and named is not None:
         try:
@@ -115,10 +120,6 @@ def assemble(
             assembly.close()
             raise
     return assembly
-
-
-def _named(first: "ModelFile | UpstreamSource", alias: str | None) -> NamedModel:
-    return NamedModel(alias or first.name, str(first.path))
 
 
 def _api_settings(settings: Settings) -> ApiSettings:
@@ -144,31 +145,20 @@ def _open_shared(settings: CacheSettings) -> SharedStore | None:
     return open_shared_store(settings.cache_shared, settings.cache_shared_key)
 
 
-class Recorders:
-    """Observers that write records of replies elsewhere: the trace, and the spans."""
-
-    def __init__(self, settings: ServerSettings, telemetry: Telemetry) -> None:
-        self._keeps_bodies = settings.trace is not None and settings.trace_prompts
-        self._recorders: list[SpanSender | Trace] = []
-        if sender := span_sender(asked_for=settings.otel):
-            self._recorders.append(sender)
-        if settings.trace is not None:
-            trace = Trace(
-                settings.trace,
-                max_bytes=settings.trace_size,
-                has_prompts=settings.trace_prompts,
-            )
-            telemetry.watch_trace(trace.counts)
-            self._recorders.append(trace)
-        self.observers = tuple(each.observe for each in self._recorders)
-
-    def attach(self, app: FastAPI) -> None:
-        if self.observers:
-            app.add_middleware(SentRequests, keeps_bodies=self._keeps_bodies)
-
-    def close(self) -> None:
-        for each in self._recorders:
-            each.close()
+def _recorders(settings: ServerSettings, telemetry: Telemetry) -> list[SpanSender | Trace]:
+    """Return the observers that write records of replies elsewhere: the spans, and the trace."""
+    recorders: list[SpanSender | Trace] = []
+    if sender := span_sender(asked_for=settings.otel):
+        recorders.append(sender)
+    if settings.trace is not None:
+        trace = Trace(
+            settings.trace,
+            max_bytes=settings.trace_size,
+            has_prompts=settings.trace_prompts,
+        )
+        telemetry.watch_trace(trace.counts)
+        recorders.append(trace)
+    return recorders
 
 
 def run(assembly: Assembly, settings: Settings, sock: socket.socket) -> None:

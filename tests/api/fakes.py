@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from rekindle.generation.status import (
 )
 from rekindle.models.card import ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
+
+T = TypeVar("T")
 
 N_BYTES = 256
 BOS, END_OF_TURN = 256, 257
@@ -221,7 +223,10 @@ class FakeResponder:
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         self.looked_up_for.append(session)
-        return await self.store.look_up(prompt.tokens, namespace=prompt.namespace), None
+        return self.store.look_up(prompt.tokens, namespace=prompt.namespace), None
+
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        return question(self.store)
 
     async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
         for index, token in enumerate(tokens):
@@ -286,27 +291,27 @@ class FakeStore:
     branches: list[StoredBranch] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+    def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         self.asked.append(("look_up", bytes(tokens).decode(), namespace))
         return self.forecast
 
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+    def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
         self.asked.append(("list", limit, namespace))
         return self.stored[:limit]
 
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+    def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
         self.asked.append(("forest", limit, namespace))
         return self.branches[:limit]
 
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+    def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
         self.asked.append(("tokens", key, namespace))
         return tuple(key.encode()) if self._has(key) else None
 
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+    def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
         self.asked.append(("pin", key, seconds, namespace))
         return self._has(key)
 
-    async def forget(self, key: str | None, *, namespace: str) -> int:
+    def forget(self, key: str | None, *, namespace: str) -> int:
         self.asked.append(("forget", key, namespace))
         gone = [each for each in self.stored if key in (None, each.key, each.name)]
         self.stored = [each for each in self.stored if each not in gone]

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -12,6 +13,7 @@ from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyEvent, Repl
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -24,9 +26,10 @@ from rekindle.generation.events import (
     TokenSampled,
 )
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, Sampling
-from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
+from rekindle.generation.status import EngineStatus
 from tests.support.chat import chat_responder, reply_stream
 
+T = TypeVar("T")
 SPANS = (
     NO_SPANS.extended(CacheSource.LIVE, 1)
     .extended(CacheSource.DISK, 3)
@@ -84,23 +87,8 @@ class RecordingEngine:
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise AssertionError(request.id)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        raise AssertionError(namespace)
-
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
-        raise AssertionError(namespace)
-
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
-        raise AssertionError(namespace)
-
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
-        raise AssertionError(namespace)
-
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
-        raise AssertionError(namespace)
-
-    async def forget(self, key: str | None, *, namespace: str) -> int:
-        raise AssertionError(namespace)
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        raise AssertionError(question)
 
     def check_grammar(self, grammar: Grammar) -> None: ...
 

@@ -1,19 +1,12 @@
 """Cache terms of requests: namespaces, ranks, pins, names, persistence, and questions."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rekindle.cache.disk.tier import DiskTier
-from rekindle.engine.questions import (
-    Forget,
-    ListBranches,
-    ListStored,
-    LookUp,
-    PinStored,
-    ReadTokens,
-)
 from rekindle.errors import EngineError, TierFailed
 from rekindle.generation.events import CachedSpan, CacheSource, Finished
 from rekindle.generation.model_state import ModelClass
@@ -30,16 +23,16 @@ SIDE = CacheTerms(rank=Rank.BACKGROUND)
 SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 
 
-def listed(bench: Bench, namespace: str = "") -> list[StoredPrefix]:
-    return bench.question(ListStored(namespace, 100))
+def listed(bench: Bench, namespace: str = "") -> Sequence[StoredPrefix]:
+    return bench.question(lambda store: store.list_stored(namespace=namespace, limit=100))
 
 
 def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
-    return bench.question(LookUp(tuple(prompt), namespace))
+    return bench.question(lambda store: store.look_up(prompt, namespace=namespace))
 
 
-def forest(bench: Bench, namespace: str = "") -> list[StoredBranch]:
-    return bench.question(ListBranches(namespace, 100))
+def forest(bench: Bench, namespace: str = "") -> Sequence[StoredBranch]:
+    return bench.question(lambda store: store.forest(namespace=namespace, limit=100))
 
 
 def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
@@ -252,8 +245,8 @@ def test_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> N
     second = Bench(FakeBackend(), cache_opener(tmp_path))
     one = next(each for each in listed(second) if each.name == "one")
     assert (one.session, one.sources, one.n_tokens) == ("s", (CacheSource.DISK,), 600)
-    assert second.question(Forget("one", "another namespace")) == 0
-    assert second.question(Forget("one", "")) == 1 + 3
+    assert second.question(lambda store: store.forget("one", namespace="another namespace")) == 0
+    assert second.question(lambda store: store.forget("one", namespace="")) == 1 + 3
     assert {each.name for each in listed(second)} == {"two", None}
     assert forecast(second, prompts["one"]).n_cached == 0
     assert forecast(second, prompts["two"]).n_cached == 599
@@ -272,12 +265,12 @@ def test_deleting_a_prompt_removes_its_continuations_and_keeps_shared_parts() ->
     bench.run()
     bench.ask("goes on", one + text(400), 1)
     bench.ask("other", other, 1)
-    n_gone = bench.question(Forget("one", ""))
+    n_gone = bench.question(lambda store: store.forget("one", namespace=""))
     assert isinstance(n_gone, int)
     assert n_gone > 1
     assert forecast(bench, one + text(1)).n_cached == 512
     assert forecast(bench, other).n_cached == 811
-    bench.question(Forget(None, ""))
+    bench.question(lambda store: store.forget(None, namespace=""))
     assert listed(bench) == []
     status = bench.loop.status().cache
     assert status is not None
@@ -334,9 +327,12 @@ def test_the_forest_shows_shared_prefixes_and_where_they_diverge() -> None:
         (1024, len(one), 0),
         (1024, len(two), 0),
     }
-    assert bench.question(ReadTokens(limbs[0].key, "")) in (tuple(one), tuple(two))
-    assert bench.question(ReadTokens("head", "")) == tuple(shared)
-    assert bench.question(ReadTokens(trunk.key, "another")) is None
+    assert bench.question(lambda store: store.stored_tokens(limbs[0].key, namespace="")) in (
+        tuple(one),
+        tuple(two),
+    )
+    assert bench.question(lambda store: store.stored_tokens("head", namespace="")) == tuple(shared)
+    assert bench.question(lambda store: store.stored_tokens(trunk.key, namespace="another")) is None
     assert forest(bench, "another") == []
 
 
@@ -344,12 +340,12 @@ def test_a_branch_can_be_pinned_and_unpinned() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("one", text(600), 1)
     [branch] = forest(bench)
-    assert bench.question(PinStored(branch.key, "", 60.0)) is True
+    assert bench.question(lambda store: store.pin(branch.key, seconds=60.0, namespace="")) is True
     [pinned] = forest(bench)
     assert pinned.pinned_until is not None
-    assert bench.question(PinStored(branch.key, "", 0.0)) is True
+    assert bench.question(lambda store: store.pin(branch.key, seconds=0.0, namespace="")) is True
     assert forest(bench) == [branch]
-    assert bench.question(PinStored("00", "", 60.0)) is False
+    assert bench.question(lambda store: store.pin("00", seconds=60.0, namespace="")) is False
 
 
 def test_expired_pins_free_the_budget_for_new_ones(
@@ -407,7 +403,7 @@ def test_a_prompt_deleted_while_the_disk_refuses_is_gone(
     with monkeypatch.context() as away:
         away.setattr(DiskTier, "drop", refuse)
         away.setattr(DiskTier, "drop_names", refuse)
-        assert bench.question(Forget("p", "")) == 1 + 3
+        assert bench.question(lambda store: store.forget("p", namespace="")) == 1 + 3
         deadline = time.monotonic() + 10
         while len(bench.loop._cache._disk.transfers._deferred) < 2:  # type: ignore[union-attr]
             assert time.monotonic() < deadline
@@ -424,5 +420,5 @@ def test_a_pinned_system_prompt_survives_deleting_its_conversation() -> None:
     head = text(512)
     bench.ask("one", head + text(300), 1, terms=CacheTerms(pins=(Pin(512, 3600.0),)))
     [tip] = [each for each in listed(bench) if each.n_tokens > 512]
-    bench.question(Forget(tip.key, ""))
+    bench.question(lambda store: store.forget(tip.key, namespace=""))
     assert forecast(bench, head + text(5)).n_cached == 512

@@ -28,7 +28,7 @@ NAMES = ("a", "b", "c")
 
 
 class FakeModel:
-    """The engine and the resources of one model."""
+    """The engine of one model, and what the model holds."""
 
     def __init__(self, name: str, n_bytes: int) -> None:
         self.card = replace(CARD, id=name)
@@ -38,7 +38,10 @@ class FakeModel:
         self.is_closed = False
 
     def serving(self) -> ServingModel:
-        return ServingModel(self.card, self.responder, cast(ServingEngine, self), self)
+        engine = cast(ServingEngine, self)
+        return ServingModel(
+            self.card, self.responder, engine, n_bytes=lambda: self.n_bytes, close=self.close
+        )
 
     def start(self) -> None:
         self.is_started = True

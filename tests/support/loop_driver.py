@@ -1,12 +1,12 @@
 """The engine loop on the test's own thread, step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rekindle.engine.backend import Embedder
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache
-from rekindle.engine.questions import Question
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import PromptEvaluated, TokenSampled
 from rekindle.generation.request import (
     USUAL_TERMS,
@@ -74,7 +74,7 @@ class Bench:
     def embed(self, name: str, *inputs: Sequence[int]) -> None:
         self.loop.inbox.put(EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs))))
 
-    def question(self, question: Question[T]) -> T:
+    def question(self, question: Callable[[PrefixStore], T]) -> T:
         order = Ask(question)
         self.loop.inbox.put(order)
         self.step()

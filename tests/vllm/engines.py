@@ -41,8 +41,6 @@ async def engine_on(
     fleet = Fleet(upstreams, served, TERMS, n_each=n_each, first_rest_seconds=0.05)
     engine = VllmEngine(
         fleet,
-        n_vocab=N_VOCAB,
-        end_tokens=ENDS,
         queue_size=queue_size,
         first_byte_seconds=first_byte_seconds,
     )

@@ -66,7 +66,7 @@ def test_the_next_turn_finds_in_vllm_what_the_last_one_left(switches: dict[str, 
             said = tokens_in(first)
             follow_up = [*range(100, 164), *said, 2, *range(300, 330)]
             second = evaluated_in(await events_of(engine.submit(request("b", follow_up))))
-            forecast = await engine.look_up(follow_up, namespace="")
+            forecast = engine.look_up(follow_up, namespace="")
             cache = engine.status().cache
         # 64 tokens of the prompt and 5 of 6 of the reply were computed: four blocks of 16.
         assert second.spans == (CachedSpan(CacheSource.UPSTREAM, 0, 64),)
@@ -161,8 +161,7 @@ def test_namespaces_do_not_share_and_a_request_without_cache_finds_nothing() -> 
                 asked = request(name, namespace=namespace, cache_prompt=uses_cache)
                 found.append(evaluated_in(await events_of(engine.submit(asked))).n_cached)
             forecasts = [
-                (await engine.look_up(range(100, 164), namespace=each)).n_cached
-                for each in ("one", "")
+                engine.look_up(range(100, 164), namespace=each).n_cached for each in ("one", "")
             ]
         assert found == [0, 0, 0, 32]
         assert forecasts == [0, 0]  # less than a chunk

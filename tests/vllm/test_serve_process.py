@@ -32,7 +32,7 @@ def test_a_failed_start_prints_one_sentence(hf_folder: Path) -> None:
     command = [sys.executable, "-m", "rekindle", "serve", "--port", str(free_port())]
     for code, more, words in (
         (1, [str(hf_folder), "--engine", "vllm", "--upstream", nobody], "No upstream can be used"),
-        (2, ["--upstream", nobody], "--upstream is of no use"),
+        (2, ["--upstream", nobody], "--upstream requires --engine vllm"),
     ):
         done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
         assert done.returncode == code

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rekindle.chat.accounts.accounts import Account, Accounts
 from rekindle.chat.accounts.recent_prompts import PastPrompt, past_prompt
@@ -29,6 +29,7 @@ from rekindle.generation.status import EngineStatus, Forecast
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.observe.request_record import Miss, Observer, RequestRecord
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -139,14 +140,15 @@ class Responder:
 
         Nothing is computed or changed.
         """
-        forecast = await self._engine.look_up(prompt.tokens, namespace=prompt.namespace)
+        forecast = await self.ask(
+            lambda store: store.look_up(prompt.tokens, namespace=prompt.namespace)
+        )
         terms = CacheTerms(namespace=prompt.namespace, session=session)
         asked = await asyncio.to_thread(past_prompt, prompt, terms, model=self._model)
         return forecast, self._accounts.forecast_miss(asked, forecast, self._text_of)
 
-    @property
-    def store(self) -> PrefixStore:
-        return self._engine
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        return await self._engine.ask(question)
 
     def status(self) -> EngineStatus:
         return self._engine.status()

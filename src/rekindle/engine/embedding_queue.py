@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Embedder
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Outbox
 from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest
@@ -42,9 +42,7 @@ class EmbeddingQueue:
         self._pending.append(_WaitingInput(request))
 
     def cancel(self, request_id: str) -> None:
-        for pending in list(self._pending):
-            if pending.request.id == request_id:
-                self._pending.remove(pending)
+        self._pending = deque(each for each in self._pending if each.request.id != request_id)
 
     def fail_all(self, error: RekindleError) -> None:
         while self._pending:

@@ -7,27 +7,19 @@ events through `call_soon_threadsafe`, once per step.
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Ask, Cancel, Delivery, FailAll, OpenCache, Stop
-from rekindle.engine.questions import (
-    Forget,
-    ListBranches,
-    ListStored,
-    LookUp,
-    PinStored,
-    Question,
-    ReadTokens,
-)
 from rekindle.errors import PromptTooLong, RekindleError, ShuttingDown
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import Embedded, Finished, StopCause, TokenEvent
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, GrammarKind
 from rekindle.generation.request_queue import RequestQueue, RequestStream
-from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
+from rekindle.generation.status import EngineStatus
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -72,14 +64,13 @@ class EngineHandle:
     def _prepare(self) -> None:
         """Compile a first grammar while no reply runs: it blocks the process for up to a second."""
         while not self._is_closing.wait(SETTLE_SECONDS):
-            if not self._replies:
-                break
-        else:
+            if self._replies:
+                continue
+            try:
+                self._backend.check_grammar(ANY_GRAMMAR)
+            except Exception as error:  # a request with a grammar will get the error
+                _log.warning("engine: grammars do not work with this model: %s", error)
             return
-        try:
-            self._backend.check_grammar(ANY_GRAMMAR)
-        except Exception as error:  # a request with a grammar will get the error
-            _log.warning("engine: grammars do not work with this model: %s", error)
 
     def submit(self, request: GenerationRequest) -> RequestStream[TokenEvent]:
         n_ctx = self._backend.n_ctx
@@ -101,25 +92,7 @@ class EngineHandle:
         async with aclosing(aiter(stream)) as events:
             return await anext(events)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
-        return await self._ask(LookUp(tuple(tokens), namespace))
-
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
-        return await self._ask(ListStored(namespace, limit))
-
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
-        return await self._ask(ListBranches(namespace, limit))
-
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
-        return await self._ask(ReadTokens(key, namespace))
-
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
-        return await self._ask(PinStored(key, namespace, seconds))
-
-    async def forget(self, key: str | None, *, namespace: str) -> int:
-        return await self._ask(Forget(key, namespace))
-
-    async def _ask(self, question: Question[T]) -> T:
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
         self._replies.check_open()
         order = Ask(question)
         self._engine.inbox.put(order)
@@ -132,7 +105,6 @@ class EngineHandle:
         return self._engine.status()
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, let running ones end for a while, then cut them."""
         self._refuse_requests()
         self._replies.end_background(Finished(StopCause.YIELDED))
         with suppress(TimeoutError):

@@ -17,9 +17,18 @@ from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
 from rekindle.engine.export.slot_saver import SlotSaver
-from rekindle.engine.orders import Ask, Cancel, Delivery, FailAll, OpenCache, Order, Stop, Wake
-from rekindle.engine.outbox import Outbox
-from rekindle.engine.questions import EngineView
+from rekindle.engine.orders import (
+    Ask,
+    Cancel,
+    Delivery,
+    FailAll,
+    OpenCache,
+    Order,
+    Outbox,
+    Stop,
+    Wake,
+)
+from rekindle.engine.questions import EnginePrefixes
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
@@ -29,7 +38,7 @@ from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
 from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
-from rekindle.engine.sequence import Phase, Sequence, new_sequence
+from rekindle.engine.sequence import DECODING, PREFILLING, Sequence, new_sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
@@ -40,9 +49,6 @@ from rekindle.generation.status import EngineStatus
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-# Looking up a member of an Enum is slow.
-_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
 
 STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
 CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
@@ -96,7 +102,7 @@ class EngineLoop:
         self._saver = SlotSaver(self._backend, self._slots, cache)
         holders = (self._backend, self._slots, cache, self._saver)
         self._finder = PrefixFinder(*holders)
-        self._view = EngineView(cache, self._slots, self._saver, self._finder)
+        self._prefixes = EnginePrefixes(cache, self._slots, self._saver, self._finder)
         self._reports = Reports(cache, self.outbox)
         restorer = Restorer(*holders)
         placement = Placement(*holders, restorer)
@@ -205,7 +211,8 @@ class EngineLoop:
             case Ask():
                 self._answer(order)
             case Cancel(request_id):
-                self._cancel(request_id)
+                for queue in (self._embeddings, self._persisting, self._run_queue):
+                    queue.cancel(request_id)
             case FailAll(error):
                 self._fail_all(error)
             case Wake():
@@ -215,7 +222,7 @@ class EngineLoop:
         if not order.outcome.set_running_or_notify_cancel():
             return
         try:
-            order.outcome.set_result(order.question.answer(self._view))
+            order.outcome.set_result(order.question(self._prefixes))
         except Exception as error:  # the client waits for an answer or an error
             _log.exception("engine: question failed")
             order.outcome.set_exception(EngineError(f"The engine has no answer: {error}"))
@@ -227,13 +234,8 @@ class EngineLoop:
             self.outbox.put(request.id, Finished(StopCause.YIELDED))
             return
         sequence = new_sequence(request, self._cache, n_ctx=self._backend.n_ctx)
-        self._run_queue.add(sequence)
+        self._run_queue.waiting.append(sequence)
         self._finder.look_up_stores(sequence)
-
-    def _cancel(self, request_id: str) -> None:
-        self._embeddings.cancel(request_id)
-        self._persisting.cancel(request_id)
-        self._run_queue.cancel(request_id)
 
     def _fail_without_slot(self, error: RekindleError) -> None:
         self._embeddings.fail_all(error)
@@ -244,7 +246,7 @@ class EngineLoop:
         complete: list[Sequence] = []
         for sequence, n_tokens in plan:
             sequence.n_computed += n_tokens
-            if sequence.phase is _PREFILLING:
+            if sequence.phase is PREFILLING:
                 self._cache.counters.prefilled_tokens += n_tokens
                 if sequence.stops and sequence.stops[-1] == sequence.n_computed:
                     sequence.stops.pop()
@@ -270,7 +272,7 @@ class EngineLoop:
                 self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
-        sequence.phase = _DECODING
+        sequence.phase = DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
             self._run_queue.finish(sequence, StopCause.END_OF_TURN, token)

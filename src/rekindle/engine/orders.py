@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.questions import Question
 from rekindle.errors import RekindleError
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import Embedded, TokenEvent
 from rekindle.generation.model_state import StateTraits
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
-    question: Question[T]
+    question: Callable[[PrefixStore], T]
     outcome: Future[T] = field(default_factory=Future)
 
 
@@ -44,3 +44,19 @@ class Stop:
 Order = GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | FailAll | Wake | Stop
 OpenCache = Callable[[StateTraits, Callable[[], None]], PrefixCache]
 Delivery = tuple[str, TokenEvent | Embedded | RekindleError]  # request id, event
+
+
+class Outbox:
+    """Events of the engine thread: collected during a step, delivered in one call."""
+
+    def __init__(self, deliver: Callable[[list[Delivery]], None]) -> None:
+        self._deliver = deliver
+        self._deliveries: list[Delivery] = []
+
+    def put(self, request_id: str, event: TokenEvent | Embedded | RekindleError) -> None:
+        self._deliveries.append((request_id, event))
+
+    def flush(self) -> None:
+        if self._deliveries:
+            self._deliver(self._deliveries)
+            self._deliveries = []

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.slots import Slot
 from rekindle.generation.events import PrefillProgress, PromptEvaluated

@@ -22,6 +22,10 @@ class Phase(Enum):
     DONE = auto()
 
 
+# For hot code: looking up a member of an Enum is slow.
+RESTORING, PREFILLING, DECODING = Phase.RESTORING, Phase.PREFILLING, Phase.DECODING
+
+
 # tokens   |------ prompt ------|-- generated --|
 # slot     |== n_computed ==|                         the rest is not computed yet
 #
@@ -45,9 +49,7 @@ class Sequence:
     restore_seconds: float = 0.0
     spans: Spans = NO_SPANS  # parts of the prompt that were not computed
     stops: list[int] = field(default_factory=list)  # positions where a chunk must end, descending
-    shared_lookup: SharedLookup | None = (
-        None  # lookup in the shared store; the sequence waits for it
-    )
+    shared_lookup: SharedLookup | None = None  # the sequence waits for its answer
     leader: Optional["Sequence"] = None  # sequence whose prefill this one waits for
     n_awaited: int = 0  # rows of the leader that this one waits for
     n_refused: int = 0  # stored tokens that are computed again, because that is faster

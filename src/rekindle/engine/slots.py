@@ -5,7 +5,7 @@ Forked slots share cells, which count once.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,17 +53,12 @@ class Slot:
         return self.sequence is None and self.n_kept_rows == 0
 
 
-@dataclass(slots=True)
 class Slots:
-    n_slots: int
-    n_cells: int
-    rows_take_cells: bool = True  # False for a recurrent model, which has a state and no rows
-    all: list[Slot] = field(init=False)
-    _cells: "_SharedCells" = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.all = [Slot(number) for number in range(self.n_slots)]
-        self._cells = _SharedCells(self.n_slots)
+    def __init__(self, n_slots: int, n_cells: int) -> None:
+        self.n_cells = n_cells
+        self.rows_take_cells = True  # False for a recurrent model, which has a state and no rows
+        self.all = [Slot(number) for number in range(n_slots)]
+        self._cells = _SharedCells(n_slots)
 
     @property
     def n_cells_used(self) -> int:

@@ -1,37 +1,39 @@
 """Protocols of an engine, as `chat` and `api` use it."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from rekindle.generation.events import Embedded, TokenStream
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar
 from rekindle.generation.status import EngineStatus, Forecast, StoredBranch, StoredPrefix
 
+T = TypeVar("T")
+
 
 class PrefixStore(Protocol):
-    """Questions about stored prefixes, and changes to them."""
+    """Questions about live and stored prefixes, and changes to them. Asked with `Engine.ask`."""
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+    def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         """Return what a request with this prompt would find, without computing anything."""
         ...
 
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+    def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
         """List named prompts, then conversations, last used first."""
         ...
 
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+    def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
         """Return stored prefixes as a tree: parents first; beyond `limit`, the last used ones."""
         ...
 
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+    def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
         """Return all tokens up to the end of an entry, or None if there is no such entry."""
         ...
 
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+    def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
         """Pin an entry for `seconds`, or unpin it with 0. Return whether the entry exists."""
         ...
 
-    async def forget(self, key: str | None, *, namespace: str) -> int:
+    def forget(self, key: str | None, *, namespace: str) -> int:
         """Drop the entries that only this key needs, from every tier. Return how many were dropped.
 
         A key is that of a `StoredPrefix`, or a name. None drops every entry of the namespace.
@@ -39,7 +41,7 @@ class PrefixStore(Protocol):
         ...
 
 
-class Engine(PrefixStore, Protocol):
+class Engine(Protocol):
     def submit(self, request: GenerationRequest) -> TokenStream:
         """Queue the request. Raises PromptTooLong, Overloaded or ShuttingDown at once."""
         ...
@@ -49,6 +51,10 @@ class Engine(PrefixStore, Protocol):
 
         Cancelling the call cancels the request.
         """
+        ...
+
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        """Call `question` on the thread that owns the prefixes. Return its answer."""
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:

@@ -64,9 +64,10 @@ class RequestQueue(Generic[E]):
         self.check_open()
         n_waiting = sum(not each.background for each in self._streams.values()) - n_slots
         if n_waiting >= self._max_waiting and not background:
+            seconds = self._mean_seconds * (1 + n_waiting / max(n_slots, 1))
             raise Overloaded(
                 f"Too many requests: {n_slots} running, {n_waiting} waiting.",
-                retry_after_seconds=self._retry_after(n_waiting, n_slots),
+                retry_after_seconds=min(MAX_RETRY_SECONDS, max(1, round(seconds))),
             )
         assert request_id not in self._streams
         stream = RequestStream(request_id, self, background=background)
@@ -125,7 +126,3 @@ class RequestQueue(Generic[E]):
             self._mean_seconds += 0.1 * (time.monotonic() - stream.started_at - self._mean_seconds)
         if self._is_closed and not self._streams:
             self._is_drained.set()
-
-    def _retry_after(self, n_waiting: int, n_slots: int) -> int:
-        rounds = 1 + n_waiting / max(n_slots, 1)
-        return min(MAX_RETRY_SECONDS, max(1, round(self._mean_seconds * rounds)))

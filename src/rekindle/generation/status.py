@@ -99,7 +99,10 @@ class TierCounters:
 
 @dataclass(slots=True, kw_only=True)
 class CacheCounters:
-    """Events since the start, by source and in all. One thread counts; others get copies."""
+    """Events since the start, by source and in all. One thread counts; others get copies.
+
+    Each source has a field of its name.
+    """
 
     live: TierCounters = field(default_factory=TierCounters)
     memory: TierCounters = field(default_factory=TierCounters)
@@ -121,14 +124,8 @@ class CacheCounters:
         return CacheCounters() + self
 
     def of(self, source: CacheSource) -> TierCounters:
-        by_source = {
-            CacheSource.LIVE: self.live,
-            CacheSource.MEMORY: self.memory,
-            CacheSource.DISK: self.disk,
-            CacheSource.SHARED: self.shared,
-            CacheSource.UPSTREAM: self.upstream,
-        }
-        return by_source[source]
+        counters: TierCounters = getattr(self, source.value)
+        return counters
 
 
 def _sums(one: TierCounters | CacheCounters, other: TierCounters | CacheCounters) -> dict[str, Any]:

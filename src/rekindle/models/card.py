@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +15,13 @@ class ModelCard:
     n_ctx: int
     n_ctx_train: int
     n_vocab: int
-    n_params: int
-    size_bytes: int
     architecture: str
-    quantization: str
     chat_template: str
     bos_text: str
     eos_text: str
+    n_params: int = 0  # 0 and "": unknown, as for a model of vLLM
+    size_bytes: int = 0
+    quantization: str = ""
 
 
 class ModelState(StrEnum):
@@ -53,19 +53,15 @@ class Lease(Generic[R]):
     """
 
     def __init__(self, responder: R, card: ModelCard, uses: Uses) -> None:
-        self._responder = responder
+        self.responder = responder
         self.card = card
         self._uses = uses
         self._is_over = False
         uses.begin()
 
-    @property
-    def responder(self) -> R:
-        return self._responder
-
     def share(self) -> "Lease[R]":
         """Return a second lease on the same model, which ends on its own."""
-        return Lease(self._responder, self.card, self._uses)
+        return Lease(self.responder, self.card, self._uses)
 
     def end(self) -> None:
         if not self._is_over:

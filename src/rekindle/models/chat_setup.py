@@ -1,6 +1,5 @@
 """The text side of a model, from the settings: template, dialect, prompts, responder."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.chat.dialects import choose
@@ -19,12 +18,6 @@ from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.serving_model import ServerParts
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSetup:
-    template_source: str
-    responder: Responder
-
-
 def set_up_chat(
     parts: ServerParts,
     name: str,
@@ -32,37 +25,36 @@ def set_up_chat(
     tokenizer: Tokenizer,
     turns: TurnStore,
     *,
-    own_template: str | None,
+    template: str,
     default_sampling: Sampling,
     embedding_end_token: int | None,
     can_rewarm: bool,
-) -> ChatSetup:
-    """Build the responder of one model. Raises StartupError.
+) -> Responder:
+    """Build the responder of one model. `template` is Jinja text. Raises StartupError.
 
     `can_rewarm`: the engine has background requests, which yield to all others.
     """
     settings = parts.settings
-    source = _template_source(settings.model.chat_template, own_template)
-    template = ChatTemplate(
-        source,
+    chat_template = ChatTemplate(
+        template,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
         guard=Guard(tokenizer.special_strings),
     )
     dialect = choose(
-        source,
-        supports_tools=template.traits.tools and template.traits.calls,
+        template,
+        supports_tools=chat_template.traits.tools and chat_template.traits.calls,
         override=settings.chat.tool_dialect,
     )
     prompts = PromptBuilder(
-        template,
+        chat_template,
         tokenizer,
         dialect,
         TurnMemory(turns),
         settings.chat.reasoning_history,
         volatile=VolatileRules(settings.chat.volatile),
     )
-    responder = Responder(
+    return Responder(
         engine,
         tokenizer,
         prompts,
@@ -76,10 +68,9 @@ def set_up_chat(
         accounts=parts.accounts,
         observers=parts.observers,
     )
-    return ChatSetup(source, responder)
 
 
-def _template_source(setting: str | None, own_template: str | None) -> str:
+def template_source(setting: str | None, own_template: str | None) -> str:
     """Return the Jinja text of the setting, else of the model, else ChatML.
 
     The setting is a path, Jinja text, or the built-in name `chatml`.

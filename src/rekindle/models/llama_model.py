@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 from rekindle.cache.fingerprint import Identity
@@ -21,7 +20,7 @@ from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel, ModelFacts
 from rekindle.llama.threads import physical_cores
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.chat_setup import set_up_chat, template_source
 from rekindle.models.serving_model import LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
 from rekindle.models.stores import ModelStores
@@ -75,25 +74,6 @@ class ClosableTokenizer:
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: self._n_asking == 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _LlamaResources:
-    engine: EngineHandle
-    stores: ModelStores
-    tokenizer: ClosableTokenizer
-    model: GgufModel
-    n_cells: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.model.facts.size_bytes + self.stores.row_bytes * self.n_cells
-
-    def close(self) -> None:
-        self.engine.close()
-        self.stores.close()
-        self.tokenizer.close()
-        self.model.close()
 
 
 def open_ahead(
@@ -155,13 +135,14 @@ def _assemble(
             flash_attn=params.flash_attn,
         ),
     )
-    chat = set_up_chat(
+    template = template_source(parts.settings.model.chat_template, facts.chat_template)
+    responder = set_up_chat(
         parts,
         name,
         engine,
         tokenizer,
         stores.open_turns(weights),
-        own_template=facts.chat_template,
+        template=template,
         default_sampling=facts.default_sampling,
         embedding_end_token=model.vocabulary.added_eos_token,
         can_rewarm=True,
@@ -177,12 +158,24 @@ def _assemble(
         size_bytes=facts.size_bytes,
         architecture=facts.architecture,
         quantization=facts.quantization,
-        chat_template=chat.template_source,
+        chat_template=template,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
-    resources = _LlamaResources(engine, stores, tokenizer, model, params.n_cells)
-    return ServingModel(card, chat.responder, engine, resources)
+
+    def close() -> None:
+        engine.close()
+        stores.close()
+        tokenizer.close()
+        model.close()
+
+    return ServingModel(
+        card,
+        responder,
+        engine,
+        n_bytes=lambda: facts.size_bytes + stores.row_bytes * params.n_cells,
+        close=close,
+    )
 
 
 def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams:

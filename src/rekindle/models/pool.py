@@ -12,13 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from rekindle.chat.responder import Responder
-from rekindle.errors import (
-    ModelInUse,
-    ModelLoadFailed,
-    RekindleError,
-    ShuttingDown,
-    UnknownModel,
-)
+from rekindle.errors import ModelInUse, ModelLoadFailed, RekindleError, ShuttingDown, UnknownModel
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import Lease, ListedModel, ModelState
 from rekindle.models.serving_model import ServingModel
@@ -179,32 +173,29 @@ class ModelPool:
             if model.loaded is not None and not model.is_leaving:  # else it is being closed
                 closing.append(model.loaded)
                 model.loaded = None
-        await asyncio.gather(*(asyncio.to_thread(each.resources.close) for each in closing))
+        await asyncio.gather(*(asyncio.to_thread(each.close) for each in closing))
 
     def close(self) -> None:
         """Close the models that are left. After the event loop has ended. Blocking."""
         self._is_closing = True
         for model in self._loaded():
             if model.loaded is not None:
-                model.loaded.resources.close()
+                model.loaded.close()
                 model.loaded = None
 
     def _wanted(self, name: str | None) -> _PooledModel:
         """A single model answers to every name: many clients send a fixed one."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
-        return self._exactly(name) if name else self._default_model()
+        if wanted := name or self._default:
+            return self._exactly(wanted)
+        candidates = self._loaded() or list(self._models.values())[:1]
+        return max(candidates, key=lambda model: model.used_at)
 
     def _exactly(self, name: str) -> _PooledModel:
         if name not in self._models:
             raise UnknownModel(name, list(self._models))
         return self._models[name]
-
-    def _default_model(self) -> _PooledModel:
-        if self._default is not None:
-            return self._models[self._default]
-        candidates = self._loaded() or list(self._models.values())[:1]
-        return max(candidates, key=lambda model: model.used_at)
 
     def _loaded(self) -> list[_PooledModel]:
         return [model for model in self._models.values() if model.loaded is not None]
@@ -217,7 +208,7 @@ class ModelPool:
 
     @property
     def _n_bytes(self) -> int:
-        return sum(serving.resources.n_bytes for serving in self._serving())
+        return sum(serving.n_bytes() for serving in self._serving())
 
     @property
     def _exceeds_memory(self) -> bool:
@@ -270,7 +261,7 @@ class ModelPool:
         model.is_leaving = True
         try:
             await loaded.engine.shut_down(0)  # only background requests can still run
-            await asyncio.to_thread(loaded.resources.close)
+            await asyncio.to_thread(loaded.close)
             _log.info("model=%s unloaded, %s", model.name, reason)
         finally:
             model.loaded = None

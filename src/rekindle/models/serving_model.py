@@ -21,24 +21,11 @@ class ServingEngine(Engine, Protocol):
     def start(self) -> None: ...
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, and wait for running ones; fail them after `grace_seconds`."""
+        """Refuse new requests, and wait for running ones; cut them after `grace_seconds`."""
         ...
 
     def cut(self) -> None:
-        """Fail running requests now."""
-        ...
-
-
-class Resources(Protocol):
-    """Memory and files that a model holds while it is loaded."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Memory for the weights and for the rows of a full context."""
-        ...
-
-    def close(self) -> None:
-        """Store what the slots hold, then free everything. Blocking."""
+        """End every request now with ShuttingDown."""
         ...
 
 
@@ -47,7 +34,8 @@ class ServingModel:
     card: ModelCard
     responder: Responder
     engine: ServingEngine
-    resources: Resources
+    n_bytes: Callable[[], int]  # memory for the weights and for the rows of a full context
+    close: Callable[[], None]  # stores what the slots hold, then frees everything; blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class ModelFile:
 
     @property
     def files(self) -> list[Path]:
-        return [self.path.with_name(name) for name in _shards(self.path.name)]
+        return _shards(self.path)
 
     @property
     def n_bytes(self) -> int:
@@ -80,7 +80,7 @@ def _in_folder(folder: Path) -> list[NamedModel]:
         ) from error
     if not paths:
         raise StartupError(f"The models folder {folder} has no GGUF file.")
-    first_shards = dict.fromkeys(path.with_name(_shards(path.name)[0]) for path in paths)
+    first_shards = dict.fromkeys(_shards(path)[0] for path in paths)
     return [NamedModel(_stem(path.name), str(path)) for path in first_shards]
 
 
@@ -90,50 +90,37 @@ def _named(source: str) -> NamedModel:
     path = Path(source).expanduser()
     if not path.is_file():
         raise StartupError(f"There is no file at {path}.")
-    return NamedModel(_stem(path.name), str(path.with_name(_shards(path.name)[0])))
+    return NamedModel(_stem(path.name), str(_shards(path)[0]))
 
 
 def resolve_model(model: str | None) -> ModelFile:
     """Return the checked file of MODEL, after a download if needed. Raises StartupError."""
     if model is None:
         return ModelFile(embedded_model(), EMBEDDED_NAME)
-    if model.startswith("hf:"):
-        return _downloaded(model)
-    return _local(Path(model).expanduser())
+    paths = _downloaded(model) if model.startswith("hf:") else _shards(Path(model).expanduser())
+    for path in paths:
+        check_gguf(path)
+    stem = _stem(paths[0].name)
+    return ModelFile(paths[0], _QUANT_SUFFIX.sub("", stem) or stem)
 
 
-def _local(path: Path) -> ModelFile:
-    shards = [path.with_name(name) for name in _shards(path.name)]
-    for shard in shards:
-        check_gguf(shard)
-    return ModelFile(shards[0], _name(path.name))
-
-
-def _shards(name: str) -> list[str]:
-    """Return the names of all shards of a split model, given any one; else `name` alone."""
-    if not (match := _SHARD.search(name)):
-        return [name]
-    stem, count = name[: match.start()], int(match[2])
-    return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-
-
-def _name(file_name: str) -> str:
-    stem = _stem(file_name)
-    return _QUANT_SUFFIX.sub("", stem) or stem
+def _shards(path: Path) -> list[Path]:
+    """Return the paths of all shards of a split model, given any one; else `path` alone."""
+    if not (match := _SHARD.search(path.name)):
+        return [path]
+    stem, count = path.name[: match.start()], int(match[2])
+    return [
+        path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)
+    ]
 
 
 def _stem(file_name: str) -> str:
     return _SHARD.sub("", file_name).removesuffix(".gguf")
 
 
-def _downloaded(model: str) -> ModelFile:
+def _downloaded(model: str) -> list[Path]:
     parts = model.removeprefix("hf:").split("/")
     if len(parts) < 3 or not all(parts) or not parts[-1].endswith(".gguf"):
         raise StartupError(f"{model} must be written as hf:owner/repo/file.gguf.")
-    repository, folder = "/".join(parts[:2]), parts[2:-1]
-    paths = [
-        download(repository, "/".join([*folder, shard]), model) for shard in _shards(parts[-1])
-    ]
-    for path in paths:
-        check_gguf(path)
-    return ModelFile(paths[0], _name(parts[-1]))
+    repository, files = "/".join(parts[:2]), _shards(Path(*parts[2:]))
+    return [download(repository, file.as_posix(), model) for file in files]

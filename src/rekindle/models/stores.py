@@ -53,21 +53,18 @@ class MemoryShares:
         """Add a model, and shrink the shares of the others. Return the share of the new one."""
         with self._lock:
             self._members[member] = None
-            self._divide()
-            return self._share
+            return self._divide()
 
     def leave(self, member: "ModelStores") -> None:
         with self._lock:
             self._members.pop(member, None)
             self._divide()
 
-    @property
-    def _share(self) -> int:
-        return self._total_bytes // max(len(self._members), 1)
-
-    def _divide(self) -> None:
+    def _divide(self) -> int:
+        share = self._total_bytes // max(len(self._members), 1)
         for member in self._members:
-            member.set_memory_budget(self._share)
+            member.set_memory_budget(share)
+        return share
 
 
 class ModelStores:
@@ -81,9 +78,7 @@ class ModelStores:
         self._shares = shares
         self._lock = threading.Lock()
         self._cache: PrefixCache | None = None
-        self._wake: Callable[[], None] | None = (
-            None  # wakes the engine; None: the model is unloaded
-        )
+        self._wake: Callable[[], None] | None = None  # wakes the engine; None: unloaded
         self._traits: StateTraits | None = None
         self._turns: TurnStore | None = None
         self._turns_of = ""

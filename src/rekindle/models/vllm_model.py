@@ -13,7 +13,7 @@ import httpx
 from rekindle.config import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import set_up_chat
+from rekindle.models.chat_setup import set_up_chat, template_source
 from rekindle.models.serving_model import ServerParts, ServingModel
 from rekindle.models.stores import ModelStores
 from rekindle.vllm.engine import VllmEngine
@@ -42,17 +42,6 @@ class UpstreamSource:
     @property
     def path(self) -> Path:
         return self.folder.path
-
-
-@dataclass(frozen=True, slots=True)
-class _UpstreamResources:
-    """Remembered turns only: weights and rows are in vLLM's memory."""
-
-    stores: ModelStores
-    n_bytes: int = 0
-
-    def close(self) -> None:
-        self.stores.close()
 
 
 def find_upstreams(settings: Settings) -> UpstreamSource:
@@ -92,18 +81,17 @@ def load_upstream(
     asyncio.run(_probe(source, terms))
     engine = VllmEngine(
         Fleet(source.upstreams, served, terms, n_each=settings.parallel),
-        n_vocab=tokenizer.n_vocab,
-        end_tokens=tokenizer.end_tokens,
         queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )
-    chat = set_up_chat(
+    template = template_source(parts.settings.model.chat_template, folder.chat_template)
+    responder = set_up_chat(
         parts,
         name,
         engine,
         tokenizer,
         stores.open_turns(folder.digest(served.model)),
-        own_template=folder.chat_template,
+        template=template,
         default_sampling=folder.default_sampling,
         embedding_end_token=None,
         can_rewarm=False,
@@ -115,15 +103,13 @@ def load_upstream(
         n_ctx=served.n_ctx,
         n_ctx_train=folder.n_ctx_train or served.n_ctx,
         n_vocab=tokenizer.n_vocab,
-        n_params=0,
-        size_bytes=0,
         architecture=folder.architecture,
-        quantization="",
-        chat_template=chat.template_source,
+        chat_template=template,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
-    return ServingModel(card, chat.responder, engine, _UpstreamResources(stores))
+    # Weights and rows are in vLLM's memory; this process holds remembered turns only.
+    return ServingModel(card, responder, engine, n_bytes=lambda: 0, close=stores.close)
 
 
 def _is_http(url: str) -> bool:

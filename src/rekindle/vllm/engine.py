@@ -11,9 +11,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from typing import TypeVar
 
 import httpx
 
@@ -25,6 +25,7 @@ from rekindle.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -55,6 +56,7 @@ from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
 from rekindle.vllm.wire import Chunk, UpstreamRequest
 
+T = TypeVar("T")
 _log = logging.getLogger("rekindle.upstream")
 
 UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix whose reuse should be reported; picked
@@ -80,14 +82,12 @@ class VllmEngine:
         self,
         fleet: Fleet,
         *,
-        n_vocab: int,
-        end_tokens: frozenset[int],
         queue_size: int,
         first_byte_seconds: float,
     ) -> None:
         self._fleet = fleet
-        self._n_vocab = n_vocab
-        self._end_tokens = end_tokens
+        self._n_vocab = fleet.terms.n_vocab
+        self._end_tokens = fleet.terms.end_tokens
         self._queue_size = queue_size
         self._first_byte_seconds = first_byte_seconds
         self._jobs: dict[str, _RunningRequest] = {}
@@ -135,7 +135,10 @@ class VllmEngine:
     def check_grammar(self, grammar: Grammar) -> None:
         check_grammar(grammar)
 
-    async def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+        return question(self)
+
+    def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         """Return the prefix that was sent before to the upstream that would get this prompt.
 
         vLLM does not report whether it still caches that prefix.
@@ -143,19 +146,19 @@ class VllmEngine:
         spans = self._spans(self._fleet.n_tokens_known(chunk_keys(namespace, tokens)), len(tokens))
         return Forecast(len(tokens), spans, None, None)
 
-    async def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
+    def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
         return ()
 
-    async def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
+    def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
         return ()
 
-    async def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
+    def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
         return None
 
-    async def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
+    def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
         return False
 
-    async def forget(self, key: str | None, *, namespace: str) -> int:
+    def forget(self, key: str | None, *, namespace: str) -> int:
         return 0
 
     def status(self) -> EngineStatus:
@@ -186,7 +189,6 @@ class VllmEngine:
         )
 
     async def shut_down(self, grace_seconds: float) -> None:
-        """Refuse new requests, let running ones end for a while, then cut them."""
         self._replies.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
@@ -196,7 +198,6 @@ class VllmEngine:
         await self._client.aclose()
 
     def cut(self) -> None:
-        """End every request at once with ShuttingDown."""
         self._replies.cut()
 
     async def _run(self, job: _RunningRequest, ask: UpstreamRequest) -> None:
@@ -238,7 +239,6 @@ class VllmEngine:
     async def _generate(
         self, job: _RunningRequest, upstream: Upstream, ask: UpstreamRequest
     ) -> Finished:
-        assert upstream.served is not None
         assert upstream.wire is not None
         job.slot = self._free_slot()
         job.sent_at = time.monotonic()
@@ -246,7 +246,6 @@ class VllmEngine:
         job.forecast = NO_SPANS
         if job.request.cache_prompt and upstream.reports_cached:
             job.forecast = self._spans(n_known, len(job.request.prompt))
-        ask = replace(ask, model=upstream.served.model)
         finished: Finished | None = None
         n_cached: int | None = None
         chunks = upstream.stream(self._client, upstream.wire, ask, seconds=self._first_byte_seconds)
@@ -339,7 +338,6 @@ class VllmEngine:
             )
         return UpstreamRequest(
             request_id=request.id,
-            model="",
             tokens=request.prompt,
             sampling=sampling_fields(
                 request.sampling,

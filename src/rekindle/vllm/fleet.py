@@ -37,7 +37,7 @@ class Fleet:
     ) -> None:
         self.upstreams = tuple(upstreams)
         self.served = served
-        self._terms = terms
+        self.terms = terms
         self._n_each = n_each
         self._first_rest_seconds = first_rest_seconds
         self._waiting: OrderedDict[Routing, asyncio.Future[Upstream]] = OrderedDict()
@@ -115,7 +115,7 @@ class Fleet:
             try:
                 served = await upstream.find_model(self._client)
                 check_same(upstream, served, self.served)
-                await upstream.probe(self._client, self._terms)
+                await upstream.probe(self._client, self.terms)
                 break
             except RekindleError as error:
                 upstream.trouble = error.message

@@ -6,6 +6,7 @@ The table serves to choose among upstreams. Evictions by an upstream are unknown
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 from rekindle.bounded_cache import BoundedCache
 
@@ -35,12 +36,8 @@ class PrefixTable:
         return len(self._known)
 
     def n_tokens_known(self, keys: Sequence[bytes]) -> int:
-        n_chunks = 0
-        for key in keys:
-            if key not in self._known:
-                break
-            n_chunks += 1
-        return n_chunks * CHUNK_TOKENS
+        known = takewhile(self._known.__contains__, keys)
+        return CHUNK_TOKENS * sum(1 for _ in known)
 
     def learn(self, keys: Sequence[bytes]) -> None:
         # From the end, so that the beginning of a prompt is evicted last.

@@ -97,13 +97,11 @@ class Upstream:
         raise UpstreamFailed(f"The upstream {self.name} does not generate: {'; '.join(failures)}")
 
     async def _try(self, client: httpx.AsyncClient, wire: Wire, terms: ProbeTerms) -> None:
-        assert self.served is not None
         fields = sampling_fields(
             Sampling(temperature=0), max_tokens=PROBE_TOKENS, end_tokens=terms.end_tokens
         )
         ask = UpstreamRequest(
             request_id=f"probe-{time.monotonic_ns()}",
-            model=self.served.model,
             tokens=terms.prompt,
             sampling=fields,
         )
@@ -120,13 +118,14 @@ class Upstream:
         self, client: httpx.AsyncClient, wire: Wire, ask: UpstreamRequest, *, seconds: float
     ) -> AsyncGenerator[Chunk]:
         """Yield chunks until the upstream is done. `seconds` is the longest pause between two."""
+        assert self.served is not None
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         is_finished = False
         with self._named_errors():
             async with client.stream(
                 "POST",
                 f"{self._url}{wire.path}",
-                json=body_of(wire, ask),
+                json=body_of(wire, ask, self.served.model),
                 headers=self._headers,
                 timeout=timeout,
             ) as response:

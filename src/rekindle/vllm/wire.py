@@ -31,7 +31,6 @@ class Wire(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamRequest:
     request_id: str
-    model: str
     tokens: Sequence[int]
     sampling: Mapping[str, Any]  # see `sampling_fields`
     salt: str = ""  # prefixes are shared among requests with equal salts
@@ -48,10 +47,10 @@ class Chunk:
     n_cached: int | None = None  # None: not reported in this chunk
 
 
-def body_of(wire: Wire, ask: UpstreamRequest) -> dict[str, Any]:
+def body_of(wire: Wire, ask: UpstreamRequest, model: str) -> dict[str, Any]:
     sampling = dict(ask.sampling)
     body: dict[str, Any] = {
-        "model": ask.model,
+        "model": model,
         "request_id": ask.request_id,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},

@@ -10,7 +10,6 @@ from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.shared import residency as shared_residency
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.cache.stores.transfers import Lane
-from rekindle.engine.questions import Forget
 from rekindle.generation.events import CachedSpan, CacheSource
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import CacheTerms, Rank
@@ -257,7 +256,7 @@ def test_deleting_a_prompt_deletes_it_in_the_shared_store(house: SharedHouse) ->
     prompt = text(800)
     one.ask("a", prompt)
     settle(one)
-    assert one.question(Forget(None, "")) != 0
+    assert one.question(lambda store: store.forget(None, namespace="")) != 0
     assert other.ask("b", prompt).evaluated.n_cached == 0
 
 

@@ -64,10 +64,11 @@ class CacheApi:
         routes.add("GET", "/v1/sessions", self.list_sessions, gives=SessionList)
 
     async def list_stored(self, request: Request) -> Response:
-        limit = _limit(request, MAX_LISTED)
+        namespace, limit = self._namespace(request), _limit(request, MAX_LISTED)
         with await self._models.lease(model_wanted(request)) as served:
-            store = served.responder.store
-            stored = await store.list_stored(namespace=self._namespace(request), limit=limit)
+            stored = await served.responder.ask(
+                lambda store: store.list_stored(namespace=namespace, limit=limit)
+            )
             cache = served.responder.status().cache
         usage = [tier_usage(tier) for tier in (cache.tiers if cache is not None else ())]
         return json_response(
@@ -75,17 +76,21 @@ class CacheApi:
         )
 
     async def show_forest(self, request: Request) -> Response:
-        limit = _limit(request, MAX_BRANCHES)
+        namespace, limit = self._namespace(request), _limit(request, MAX_BRANCHES)
         with await self._models.lease(model_wanted(request)) as served:
-            store = served.responder.store
-            branches = await store.forest(namespace=self._namespace(request), limit=limit)
+            branches = await served.responder.ask(
+                lambda store: store.forest(namespace=namespace, limit=limit)
+            )
         return json_response(Forest(object="list", data=[branch_entry(each) for each in branches]))
 
     async def read_text(self, request: Request, key: str) -> Response:
+        namespace = self._namespace(request)
         start = whole_number(request, "start", default=0, most=MAX_POSITION)
         with await self._models.lease(model_wanted(request)) as served:
             responder = served.responder
-            tokens = await responder.store.stored_tokens(key, namespace=self._namespace(request))
+            tokens = await responder.ask(
+                lambda store: store.stored_tokens(key, namespace=namespace)
+            )
             if tokens is None:
                 raise _unknown(key)
             own = tokens[start:]
@@ -98,9 +103,10 @@ class CacheApi:
 
     async def pin(self, request: Request, key: str) -> Response:
         body = await read_body(request, PinRequest, self._context.telemetry)
+        namespace = self._namespace(request)
         with await self._models.lease(model_wanted(request)) as served:
-            is_there = await served.responder.store.pin(
-                key, seconds=body.seconds, namespace=self._namespace(request)
+            is_there = await served.responder.ask(
+                lambda store: store.pin(key, seconds=body.seconds, namespace=namespace)
             )
         if not is_there:
             raise _unknown(key)
@@ -135,8 +141,9 @@ class CacheApi:
         )
 
     async def _forget(self, request: Request, key: str | None) -> int:
+        namespace = self._namespace(request)
         with await self._models.lease(model_wanted(request)) as served:
-            return await served.responder.store.forget(key, namespace=self._namespace(request))
+            return await served.responder.ask(lambda store: store.forget(key, namespace=namespace))
 
     def _namespace(self, request: Request) -> str:
         return self._context.caller(request).namespace

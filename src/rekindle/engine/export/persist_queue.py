@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.engine.outbox import Outbox
+from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished

@@ -13,15 +13,13 @@ from rekindle.cache.entry_writer import Export, Saved
 from rekindle.cache.policy import OVERDUE_SECONDS, CellTax, ExportPace, Speed, should_park
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
-from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 from rekindle.engine.slots import Slot, Slots
 from rekindle.errors import EngineError
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Rank
 
 _log = logging.getLogger(__name__)
-
-_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING  # looking up an Enum member is slow
 
 UNKNOWN_SECONDS_PER_TOKEN = 1e-3  # of a prefill, before the first measurement; picked
 SHORT_REPLY_TOKENS = 32  # a shorter reply is not exported yet: it may end soon; picked
@@ -48,8 +46,8 @@ class SlotSaver:
         the time; while sequences decode, there is one export per step.
         """
         phases = {sequence.phase for sequence in running}
-        others_decode = _DECODING in phases
-        others_compute = others_decode or _PREFILLING in phases
+        others_decode = DECODING in phases
+        others_compute = others_decode or PREFILLING in phases
         n_saved = 0
         now = time.monotonic()
         # Idle slots first: a finished turn must not wait for running ones.
@@ -315,7 +313,7 @@ def _reason(slot: Slot, stop: int) -> Reason:
     sequence = slot.sequence
     if sequence is None or stop == slot.n_previous_turn_rows:
         return Reason.TURN_END
-    if sequence.phase is Phase.PREFILLING or stop <= len(sequence.request.prompt):
+    if sequence.phase is PREFILLING or stop <= len(sequence.request.prompt):
         return Reason.PREFILL
     return Reason.DECODE
 
@@ -328,7 +326,7 @@ def _has_begun_to_reply(slot: Slot) -> bool:
     sequence = slot.sequence
     if (
         sequence is None
-        or sequence.phase is not Phase.DECODING
+        or sequence.phase is not DECODING
         or slot.n_saved < slot.n_previous_turn_rows
     ):
         return False

@@ -10,13 +10,11 @@ from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.run_queue import RunQueue
-from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.sequence import RESTORING, Sequence
 from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import StopCause
 
 _log = logging.getLogger(__name__)
-
-_RESTORING = Phase.RESTORING  # looking up a member of an Enum is slow
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +71,7 @@ class Admission:
 
         While others decode, one piece per step: each import delays their next token.
         """
-        restoring = [each for each in self._run_queue.running if each.phase is _RESTORING]
+        restoring = [each for each in self._run_queue.running if each.phase is RESTORING]
         if not restoring:
             return False
         others_decode = self._run_queue.is_decoding

@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rekindle.engine.sequence import Phase, Sequence
-
-# Looking up a member of an Enum is slow.
-_DECODING, _PREFILLING = Phase.DECODING, Phase.PREFILLING
+from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 
 # Chunks of whole grains give bit-equal rows on a CPU. Smaller chunks do not, nor do the last few
 # rows of a chunk whose length is no multiple of 4. Attention works in tiles of as many rows, and a
@@ -37,9 +34,9 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
     """
     decoding, prefilling = [], []
     for sequence in sequences:
-        if sequence.phase is _DECODING:
+        if sequence.phase is DECODING:
             decoding.append(BatchItem(sequence, 1))
-        elif sequence.phase is _PREFILLING:
+        elif sequence.phase is PREFILLING:
             prefilling.append(sequence)
     room = min(limits.max_tokens, limits.n_free_cells)
     decoding = decoding[:room]

@@ -21,13 +21,11 @@ from rekindle.engine.scheduler.batch_planner import (
 )
 from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
-from rekindle.engine.sequence import Phase
+from rekindle.engine.sequence import DECODING
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, DecodeFailed, EngineError
 
 _log = logging.getLogger(__name__)
-
-_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 
 SPEED_MEMORY = 0.8  # weight of the past in the mean prefill speed; picked
 
@@ -54,7 +52,7 @@ class BatchRunner:
         """Return the next batch. Make room first if the running streams have no cell left."""
         while self._run_queue.running:
             n_free_cells = self._slots.n_cells_free
-            n_decoding = sum(sequence.phase is _DECODING for sequence in self._run_queue.running)
+            n_decoding = sum(sequence.phase is DECODING for sequence in self._run_queue.running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
                 return plan_batch(self._run_queue.running, self._limits(n_decoding, n_free_cells))
             if self._run_queue.is_in_background:

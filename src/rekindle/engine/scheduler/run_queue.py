@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.persist_queue import PersistQueue
-from rekindle.engine.outbox import Outbox
-from rekindle.engine.sequence import Phase, Sequence
+from rekindle.engine.orders import Outbox
+from rekindle.engine.sequence import DECODING, RESTORING, Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
 from rekindle.generation.events import Finished, StopCause
 
-_DECODING = Phase.DECODING  # looking up a member of an Enum is slow
 MIN_WAIT_SECONDS = 0.001  # picked
 
 
@@ -45,7 +44,7 @@ class RunQueue:
 
     @property
     def is_decoding(self) -> bool:
-        return any(sequence.phase is _DECODING for sequence in self.running)
+        return any(sequence.phase is DECODING for sequence in self.running)
 
     def seconds_to_wait(self, most: float) -> float:
         """Return the seconds until a lookup in the shared store times out, at most `most`.
@@ -56,9 +55,6 @@ class RunQueue:
         lookups = [each.shared_lookup for each in self.waiting if each.shared_lookup is not None]
         patience = [each.deadline - now for each in lookups if not each.is_over]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
-
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
 
     def admit(self, sequence: Sequence) -> None:
         """Move a sequence that has a slot to the running ones."""
@@ -128,9 +124,7 @@ class RunQueue:
         """Make the slot idle. Computed rows stay in it."""
         self.running.remove(sequence)
         slot = self._slots.all[sequence.slot]
-        is_half_restored = (
-            sequence.phase is Phase.RESTORING and self._backend.traits.has_checkpoints
-        )
+        is_half_restored = sequence.phase is RESTORING and self._backend.traits.has_checkpoints
         if sequence.restore is not None:
             sequence.restore.give_up()
             sequence.restore = None
