@@ -6,7 +6,7 @@ next request then drops the same turns, and the shortened prompt stays a stable 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rekindle.chat.conversation import Conversation, Message, Role, n_leading_systems
 
@@ -14,15 +14,9 @@ FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
 KEPT_SHARE = 1 / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    conversation: Conversation
-    n_dropped: int  # messages
-
-
 def trim(
     conversation: Conversation, *, n_ctx: int, n_head: int, size_of: Callable[[Message], int]
-) -> Trimmed:
+) -> Conversation:
     """Drop the oldest turns. System, tools (`n_head` tokens) and the last turn stay.
 
     If the last turn alone is too long, its oldest rounds of calls and results are dropped.
@@ -38,9 +32,7 @@ def trim(
         sizes = [sum(map(size_of, each)) for each in rounds]
         skipped = _first_kept(sizes, full - n_asked, kept - n_asked)
         left = [*asked, *(message for each in rounds[skipped:] for message in each)]
-    messages = (*head, *left)
-    n_dropped = len(conversation.messages) - len(messages)
-    return Trimmed(replace(conversation, messages=messages), n_dropped)
+    return replace(conversation, messages=(*head, *left))
 
 
 def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:

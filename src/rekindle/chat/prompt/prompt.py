@@ -206,8 +206,9 @@ class PromptBuilder:
             shorter = trim(
                 conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
             )
-            prompt = self.from_conversation(shorter.conversation, recalls=recalls)
-            prompt = replace(prompt, n_dropped=shorter.n_dropped)
+            n_dropped = len(conversation.messages) - len(shorter.messages)
+            prompt = self.from_conversation(shorter, recalls=recalls)
+            prompt = replace(prompt, n_dropped=n_dropped)
         return prompt
 
     def _size(self, message: Message) -> int:
