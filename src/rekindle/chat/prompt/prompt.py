@@ -23,7 +23,8 @@ from rekindle.chat.conversation import (
     Tool,
     n_leading_systems,
 )
-from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.boundaries import Boundaries
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import (

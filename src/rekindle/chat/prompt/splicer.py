@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from os.path import commonprefix
 
-from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import call_meanings
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun

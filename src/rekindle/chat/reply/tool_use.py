@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rekindle.chat.conversation import Tool
-from rekindle.chat.dialects.base import Dialect, Schemas
-from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas, literals, usable_schemas
 from rekindle.chat.prompt.prompt import Prompt, schemas_of
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
