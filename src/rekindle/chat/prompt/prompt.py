@@ -262,11 +262,6 @@ class PromptBuilder:
         text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
         return self._plain(TokenRun(tokens), text)
 
-    def render(self, conversation: Conversation) -> tuple[PromptPiece, ...]:
-        return self._template.render(
-            conversation, add_generation_prompt=not conversation.continue_last
-        )
-
     def _plain(self, run: TokenRun, text: str) -> Prompt:
         if not run.tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
@@ -342,7 +337,8 @@ class PromptBuilder:
         changed: set[int] = set()
         while True:
             shown = _with_reasoning(conversation, restored)
-            before, layout = layout, Layout(self.render(shown), self._template.guard)
+            pieces = self._template.render(shown, add_generation_prompt=True)
+            before, layout = layout, Layout(pieces, self._template.guard)
             if before is None or before.text != layout.text:
                 splicer = Splicer(
                     layout, self._tokenize, self._dialect, schemas, self._tokenizer.end_strings
