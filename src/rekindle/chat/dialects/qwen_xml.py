@@ -21,7 +21,8 @@ def _call(cursor: Cursor, schemas: Schemas) -> ParsedCall:
     cursor.skip_space()
     while cursor.expect(PARAMETER, FUNCTION_END) == PARAMETER:
         key = cursor.until(">")
-        found[key] = _without_line_breaks(_value(cursor))
+        # The format puts a line break at each end.
+        found[key] = _value(cursor).removeprefix("\n").removesuffix("\n")
         cursor.skip_space()
     return ParsedCall(name, arguments_json(found, schemas.get(name, {})))
 
@@ -37,11 +38,6 @@ def _value(cursor: Cursor) -> str:
             return value
         cursor.position = behind
         value += PARAMETER_END
-
-
-def _without_line_breaks(value: str) -> str:
-    """Remove the line break that the format puts at each end."""
-    return value.removeprefix("\n").removesuffix("\n")
 
 
 def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:

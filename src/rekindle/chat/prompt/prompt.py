@@ -226,12 +226,10 @@ class PromptBuilder:
         )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
-    def after_reply(
-        self, prompt: Prompt, said: ParsedReply, call_ids: Sequence[str]
-    ) -> tuple[int, ...]:
+    def after_reply(self, prompt: Prompt, text: str) -> tuple[int, ...]:
         """Return the tokens that begin the next turn's prompt, up to its user message."""
         assert prompt.conversation is not None
-        answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
+        answered = prompt.conversation.with_reply(text, ())
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
@@ -265,19 +263,13 @@ class PromptBuilder:
     def _plain(self, run: TokenRun, text: str) -> Prompt:
         if not run.tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-
-        def remember(
-            reply: Sequence[int], _end_text: str, _said: ParsedReply, _call_ids: Sequence[str]
-        ) -> None:
-            self._texts.remember(run.key(), text, reply)
-
         return Prompt(
             tuple(run.tokens),
             (),
             text,
             remembered=tuple(run.remembered),
             namespace=self._namespace,
-            remember=remember,
+            remember=lambda reply, *_: self._texts.remember(run.key(), text, reply),
         )
 
     def _candidates(
