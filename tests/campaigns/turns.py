@@ -266,7 +266,7 @@ class Chat:
         yield f"{marks.opening}\n{reasoning}\n{marks.closing}\n\n{bare}"
 
     def _text(self, conversation: Conversation) -> str:
-        pieces = self._bench.prompts.render(conversation)
+        pieces = self._bench.template.render(conversation, add_generation_prompt=True)
         return "".join(piece.text for piece in pieces)
 
     def _shown(self, tokens: Sequence[int]) -> str:

@@ -29,14 +29,14 @@ class Embeddings:
     n_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
 class EmbeddingMaker:
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, end_token: int | None) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._end_token = end_token
+    engine: Engine
+    tokenizer: Tokenizer
+    end_token: int | None  # added to every text
 
     async def make(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
-        status = self._engine.status().embedder
+        status = self.engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
         tokens = await asyncio.to_thread(
@@ -46,7 +46,7 @@ class EmbeddingMaker:
         began = time.monotonic()
         outcome = "cancelled"
         try:
-            embedded = await self._engine.embed(EmbeddingRequest(id=request_id, inputs=tokens))
+            embedded = await self.engine.embed(EmbeddingRequest(id=request_id, inputs=tokens))
             outcome = "done"
         except RekindleError as error:
             outcome = f"failed: {error.message}"
@@ -79,14 +79,14 @@ class EmbeddingMaker:
 
     def _from_text(self, text: str, path: str) -> list[int]:
         try:
-            tokens = self._tokenizer.tokenize(text, parse_special=False)
+            tokens = self.tokenizer.tokenize(text, parse_special=False)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, path) from error
-        framed = (self._tokenizer.bos_token, *tokens, self._end_token)
+        framed = (self.tokenizer.bos_token, *tokens, self.end_token)
         return [token for token in framed if token is not None]
 
     def _check(self, tokens: Sequence[int], path: str) -> None:
         for index, token in enumerate(tokens):
-            if not 0 <= token < self._tokenizer.n_vocab:
+            if not 0 <= token < self.tokenizer.n_vocab:
                 where = f"{path}.{index}"
                 raise InvalidRequest(f"`{where}`: {token} is not a token of this model.", where)

@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from rekindle.chat.accounts.accounts import Account, Accounts
+from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.recent_prompts import PastPrompt, past_prompt
 from rekindle.chat.accounts.request_log import log_request
-from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
@@ -19,7 +18,7 @@ from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.stream import ReplyStream
-from rekindle.chat.reply.tool_use import ToolUse, ToolUses, control_tokens
+from rekindle.chat.reply.tool_use import ToolUse, ToolUses
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
@@ -51,6 +50,7 @@ class Responder:
         observers: Sequence[Observer],
     ) -> None:
         self.tokenizer = tokenizer
+        self.sessions = accounts.sessions
         self.default_sampling = default_sampling
         self.default_cache_prompt = default_cache_prompt
         self._default_overflow = default_overflow
@@ -63,7 +63,7 @@ class Responder:
         self._observers = (log_request, *observers)
         self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
-        self._marks = _mark_bytes(tokenizer, self._tool_uses.marks())
+        self._marks = self._tool_uses.mark_bytes()
 
     async def prepare_chat(
         self,
@@ -96,7 +96,9 @@ class Responder:
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
         use, asked = await asyncio.to_thread(self._plan, prompt, options)
-        account = self._open_account(asked, options)
+        cache = self._engine.status().cache
+        can_store = cache is None or cache.off_because is None
+        account = self._accounts.open(asked, options, self._text_of, can_store=can_store)
         terms = replace(options.terms, rank=account.rank)
         on_end = None
         if self._rewarmer is not None and options.cache_prompt:
@@ -114,18 +116,18 @@ class Responder:
                 terms=terms,
             )
         )
-        is_chat = prompt.conversation is not None
+        reader = None
+        if prompt.conversation is not None:
+            reader = ReplyReader(
+                self._dialect, use.schemas, prompt.begins_in_reasoning, self._bytes_of
+            )
         return ReplyStream(
             request_id,
             prompt,
             tokens,
             self.tokenizer,
             stop=options.stop,
-            reader=ReplyReader(
-                self._dialect, use.schemas, prompt.begins_in_reasoning, self._bytes_of
-            )
-            if is_chat
-            else None,
+            reader=reader,
             is_remembered=options.cache_prompt,
             on_end=on_end,
             account=account,
@@ -153,19 +155,10 @@ class Responder:
     def status(self) -> EngineStatus:
         return self._engine.status()
 
-    @property
-    def sessions(self) -> Sessions:
-        return self._accounts.sessions
-
     def _plan(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
         use = self._tool_uses.plan(prompt, options)
         asked = past_prompt(prompt, options.terms, model=self._model, reply_id=options.reply_id)
         return use, asked
-
-    def _open_account(self, asked: PastPrompt, options: ReplyOptions) -> Account:
-        cache = self._engine.status().cache
-        can_store = cache is None or cache.off_because is None
-        return self._accounts.open(asked, options, self._text_of, can_store=can_store)
 
     def _observe(self, record: RequestRecord) -> None:
         for observer in self._observers:
@@ -186,12 +179,3 @@ async def _timed(build: Callable[..., Prompt], *args: Any, **options: Any) -> Pr
     began = time.perf_counter()
     prompt = await asyncio.to_thread(build, *args, **options)
     return replace(prompt, build_seconds=time.perf_counter() - began)
-
-
-def _mark_bytes(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:
-    """Return the text of the control tokens that the dialect uses; all others are hidden."""
-    return {
-        token: text.encode()
-        for text, token in control_tokens(tokenizer).items()
-        if any(text in mark for mark in marks)
-    }

@@ -69,7 +69,7 @@ class Rewarmer:
             if not await self._is_idle():
                 return
             prompts = self._prompts.within(prompt.namespace)
-            ahead = await asyncio.to_thread(prompts.after_reply, prompt, said, ())
+            ahead = await asyncio.to_thread(prompts.after_reply, prompt, said.text)
             n_known = n_shared(np.array(ahead, np.int32), np.array(prompt.tokens + reply, np.int32))
             if len(ahead) - n_known >= MIN_TOKENS:
                 await self._compute(ahead, terms)

@@ -38,6 +38,6 @@ class Compactor:
         memory = self._memory
         memory.copy(slot, memory.scratch, start, stop)
         rows = memory.read(memory.scratch, ON_DEVICE)  # the blob only says where the rows are
-        memory.cut_out(slot, start, stop)
+        memory.clear(slot, start, stop)
         memory.write(memory.scratch, rows.data, ON_DEVICE)
         memory.move_from_scratch(slot, start, stop)

@@ -169,7 +169,7 @@ class LlamaBackend:
 
     def trim_slot(self, slot: int, n_keep: int) -> None:
         assert self.can_trim(slot, n_keep)
-        is_done = self._memory.trim(slot, n_keep)
+        is_done = self._memory.clear(slot, n_keep)
         assert is_done
 
     def copy_slot(self, source: int, target: int) -> None:
@@ -286,8 +286,8 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native.n_outputs_max = params.n_slots + 1
     native.n_threads = native.n_threads_batch = params.n_threads
     native.flash_attn_type = FLASH_ATTENTION[params.flash_attn]
-    native.type_k = _ggml_type(params.type_k)
-    native.type_v = _ggml_type(params.type_v)
+    native.type_k = getattr(lib, f"GGML_TYPE_{params.type_k.upper()}")
+    native.type_v = getattr(lib, f"GGML_TYPE_{params.type_v.upper()}")
     native.swa_full = params.swa_full
     # One buffer for all slots: slots can share prefixes, and one slot may use all of it.
     native.kv_unified = True
@@ -299,8 +299,3 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
             f"llama.cpp could not make a context of {params.n_cells} cells: {first_error()}"
         )
     return context
-
-
-def _ggml_type(name: str) -> int:
-    value: int = getattr(lib, f"GGML_TYPE_{name.upper()}")
-    return value

@@ -45,9 +45,13 @@ class SlotMemory:
         first: int = lib.llama_memory_seq_pos_min(self._memory, slot)
         return first
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, start: int = -1, stop: int = -1) -> bool:
+        """Remove all rows, or those of a range. Return False if llama.cpp refuses.
+
+        A range that ends before the last row is for models with attention alone.
+        """
         self.empty_spent_scratch()
-        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        return bool(lib.llama_memory_seq_rm(self._memory, slot, start, stop))
 
     def clear_all(self) -> None:
         self._scratch_is_spent = False
@@ -56,15 +60,6 @@ class SlotMemory:
         # multiplies masked cells by zero instead of skipping them.
         with_data = True
         lib.llama_memory_clear(self._memory, with_data)
-
-    def trim(self, slot: int, n_keep: int) -> bool:
-        self.empty_spent_scratch()
-        return bool(lib.llama_memory_seq_rm(self._memory, slot, n_keep, -1))
-
-    def cut_out(self, slot: int, start: int, stop: int) -> None:
-        """Remove a range of rows. Only for models with attention alone."""
-        self.empty_spent_scratch()
-        lib.llama_memory_seq_rm(self._memory, slot, start, stop)
 
     def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
         """Let the target share the source's cells. Ranges are for attention alone."""

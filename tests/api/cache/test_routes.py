@@ -120,7 +120,8 @@ def ask(
     app = FastAPI(exception_handlers=handlers)
     formats = [format_of(name) for name in FORMATS]
     sessions = Sessions()
-    sessions.book(sessions.use("", "ann"), Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9))
+    ledger = Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9)
+    sessions.use("", "ann").ledger = ledger
 
     models = Models(store or Store())
     models.responder.sessions = sessions

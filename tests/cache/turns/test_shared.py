@@ -11,7 +11,8 @@ from rekindle.cache.entry import Key
 from rekindle.cache.turns import shared as shared_turns
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.cache.turns.shared import ABSENT_SECONDS, TOUCH_SECONDS, SharedTurns
-from rekindle.chat.prompt.turn_memory import NamespacedTurns
+from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
+from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.stored_turns import StoredTurn
 from tests.cache.entries import MODEL, OTHER_MODEL
 from tests.cache.turns.writer import make_turn
@@ -156,13 +157,15 @@ def test_two_lookups_of_one_key_share_one_read(
 
 
 def test_namespaces_are_isolated_in_the_shared_store(start: Server, objects: MemoryObjects) -> None:
-    turn = make_turn(1)
+    said = ParsedReply("", "Yes.", ())
+    turn = Turn(prompt_key=bytes(16), gap_chars=0, tokens=(1, 2), said=said)
+    [key] = make_turn(1, n_keys=1).keys
     one, other = start(), start()
-    NamespacedTurns(one, "ours").keep(turn)
+    TurnMemory(one, "ours").remember(turn, [key])
     assert one._writer.flush(FLUSH_SECONDS)
-    assert NamespacedTurns(other, "theirs").find(turn.keys) == []
-    assert other.find(turn.keys) == []
-    assert NamespacedTurns(other, "ours").find(turn.keys) == [turn]
+    assert TurnMemory(other, "theirs").find([key]) == {key: []}
+    assert other.find([key]) == []
+    assert TurnMemory(other, "ours").find([key]) == {key: [turn]}
     assert b"ours" not in objects.everything()
 
 

@@ -331,8 +331,9 @@ def test_recent_prompts_are_bounded_in_number_and_bytes(n_sessions: int) -> None
     recent = RecentPrompts(max_bytes=50_000)
     for number in range(200):
         recent.add(past(f"{number} {STORY}", session=str(number % n_sessions)))
-        assert recent.n_bytes <= 50_000
-    assert len(recent) == MAX_PER_SESSION if n_sessions == 1 else len(recent) > 20
+        assert recent._prompts.n_bytes <= 50_000
+    n_kept = len(recent._prompts)
+    assert n_kept == MAX_PER_SESSION if n_sessions == 1 else n_kept > 20
     newest = past(f"199 {STORY}", session="new")
     best = recent.most_like(newest)
     assert best is not None

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rekindle.chat.conversation import Conversation, Message, Role, ToolCall
 from rekindle.chat.dialects import NAMES, choose
-from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls
-from rekindle.chat.dialects.syntax.json_text import dump
+from rekindle.chat.dialects.base import Dialect, ParsedCall, ParsedCalls
+from rekindle.chat.dialects.syntax.json_text import NotACall, dump
 from rekindle.chat.dialects.syntax.parameters import value_of
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.toolless import write_out_calls

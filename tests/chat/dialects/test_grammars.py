@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.chat.dialects.base import Dialect, Literal, Schemas
+from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.dialects.json_calls import HERMES
-from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
+from rekindle.chat.dialects.syntax.lark import Literal, Schemas, literals, usable_schemas
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.chat.dialects import choose
-from rekindle.chat.dialects.base import Dialect, ParsedCall, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.reply.parser import (
     ParsedReasoning,
     ParsedReply,

@@ -13,7 +13,7 @@ import pytest
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
 from rekindle.llama.grammar.compiler import GrammarCompiler
-from rekindle.llama.grammar.tokenizer import GrammarTokenizer
+from rekindle.llama.grammar.tokenizer import GrammarTokenizer, TokenizeFunction
 from rekindle.llama.tokenizer import deep_stack
 from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.pre_tokenizer import MAX_MATCH
@@ -197,7 +197,7 @@ def test_special_strings_in_a_constant_are_tokenised_in_parts(tmp_path: Path) ->
     constant = json.dumps("<b>" * 16_000).encode()
     for vocabulary in spm(tmp_path, "<b>"):
         tokenizer = GrammarTokenizer(vocabulary)
-        tokenize = tokenizer.function_type(tokenizer.pointer)
+        tokenize = TokenizeFunction(tokenizer.pointer)
         tokens = (ctypes.c_int32 * 20_000)()
         plain = (False, False)  # no special tokens, neither added nor parsed
         text = ctypes.create_string_buffer(constant)

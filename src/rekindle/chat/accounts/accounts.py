@@ -77,15 +77,12 @@ class Account:
         """Book what the prompt cost, and return why it was not cached further."""
         n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
         self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
-        self._accounts.sessions.book(
-            self._session,
-            Ledger(
-                requests=1,
-                prompt_tokens=event.n_prompt,
-                cached_tokens=event.n_cached,
-                prefilled_tokens=event.n_prompt - event.n_cached,
-                prefilled_twice_tokens=self.n_recomputed,
-            ),
+        self._session.ledger += Ledger(
+            requests=1,
+            prompt_tokens=event.n_prompt,
+            cached_tokens=event.n_cached,
+            prefilled_tokens=event.n_prompt - event.n_cached,
+            prefilled_twice_tokens=self.n_recomputed,
         )
         found = CacheOutcome(
             n_cached=event.n_cached,

@@ -1,7 +1,7 @@
 """Why a prompt missed the cache: what changed since the most similar earlier prompt."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from rekindle.chat.accounts.recent_prompts import PastPrompt, n_shared
@@ -49,13 +49,14 @@ def explain(
     )
     if not found.uses_cache:
         return Miss(reason=MissReason.CACHE_OFF, tokens_lost=n_gone)
-    change = None
+    change, n_lost = None, 0
     if earlier is not None:
-        change = _change(now, earlier, found.n_cached, text_of)
-    if n_gone >= GRAIN and (change is None or change.tokens_lost < 2 * n_gone):
+        n_lost = min(len(earlier.tokens), len(now.tokens) - 1) - found.n_cached
+        change = _change(now, earlier, text_of) if n_lost >= GRAIN else None
+    if n_gone >= GRAIN and (change is None or n_lost < 2 * n_gone):
         return Miss(reason=_gone_because(found, n_gone), tokens_lost=n_gone)
     if change is not None:
-        return change
+        return replace(change, tokens_lost=n_lost)
     is_new = earlier is None or earlier.model != now.model
     if is_new and max(found.n_known, found.n_cached) < GRAIN:
         return Miss(reason=MissReason.FIRST_REQUEST)
@@ -70,42 +71,29 @@ def _gone_because(found: CacheOutcome, n_gone: int) -> MissReason:
     return MissReason.EVICTED if found.can_store else MissReason.CACHE_OFF
 
 
-def _change(now: PastPrompt, earlier: PastPrompt, n_cached: int, text_of: TextOf) -> Miss | None:
-    n_lost = min(len(earlier.tokens), len(now.tokens) - 1) - n_cached
-    if n_lost < GRAIN:
-        return None
+def _change(now: PastPrompt, earlier: PastPrompt, text_of: TextOf) -> Miss | None:
+    """Return what changed. The caller knows how many tokens it cost."""
     shared = n_shared(now.tokens, earlier.tokens)
     is_same_model = now.model == earlier.model
     if now.conversation is None or earlier.conversation is None:
-        return _raw_change(now, earlier, shared, n_lost, text_of) if is_same_model else None
+        return _raw_change(now, earlier, shared, text_of) if is_same_model else None
     place = _first_change(earlier.conversation.messages, now.conversation.messages)
     if place is not None and _is_new_branch(now.conversation.messages, place):
         return None
     if not is_same_model:
-        return Miss(
-            reason=MissReason.OTHER_MODEL,
-            expected=earlier.model,
-            got=now.model,
-            tokens_lost=n_lost,
-        )
-    tools = _tools_changed(earlier.conversation.tools, now.conversation.tools, n_lost)
+        return Miss(reason=MissReason.OTHER_MODEL, expected=earlier.model, got=now.model)
+    tools = _tools_changed(earlier.conversation.tools, now.conversation.tools)
     if tools is not None:
         return tools
     if place is not None:
-        return _message_changed(earlier.conversation, now.conversation, place, n_lost)
+        return _message_changed(earlier.conversation, now.conversation, place)
     if shared + GRAIN > len(earlier.tokens):
         return None
-    return _difference(
-        MissReason.TEMPLATE_REWROTE_TURN,
-        *_token_texts(now, earlier, shared, text_of),
-        message=_turn_at(now, earlier),
-        tokens_lost=n_lost,
-    )
+    texts = _token_texts(now, earlier, shared, text_of)
+    return _difference(MissReason.TEMPLATE_REWROTE_TURN, *texts, message=_turn_at(now, earlier))
 
 
-def _raw_change(
-    now: PastPrompt, earlier: PastPrompt, shared: int, n_lost: int, text_of: TextOf
-) -> Miss | None:
+def _raw_change(now: PastPrompt, earlier: PastPrompt, shared: int, text_of: TextOf) -> Miss | None:
     """Return an edit if the end of the earlier prompt occurs again.
 
     Otherwise the prompts only share a beginning, and None is returned.
@@ -115,7 +103,7 @@ def _raw_change(
     if len(ending) < GRAIN or now.tokens[shared:].tobytes().find(ending.tobytes()) < 0:
         return None
     texts = _token_texts(now, earlier, shared, text_of)
-    return _difference(MissReason.TEXT_CHANGED, *texts, part="text", tokens_lost=n_lost)
+    return _difference(MissReason.TEXT_CHANGED, *texts, part="text")
 
 
 def _is_new_branch(messages: Sequence[Message], place: int) -> bool:
@@ -129,14 +117,12 @@ def _is_new_branch(messages: Sequence[Message], place: int) -> bool:
     return place in users[:1] and not is_answered
 
 
-def _tools_changed(before: Sequence[Tool], now: Sequence[Tool], n_lost: int) -> Miss | None:
+def _tools_changed(before: Sequence[Tool], now: Sequence[Tool]) -> Miss | None:
     for old, new in zip_longest(before, now):
         expected, got = (_definition(old), _definition(new))
         if expected != got:
             tool = old or new
-            return _difference(
-                MissReason.TOOLS_CHANGED, expected, got, part=tool.name, tokens_lost=n_lost
-            )
+            return _difference(MissReason.TOOLS_CHANGED, expected, got, part=tool.name)
     return None
 
 
@@ -157,13 +143,13 @@ def _first_change(before: Sequence[Message], now: Sequence[Message]) -> int | No
     return None
 
 
-def _message_changed(before: Conversation, now: Conversation, place: int, n_lost: int) -> Miss:
+def _message_changed(before: Conversation, now: Conversation, place: int) -> Miss:
     old, new = before.messages[place], now.messages[place]
     changed = _changed_part(old, new, str.strip) or _changed_part(old, new, str)
     part, expected, got = changed or (None, old.text, new.text)
     is_system = Role.SYSTEM in (old.role, new.role)
     reason = MissReason.SYSTEM_CHANGED if is_system else MissReason.TEXT_CHANGED
-    return _difference(reason, expected, got, message=place, part=part, tokens_lost=n_lost)
+    return _difference(reason, expected, got, message=place, part=part)
 
 
 def _changed_part(
@@ -232,7 +218,6 @@ def _difference(
     *,
     message: int | None = None,
     part: str | None = None,
-    tokens_lost: int,
 ) -> Miss:
     """Return a miss with both texts cut around their first difference."""
     place = _n_shared_characters(expected, got)
@@ -243,7 +228,6 @@ def _difference(
         before=expected[max(place - BEFORE_CHARACTERS, 0) : place],
         expected=expected[place : place + SHOWN_CHARACTERS],
         got=got[place : place + SHOWN_CHARACTERS],
-        tokens_lost=tokens_lost,
     )
 
 

@@ -80,17 +80,10 @@ class RecentPrompts:
         self._prompts = BoundedCache[int, PastPrompt](max_items=MAX_PROMPTS, max_bytes=max_bytes)
         self._numbers = count()
 
-    @property
-    def n_bytes(self) -> int:
-        return self._prompts.n_bytes
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
     def add(self, past: PastPrompt) -> None:
         of_session = [
             number
-            for number, each in zip(self._prompts, self._prompts.values(), strict=True)
+            for number, each in self._prompts.items()
             if (each.namespace, each.session) == (past.namespace, past.session)
         ]
         if len(of_session) == MAX_PER_SESSION:

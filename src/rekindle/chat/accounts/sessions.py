@@ -42,7 +42,6 @@ class Session:
 class Sessions:
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._sessions = BoundedCache[tuple[str, str], Session](max_items=max_sessions)
-        self._totals = Ledger()
 
     def use(self, namespace: str, session_id: str) -> Session:
         """Return the session, made on its first use, and mark it as used now."""
@@ -51,14 +50,6 @@ class Sessions:
         session.used_at = time.time()
         self._sessions.put(key, session)
         return session
-
-    def book(self, session: Session, entry: Ledger) -> None:
-        session.ledger += entry
-        self._totals += entry
-
-    def totals(self) -> Ledger:
-        """Return the sum over all sessions since the start, dropped ones included."""
-        return self._totals
 
     def list(self, namespace: str) -> Sequence[Session]:
         """Return the sessions of a namespace, most recently used first."""

@@ -1,6 +1,8 @@
 """The dialects, and the choice of one by the chat template. Model names do not matter."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from rekindle.chat.dialects.base import Dialect, ReasoningMarks
 from rekindle.chat.dialects.deepseek import BARE, FENCED
@@ -19,6 +21,8 @@ from rekindle.chat.dialects.pythonic import LFM2, TOOL_CODE
 from rekindle.chat.dialects.qwen_xml import QWEN_XML, SEED
 from rekindle.errors import StartupError
 
+T = TypeVar("T")
+
 GENERIC_NAME = "generic"
 
 
@@ -30,9 +34,6 @@ class Family:
     signs: tuple[str, ...]
     dialect: Dialect
     variants: tuple[tuple[str, Dialect], ...] = ()  # by a sign that the template contains too
-
-    def dialect_of(self, source: str) -> Dialect:
-        return next((each for sign, each in self.variants if sign in source), self.dialect)
 
 
 _BAR = "\uff5c"  # DeepSeek's
@@ -69,14 +70,22 @@ NAMES = (*dict.fromkeys(family.name for family in _FAMILIES), GENERIC_NAME)
 
 _THINK = ReasoningMarks("<think>", "</think>")  # models write it even without instruction
 
+# By a sign that the template contains. The first match is used.
 _REASONING = (
-    ReasoningMarks("<|channel>thought\n", "<channel|>", anywhere=True),
-    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
-    ReasoningMarks("<seed:think>", "</seed:think>"),
-    ReasoningMarks("[THINK]", "[/THINK]"),
-    _THINK,
-    ReasoningMarks("<reasoning>", "</reasoning>"),
+    ("<|channel|>", HARMONY_REASONING),
+    ("<|channel>thought", ReasoningMarks("<|channel>thought\n", "<channel|>", anywhere=True)),
+    ("<|START_THINKING|>", ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>")),
+    ("<seed:think>", ReasoningMarks("<seed:think>", "</seed:think>")),
+    ("[THINK]", ReasoningMarks("[THINK]", "[/THINK]")),
+    ("<think>", _THINK),
+    ("<reasoning>", ReasoningMarks("<reasoning>", "</reasoning>")),
 )
+_HIDDEN = (
+    ("<|channel|>", HARMONY_HIDDEN),
+    ("<|START_RESPONSE|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+)
+# Granite's template asks for answers in these.
+_HIDDEN_AT_EDGES = (("<response></response>", ("<response>", "</response>")),)
 
 
 def choose(template_source: str, *, supports_tools: bool, override: str | None = None) -> Dialect:
@@ -87,9 +96,9 @@ def choose(template_source: str, *, supports_tools: bool, override: str | None =
     dialect = _dialect(template_source, supports_tools=supports_tools, override=override)
     return replace(
         dialect,
-        reasoning=_reasoning(template_source),
-        hidden=dialect.hidden + _hidden(template_source),
-        hidden_at_edges=dialect.hidden_at_edges + _hidden_at_edges(template_source),
+        reasoning=_first(_REASONING, template_source, _THINK),
+        hidden=dialect.hidden + _first(_HIDDEN, template_source, ()),
+        hidden_at_edges=dialect.hidden_at_edges + _first(_HIDDEN_AT_EDGES, template_source, ()),
     )
 
 
@@ -102,25 +111,10 @@ def _dialect(source: str, *, supports_tools: bool, override: str | None) -> Dial
         if family.name == override or (
             override is None and all(sign in source for sign in family.signs)
         ):
-            return family.dialect_of(source)
+            return _first(family.variants, source, family.dialect)
     return HERMES
 
 
-def _reasoning(source: str) -> ReasoningMarks:
-    if "<|channel|>" in source:
-        return HARMONY_REASONING
-    return next((m for m in _REASONING if m.opening.strip() in source), _THINK)
-
-
-def _hidden(source: str) -> tuple[str, ...]:
-    if "<|channel|>" in source:
-        return HARMONY_HIDDEN
-    if "<|START_RESPONSE|>" in source:
-        return ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
-    return ()
-
-
-def _hidden_at_edges(source: str) -> tuple[str, ...]:
-    if "<response></response>" in source:  # Granite's template asks for answers in these
-        return ("<response>", "</response>")
-    return ()
+def _first(rows: Iterable[tuple[str, T]], source: str, default: T) -> T:
+    """Return the value of the first sign that the source contains."""
+    return next((value for sign, value in rows if sign in source), default)

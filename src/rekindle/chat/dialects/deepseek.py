@@ -4,11 +4,12 @@ Its marks contain a fullwidth bar, and a block character instead of the undersco
 """
 
 from dataclasses import replace
+from functools import partial
 
-from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.cursor import Cursor
 from rekindle.chat.dialects.syntax.json_text import arguments
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.generation.request import Trigger
 
 
@@ -38,18 +39,8 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     return [ParsedCall(name, written)]
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    form = "{name} {separator} {arguments} SPACE?"
-    return _source(schemas, form, literal, parallel=parallel)
-
-
-def _fenced_grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    form = r'"function" {separator} {name} "\n```json\n" {arguments} "\n```"'
-    return _source(schemas, form, literal, parallel=parallel)
-
-
-def _source(schemas: Schemas, form: str, literal: Literal, *, parallel: bool) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas, form: str) -> str:
+    literal = rules.literal
     written = rules.calls(
         schemas,
         lambda name, arguments: form.format(
@@ -58,16 +49,19 @@ def _source(schemas: Schemas, form: str, literal: Literal, *, parallel: bool) ->
         name="written",
     )
     call = rules.add("call", f"{literal(CALL_BEGIN)} {written} {literal(CALL_END)}")
-    calls = repeated(call, parallel=parallel)
-    return rules.source(f"({literal(CALLS_BEGIN)})? {calls} SPACE? {literal(CALLS_END)}")
+    return f"({literal(CALLS_BEGIN)})? {rules.repeated(call)} SPACE? {literal(CALLS_END)}"
+
+
+_BARE = "{name} {separator} {arguments} SPACE?"
+_FENCED = r'"function" {separator} {name} "\n```json\n" {arguments} "\n```"'
 
 
 BARE = Dialect(
     name="deepseek",
     triggers=(Trigger(CALLS_BEGIN), Trigger(CALL_BEGIN)),
     endings=(CALL_END,),
-    read=reader(_walk),
-    grammar=_grammar,
+    walk=_walk,
+    write=partial(_write, form=_BARE),
     hidden=(CALLS_END,),
 )
-FENCED = replace(BARE, grammar=_fenced_grammar)
+FENCED = replace(BARE, write=partial(_write, form=_FENCED))

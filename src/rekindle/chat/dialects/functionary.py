@@ -1,9 +1,9 @@
 """Functionary 3.1, and Llama 3 in its custom format: JSON arguments in a tag with the name."""
 
-from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.base import ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
 from rekindle.chat.dialects.syntax.json_text import arguments
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 
 OPENING, CLOSING = "<function=", "</function>"
 
@@ -17,15 +17,14 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     return [ParsedCall(name, written)]
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
     call = rules.calls(
         schemas,
         lambda name, arguments: (
-            f'{literal(OPENING)} {quote(name)} ">" {arguments} {literal(CLOSING)}'
+            f'{rules.literal(OPENING)} {quote(name)} ">" {arguments} {rules.literal(CLOSING)}'
         ),
     )
-    return rules.source(repeated(call, parallel=parallel))
+    return rules.repeated(call)
 
 
-FUNCTIONARY = dialect_between("functionary", OPENING, CLOSING, _walk, _grammar)
+FUNCTIONARY = dialect_between("functionary", OPENING, CLOSING, _walk, _write)

@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
+from rekindle.chat.dialects.base import Dialect, ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
 from rekindle.chat.dialects.syntax.json_text import dump, load
-from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, Schemas, quote, with_definitions
 from rekindle.chat.dialects.syntax.members import Item, declared, separated
 from rekindle.chat.dialects.syntax.parameters import resolved, types
 from rekindle.chat.dialects.syntax.tagged import text_pattern
@@ -112,8 +112,8 @@ def _dialect(opening: str, closing: str, mark: str) -> Dialect:
         cursor.skip_space().expect(closing)
         return [ParsedCall(name, dump(found))]
 
-    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        rules = Rules(literal)
+    def write(rules: Rules, schemas: Schemas) -> str:
+        literal = rules.literal
         call = rules.calls(
             schemas,
             lambda name, arguments: (
@@ -121,9 +121,9 @@ def _dialect(opening: str, closing: str, mark: str) -> Dialect:
             ),
             lambda rule, schema: _ArgumentWriter(rules, mark, schema).object(rule, schema),
         )
-        return rules.source(repeated(call, parallel=parallel))
+        return rules.repeated(call)
 
-    return dialect_between("gemma", opening, closing, walk, grammar)
+    return dialect_between("gemma", opening, closing, walk, write)
 
 
 GEMMA4 = _dialect("<|tool_call>", "<tool_call|>", '<|"|>')

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.base import ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.chat.dialects.syntax.parameters import arguments_json
 from rekindle.chat.dialects.syntax.tagged import parameters
 
@@ -26,8 +26,8 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     return [ParsedCall(name, arguments_json(found, schemas.get(name, {})))]
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
+    literal = rules.literal
     opening = (f"SPACE? {literal(KEY)}", f"{literal(KEY_END)} SPACE? {literal(VALUE)}")
     call = rules.calls(
         schemas,
@@ -36,7 +36,7 @@ def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         ),
         partial(parameters, rules, opening=opening, closing=VALUE_END),
     )
-    return rules.source(repeated(call, parallel=parallel))
+    return rules.repeated(call)
 
 
-GLM = dialect_between("glm", OPENING, CLOSING, _walk, _grammar)
+GLM = dialect_between("glm", OPENING, CLOSING, _walk, _write)

@@ -3,10 +3,10 @@
 A call ends the turn with an end token of its own, which is not part of the reply.
 """
 
-from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, ReasoningMarks, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.base import Dialect, ParsedCall, ReasoningMarks
+from rekindle.chat.dialects.syntax.cursor import Cursor
 from rekindle.chat.dialects.syntax.json_text import arguments
-from rekindle.chat.dialects.syntax.lark import Rules, quote
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.generation.request import Trigger
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -47,21 +47,20 @@ def _skip_channel(cursor: Cursor) -> None:
         cursor.skip_space()
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
+def _write(rules: Rules, schemas: Schemas) -> str:
     """Write the grammar. The recipient may stand before the channel or behind it."""
-    rules = Rules(literal)
+    literal = rules.literal
     start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
     json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'
     rules.add("to_front", f'({start} " ")? "{TO}"')
     rules.add("to_behind", f'({start})? {channel} ("commentary" | "analysis") " {TO}"')
-    call = rules.calls(
+    return rules.calls(
         schemas,
         lambda name, arguments: (
             f'(to_front {quote(name)} {channel} "commentary" | to_behind {quote(name)})'
             f" {json_type} {arguments}"
         ),
     )
-    return rules.source(call)
 
 
 HARMONY = Dialect(
@@ -73,6 +72,6 @@ HARMONY = Dialect(
         Trigger(TO, at_start=True),  # the prompt ends with the start of the message
     ),
     endings=("}",),
-    read=reader(_walk),
-    grammar=_grammar,
+    walk=_walk,
+    write=_write,
 )

@@ -6,10 +6,10 @@ Hermes, Qwen 2.5 and 3, and the many that copied them write one object; others w
 
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
-from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
-from rekindle.chat.dialects.syntax.lark import PLAIN, Form, Rules, json_call, repeated
+from rekindle.chat.dialects.base import Dialect, ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.json_text import NotACall, arguments, elements, load, members
+from rekindle.chat.dialects.syntax.lark import PLAIN, Form, Rules, Schemas, json_call
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -41,13 +41,12 @@ def object_dialect(name: str, *, opening: str, closing: str) -> Dialect:
         cursor.skip_space().expect(closing)
         return [call_from(call)]
 
-    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        rules = Rules(literal)
+    def write(rules: Rules, schemas: Schemas) -> str:
         call = json_call(rules, schemas)
-        tagged = f"{literal(opening)} SPACE? {call} SPACE? {literal(closing)}"
-        return rules.source(repeated(rules.add("tagged", tagged), parallel=parallel))
+        tagged = f"{rules.literal(opening)} SPACE? {call} SPACE? {rules.literal(closing)}"
+        return rules.repeated(rules.add("tagged", tagged))
 
-    return dialect_between(name, opening, closing, walk, grammar)
+    return dialect_between(name, opening, closing, walk, write)
 
 
 def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = PLAIN) -> Dialect:
@@ -60,14 +59,12 @@ def list_dialect(name: str, *, opening: str, closing: str | None, form: Form = P
             cursor.skip_space().expect(closing)
         return calls_from(calls)
 
-    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        rules = Rules(literal)
-        call = json_call(rules, schemas, form)
-        calls = repeated(call, parallel=parallel, separator='"," SPACE?')
-        end = f"SPACE? {literal(closing)}" if closing is not None else ""
-        return rules.source(f'{literal(opening)} SPACE? "[" SPACE? {calls} SPACE? "]" {end}')
+    def write(rules: Rules, schemas: Schemas) -> str:
+        calls = rules.repeated(json_call(rules, schemas, form), separator='"," SPACE?')
+        end = f"SPACE? {rules.literal(closing)}" if closing is not None else ""
+        return f'{rules.literal(opening)} SPACE? "[" SPACE? {calls} SPACE? "]" {end}'
 
-    return dialect_between(name, opening, closing or "]", walk, grammar)
+    return dialect_between(name, opening, closing or "]", walk, write)
 
 
 _CALL_ID = r'"\"tool_call_id\"" SPACE? ":" SPACE? /"[0-9]{1,3}"/ "," SPACE?'

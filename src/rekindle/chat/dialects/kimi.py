@@ -2,10 +2,10 @@
 
 import re
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
-from rekindle.chat.dialects.syntax.json_text import arguments
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.json_text import NotACall, arguments
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.generation.request import Trigger
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -28,8 +28,8 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     return [ParsedCall(call_id[1], written)]
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
+    literal = rules.literal
     call = rules.calls(
         schemas,
         lambda name, arguments: (
@@ -37,15 +37,14 @@ def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
             f" {literal(ARGUMENTS)} {arguments} {literal(CALL_END)}"
         ),
     )
-    calls = repeated(call, parallel=parallel)
-    return rules.source(f"({literal(SECTION_BEGIN)})? {calls} {literal(SECTION_END)}")
+    return f"({literal(SECTION_BEGIN)})? {rules.repeated(call)} {literal(SECTION_END)}"
 
 
 KIMI = Dialect(
     name="kimi",
     triggers=(Trigger(SECTION_BEGIN), Trigger(CALL_BEGIN)),
     endings=(CALL_END,),
-    read=reader(_walk),
-    grammar=_grammar,
+    walk=_walk,
+    write=_write,
     hidden=(SECTION_END,),
 )

@@ -1,10 +1,10 @@
 """Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall
 from rekindle.chat.dialects.json_calls import call_from
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
-from rekindle.chat.dialects.syntax.json_text import members
-from rekindle.chat.dialects.syntax.lark import Form, Rules, json_call, quote, repeated
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.json_text import NotACall, members
+from rekindle.chat.dialects.syntax.lark import Form, Rules, Schemas, json_call, quote
 from rekindle.generation.request import Trigger
 
 PYTHON_TAG = "<|python_tag|>"
@@ -24,13 +24,12 @@ def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
     return [call_from(source)]
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
     typed = (rf'{quote(each)} "," SPACE? "\"name\""' for each in _TYPED)
     head = rules.one_of("head", (*map(quote, _NAMED), *typed))
     call = json_call(rules, schemas, Form(head, arguments_key="parameters"))
-    calls = repeated(call, parallel=parallel, separator='"; "')
-    return rules.source(f"({literal(PYTHON_TAG)})? {calls}")
+    calls = rules.repeated(call, separator='"; "')
+    return f"({rules.literal(PYTHON_TAG)})? {calls}"
 
 
 LLAMA3 = Dialect(
@@ -42,6 +41,6 @@ LLAMA3 = Dialect(
         *(Trigger(f"; {beginning}", at_start=True) for beginning in _BEGINNINGS),
     ),
     endings=("}",),
-    read=reader(_walk),
-    grammar=_grammar,
+    walk=_walk,
+    write=_write,
 )

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.base import ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.chat.dialects.syntax.parameters import arguments_json
 from rekindle.chat.dialects.syntax.tagged import parameters
 
@@ -35,8 +35,8 @@ def _found(cursor: Cursor) -> dict[str, str]:
     return found
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
+    literal = rules.literal
     opening = (literal(PARAMETER), literal('">'))
     call = rules.calls(
         schemas,
@@ -45,8 +45,8 @@ def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
         ),
         partial(parameters, rules, opening=opening, closing=f"{PARAMETER_END}\n"),
     )
-    calls = repeated(call, parallel=parallel, separator='"\\n"')
-    return rules.source(f'{literal(OPENING)} "\\n" {calls} "\\n" {literal(CLOSING)}')
+    calls = rules.repeated(call, separator='"\\n"')
+    return f'{literal(OPENING)} "\\n" {calls} "\\n" {literal(CLOSING)}'
 
 
-MINIMAX = dialect_between("minimax", OPENING, CLOSING, _walk, _grammar)
+MINIMAX = dialect_between("minimax", OPENING, CLOSING, _walk, _write)

@@ -3,11 +3,11 @@
 import re
 from dataclasses import replace
 
-from rekindle.chat.dialects.base import Literal, ParsedCall, Schemas
+from rekindle.chat.dialects.base import ParsedCall
 from rekindle.chat.dialects.json_calls import calls_from, list_dialect
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
+from rekindle.chat.dialects.syntax.cursor import Cursor
 from rekindle.chat.dialects.syntax.json_text import arguments, elements, load, members
-from rekindle.chat.dialects.syntax.lark import Form, Rules, quote, repeated
+from rekindle.chat.dialects.syntax.lark import Form, Rules, Schemas, quote
 
 OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -36,8 +36,8 @@ def _checked(call_id: object) -> str:
     return call_id if isinstance(call_id, str) and _SHORT_ID.fullmatch(call_id) else ""
 
 
-def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-    rules = Rules(literal)
+def _write(rules: Rules, schemas: Schemas) -> str:
+    literal = rules.literal
     call_id = f"({literal(CALL_ID)} /[a-zA-Z0-9]{{9}}/)?"
     call = rules.calls(
         schemas,
@@ -45,11 +45,11 @@ def _grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
             f"{literal(OPENING)} {quote(name)} {call_id} {literal(ARGS)} {arguments}"
         ),
     )
-    return rules.source(repeated(call, parallel=parallel))
+    return rules.repeated(call)
 
 
 _LISTED = list_dialect(
     "mistral", opening=OPENING, closing=None, form=Form(tail=f'{_ID} SPACE? "}}"')
 )
-LISTED = replace(_LISTED, read=reader(_walk), endings=("]", "}"))
-NAMED = replace(LISTED, grammar=_grammar)
+LISTED = replace(_LISTED, walk=_walk, endings=("]", "}"))
+NAMED = replace(LISTED, write=_write)

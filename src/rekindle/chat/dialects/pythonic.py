@@ -4,10 +4,10 @@ import re
 from functools import partial
 from typing import Any
 
-from rekindle.chat.dialects.base import Dialect, Literal, NotACall, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, dialect_between
-from rekindle.chat.dialects.syntax.json_text import dump
-from rekindle.chat.dialects.syntax.lark import Rules, Schema, quote, repeated, with_definitions
+from rekindle.chat.dialects.base import Dialect, ParsedCall, dialect_between
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.json_text import NotACall, dump
+from rekindle.chat.dialects.syntax.lark import Rules, Schema, Schemas, quote, with_definitions
 from rekindle.chat.dialects.syntax.members import Item, declared, separated
 from rekindle.chat.dialects.syntax.parameters import PYTHON_CONSTANTS, resolved, types
 
@@ -119,19 +119,18 @@ def _dialect(name: str, opening: str, closing: str, *, listed: bool) -> Dialect:
         cursor.skip_space().expect(closing)
         return calls
 
-    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        rules = Rules(literal)
-        call = rules.calls(
+    def write(rules: Rules, schemas: Schemas) -> str:
+        calls = rules.calls(
             schemas,
             lambda name, arguments: f'{quote(name)} "(" {arguments} ")"',
             partial(_arguments, rules),
         )
-        calls = repeated(call, parallel=parallel and listed, separator='", "')
         if listed:
+            calls = rules.repeated(calls, separator='", "')
             calls = f'"[" {calls} "]"'
-        return rules.source(f"{literal(opening)} SPACE? {calls} SPACE? {literal(closing)}")
+        return f"{rules.literal(opening)} SPACE? {calls} SPACE? {rules.literal(closing)}"
 
-    return dialect_between(name, opening, closing, walk, grammar)
+    return dialect_between(name, opening, closing, walk, write)
 
 
 LFM2 = _dialect("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", listed=True)

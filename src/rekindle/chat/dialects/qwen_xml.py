@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from rekindle.chat.dialects.base import Dialect, Literal, ParsedCall, Schemas
-from rekindle.chat.dialects.syntax.cursor import Cursor, reader
-from rekindle.chat.dialects.syntax.lark import Rules, quote, repeated
+from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.cursor import Cursor
+from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.chat.dialects.syntax.parameters import arguments_json
 from rekindle.chat.dialects.syntax.tagged import parameters
 from rekindle.generation.request import Trigger
@@ -21,7 +21,8 @@ def _call(cursor: Cursor, schemas: Schemas) -> ParsedCall:
     cursor.skip_space()
     while cursor.expect(PARAMETER, FUNCTION_END) == PARAMETER:
         key = cursor.until(">")
-        found[key] = _without_line_breaks(_value(cursor))
+        # The format puts a line break at each end.
+        found[key] = _value(cursor).removeprefix("\n").removesuffix("\n")
         cursor.skip_space()
     return ParsedCall(name, arguments_json(found, schemas.get(name, {})))
 
@@ -39,11 +40,6 @@ def _value(cursor: Cursor) -> str:
         value += PARAMETER_END
 
 
-def _without_line_breaks(value: str) -> str:
-    """Remove the line break that the format puts at each end."""
-    return value.removeprefix("\n").removesuffix("\n")
-
-
 def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
     def walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
         opened = cursor.accept(opening)
@@ -52,8 +48,8 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
             cursor.skip_space().expect(closing)
         return [call]
 
-    def grammar(schemas: Schemas, *, parallel: bool, literal: Literal) -> str:
-        rules = Rules(literal)
+    def write(rules: Rules, schemas: Schemas) -> str:
+        literal = rules.literal
         before_value = (literal(PARAMETER), literal(f">{line_break}"))
         behind_value = f"{line_break}{PARAMETER_END}\n"
         function = rules.calls(
@@ -64,14 +60,14 @@ def _dialect(opening: str, closing: str, *, line_break: str) -> Dialect:
         )
         end = f'{literal(FUNCTION_END)} "\\n" {literal(closing)}'
         call = rules.add("call", f'({literal(opening)} "\\n")? {function} {end}')
-        return rules.source(repeated(call, parallel=parallel))
+        return rules.repeated(call)
 
     return Dialect(
         name="qwen_xml",
         triggers=(Trigger(opening), Trigger(FUNCTION)),
         endings=(closing, FUNCTION_END),
-        read=reader(walk),
-        grammar=grammar,
+        walk=walk,
+        write=write,
         # Qwen3-Coder sometimes leaves out the opening tag, but writes this one.
         hidden_at_edges=(closing,),
     )

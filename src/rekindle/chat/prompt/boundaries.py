@@ -1,7 +1,7 @@
 """Where messages end in a prompt: positions where a later prompt is likely to diverge."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.chat.prompt.splicer import Spliced
@@ -15,15 +15,13 @@ from rekindle.generation.tokenizer import Tokenizer
 MAX_USER_BOUNDARIES = 2
 
 
+@dataclass(frozen=True, slots=True)
 class Boundaries:
     """Finds a message's end by rendering the conversation up to that message."""
 
-    def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, tokenize: PieceTokenizer
-    ) -> None:
-        self._template = template
-        self._tokenizer = tokenizer
-        self._tokenize = tokenize
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    tokenize: PieceTokenizer
 
     def prefix_lengths(self, conversation: Conversation, text: str) -> tuple[int, list[int]]:
         """Return where the history ends in the text, and the lengths of its prefixes."""
@@ -45,7 +43,7 @@ class Boundaries:
         messages = conversation.messages[:n_messages]
         shorter = replace(conversation, messages=messages, continue_last=False)
         try:
-            pieces = self._template.render(shorter, add_generation_prompt=False)
+            pieces = self.template.render(shorter, add_generation_prompt=False)
         except InvalidRequest:
             return None  # some templates refuse a conversation that ends here
         prefix = "".join(piece.text for piece in pieces)
@@ -75,8 +73,8 @@ class Boundaries:
 
     def _position_in(self, piece: PromptPiece, n_chars: int) -> int | None:
         n_bytes = len(piece.text[:n_chars].encode("utf-8", "replace"))
-        for position, token in enumerate(self._tokenize(piece)):
+        for position, token in enumerate(self.tokenize(piece)):
             if n_bytes <= 0:
                 return position if n_bytes == 0 else None
-            n_bytes -= len(self._tokenizer.detokenize((token,), render_special=True))
+            n_bytes -= len(self.tokenizer.detokenize((token,), render_special=True))
         return None

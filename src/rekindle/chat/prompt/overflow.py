@@ -6,7 +6,7 @@ next request then drops the same turns, and the shortened prompt stays a stable 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rekindle.chat.conversation import Conversation, Message, Role, n_leading_systems
 
@@ -14,33 +14,31 @@ FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
 KEPT_SHARE = 1 / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    conversation: Conversation
-    n_dropped: int  # messages
-
-
 def trim(
     conversation: Conversation, *, n_ctx: int, n_head: int, size_of: Callable[[Message], int]
-) -> Trimmed:
+) -> Conversation:
     """Drop the oldest turns. System, tools (`n_head` tokens) and the last turn stay.
 
     If the last turn alone is too long, its oldest rounds of calls and results are dropped.
     """
-    head, turns = _turns(conversation.messages)
+    messages = conversation.messages
+    n_leading = n_leading_systems(messages)
+    turns = _grouped(
+        messages[n_leading:],
+        lambda message, before: message.role is Role.USER and before.role is not Role.USER,
+    )
     full, kept = int(n_ctx * FULL_SHARE) - n_head, int(n_ctx * KEPT_SHARE) - n_head
     sizes = [sum(map(size_of, turn)) for turn in turns]
     first = _first_kept(sizes, full, kept)
     left = [message for turn in turns[first:] for message in turn]
     if first == len(turns) - 1 and sizes[-1] > full:
-        asked, rounds = _rounds(turns[-1])
+        rounds = _grouped(turns[-1], lambda message, _: message.role is Role.ASSISTANT)
+        asked = rounds.pop(0) if rounds[0][0].role is not Role.ASSISTANT else []
         n_asked = sum(map(size_of, asked))
         sizes = [sum(map(size_of, each)) for each in rounds]
         skipped = _first_kept(sizes, full - n_asked, kept - n_asked)
         left = [*asked, *(message for each in rounds[skipped:] for message in each)]
-    messages = (*head, *left)
-    n_dropped = len(conversation.messages) - len(messages)
-    return Trimmed(replace(conversation, messages=messages), n_dropped)
+    return replace(conversation, messages=(*messages[:n_leading], *left))
 
 
 def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
@@ -55,24 +53,13 @@ def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:
     return first
 
 
-def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """Return the leading system messages, and turns: from each user message to the next."""
-    n_head = n_leading_systems(messages)
-    turns: list[list[Message]] = []
-    for message in messages[n_head:]:
-        is_first = message.role is Role.USER and (not turns or turns[-1][-1].role is not Role.USER)
-        if is_first or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    return list(messages[:n_head]), turns
-
-
-def _rounds(turn: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """Return the user messages, and rounds: each assistant message with its results."""
-    n_asked = next((i for i, m in enumerate(turn) if m.role is Role.ASSISTANT), len(turn))
-    rounds: list[list[Message]] = []
-    for message in turn[n_asked:]:
-        if message.role is Role.ASSISTANT or not rounds:
-            rounds.append([])
-        rounds[-1].append(message)
-    return list(turn[:n_asked]), rounds
+def _grouped(
+    messages: Sequence[Message], starts: Callable[[Message, Message], bool]
+) -> list[list[Message]]:
+    """Cut the messages before each one that starts a group, given the message before it."""
+    groups: list[list[Message]] = []
+    for message in messages:
+        if not groups or starts(message, groups[-1][-1]):
+            groups.append([])
+        groups[-1].append(message)
+    return groups

@@ -23,7 +23,8 @@ from rekindle.chat.conversation import (
     Tool,
     n_leading_systems,
 )
-from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.boundaries import Boundaries
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import (
@@ -206,8 +207,9 @@ class PromptBuilder:
             shorter = trim(
                 conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
             )
-            prompt = self.from_conversation(shorter.conversation, recalls=recalls)
-            prompt = replace(prompt, n_dropped=shorter.n_dropped)
+            n_dropped = len(conversation.messages) - len(shorter.messages)
+            prompt = self.from_conversation(shorter, recalls=recalls)
+            prompt = replace(prompt, n_dropped=n_dropped)
         return prompt
 
     def _size(self, message: Message) -> int:
@@ -224,12 +226,10 @@ class PromptBuilder:
         )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
-    def after_reply(
-        self, prompt: Prompt, said: ParsedReply, call_ids: Sequence[str]
-    ) -> tuple[int, ...]:
+    def after_reply(self, prompt: Prompt, text: str) -> tuple[int, ...]:
         """Return the tokens that begin the next turn's prompt, up to its user message."""
         assert prompt.conversation is not None
-        answered = prompt.conversation.with_reply(said.text, said.tool_calls(call_ids))
+        answered = prompt.conversation.with_reply(text, ())
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
@@ -260,27 +260,16 @@ class PromptBuilder:
         text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
         return self._plain(TokenRun(tokens), text)
 
-    def render(self, conversation: Conversation) -> tuple[PromptPiece, ...]:
-        return self._template.render(
-            conversation, add_generation_prompt=not conversation.continue_last
-        )
-
     def _plain(self, run: TokenRun, text: str) -> Prompt:
         if not run.tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-
-        def remember(
-            reply: Sequence[int], _end_text: str, _said: ParsedReply, _call_ids: Sequence[str]
-        ) -> None:
-            self._texts.remember(run.key(), text, reply)
-
         return Prompt(
             tuple(run.tokens),
             (),
             text,
             remembered=tuple(run.remembered),
             namespace=self._namespace,
-            remember=remember,
+            remember=lambda reply, *_: self._texts.remember(run.key(), text, reply),
         )
 
     def _candidates(
@@ -340,7 +329,8 @@ class PromptBuilder:
         changed: set[int] = set()
         while True:
             shown = _with_reasoning(conversation, restored)
-            before, layout = layout, Layout(self.render(shown), self._template.guard)
+            pieces = self._template.render(shown, add_generation_prompt=True)
+            before, layout = layout, Layout(pieces, self._template.guard)
             if before is None or before.text != layout.text:
                 splicer = Splicer(
                     layout, self._tokenize, self._dialect, schemas, self._tokenizer.end_strings

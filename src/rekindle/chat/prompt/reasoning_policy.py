@@ -44,13 +44,9 @@ class ReasoningPolicy:
             case ReasoningHistory.TEMPLATE:
                 return len(conversation.messages)
             case ReasoningHistory.AUTO:
-                return 0 if self._is_switched_on(conversation) else _tool_loop_start(conversation)
-
-    def _is_switched_on(self, conversation: Conversation) -> bool:
-        chosen = self._switches | conversation.template_kwargs
-        return bool(self._switches) and all(
-            chosen[name] == value for name, value in self._switches.items()
-        )
+                chosen = self._switches | conversation.template_kwargs
+                is_switched_on = self._switches and self._switches.items() <= chosen.items()
+                return 0 if is_switched_on else _tool_loop_start(conversation)
 
 
 def _tool_loop_start(conversation: Conversation) -> int:

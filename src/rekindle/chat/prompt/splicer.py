@@ -5,12 +5,13 @@ sampled after. The rendered text parses, in the model's dialect, to the same rep
 ends where the template ends the turn. All other text is tokenised as rendered.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os.path import commonprefix
 
-from rekindle.chat.dialects.base import Dialect, Schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import call_meanings
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
@@ -40,20 +41,13 @@ class Spliced:
     marks: list[tuple[int, int, PromptPiece]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
 class Splicer:
-    def __init__(
-        self,
-        layout: Layout,
-        tokenize: PieceTokenizer,
-        dialect: Dialect,
-        schemas: Schemas,
-        end_strings: Sequence[str],
-    ) -> None:
-        self._layout = layout
-        self._tokenize = tokenize
-        self._dialect = dialect
-        self._schemas = schemas
-        self._end_strings = frozenset(end_strings)
+    layout: Layout
+    tokenize: PieceTokenizer
+    dialect: Dialect
+    schemas: Schemas
+    end_strings: Collection[str]
 
     def splice(self, run: TokenRun, candidates: Mapping[int, Candidate]) -> Spliced:
         """Append the text to `run`, with turns in place of messages where they fit.
@@ -75,13 +69,13 @@ class Splicer:
                 run.extend_sampled(turn.tokens)
                 done.turns[index], done.end = turn, end
                 break
-        self._append(done, self._layout.cut(done.end, len(self._layout.text)))
+        self._append(done, self.layout.cut(done.end, len(self.layout.text)))
         return done
 
     def _append(self, done: Spliced, pieces: Sequence[tuple[int, PromptPiece]]) -> None:
         for offset, piece in pieces:
             done.marks.append((offset, len(done.run.tokens), piece))
-            done.run.extend(self._tokenize(piece))
+            done.run.extend(self.tokenize(piece))
 
     def _prompt(
         self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
@@ -90,28 +84,28 @@ class Splicer:
 
         Return None if the turn was sampled after another prompt.
         """
-        text = self._layout.text
+        text = self.layout.text
         history_end = done.end + turn.gap_chars
         opening = turn.generation_prompt
         if text.startswith(opening, history_end):
-            prompt = self._layout.cut(done.end, history_end + len(opening))
+            prompt = self.layout.cut(done.end, history_end + len(opening))
         elif keeps_reasoning and history_end <= len(text):
-            prompt = self._layout.followed_by(opening, done.end, history_end)
+            prompt = self.layout.followed_by(opening, done.end, history_end)
         else:
             return None
-        key = done.run.key(self._tokenize(piece) for _, piece in prompt)
+        key = done.run.key(self.tokenize(piece) for _, piece in prompt)
         return prompt if key == turn.prompt_key else None
 
     def _end(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> int | None:
         """Return the offset where the turn ends; None: the text there parses differently."""
-        text = self._layout.text
+        text = self.layout.text
         history_end = done.end + turn.gap_chars
         is_opened = text.startswith(turn.generation_prompt, history_end)
         for body in _bodies(text, history_end, turn.generation_prompt):
             for end in self._ends(body, turn):
                 shown = parse(
-                    self._dialect,
-                    self._schemas,
+                    self.dialect,
+                    self.schemas,
                     text[body:end],
                     begins_in_reasoning=turn.begins_in_reasoning and is_opened,
                 )
@@ -130,14 +124,14 @@ class Splicer:
 
         Templates that would omit the text beside calls get two messages for one turn.
         """
-        text, opening = self._layout.text, turn.generation_prompt
-        [control] = [control for _, control in islice(self._layout.controls(end), 1)] or [""]
+        text, opening = self.layout.text, turn.generation_prompt
+        [control] = [control for _, control in islice(self.layout.controls(end), 1)] or [""]
         start = text.find(opening, end + len(control))
         if not control or start < 0 or text[end + len(control) : start].strip():
             return None
         body = start + len(opening)
         for later in self._ends(body, turn):
-            calls = parse(self._dialect, self._schemas, text[body:later], begins_in_reasoning=False)
+            calls = parse(self.dialect, self.schemas, text[body:later], begins_in_reasoning=False)
             both = ParsedReply(shown.reasoning, shown.text + calls.text, calls.calls)
             if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
                 return later
@@ -147,11 +141,11 @@ class Splicer:
         """Yield the offsets where the turn that begins at `body` may end, likeliest first."""
         likely: list[int] = []
         others: list[int] = []
-        for offset, control in self._layout.controls(body):
+        for offset, control in self.layout.controls(body):
             if control == turn.end_text:
                 likely.insert(0, offset)
                 break
-            if control in self._end_strings:
+            if control in self.end_strings:
                 if likely:
                     break  # this one ends the next turn
                 likely.append(offset)

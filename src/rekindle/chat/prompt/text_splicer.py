@@ -60,23 +60,17 @@ class TextSplicer:
             return
         turn = Turn(
             prompt_key=run_key,
-            n_replies_before=0,
             gap_chars=len(prompt),
-            generation_prompt="",
-            begins_in_reasoning=False,
             tokens=tuple(tokens),
-            end_text="",
             said=ParsedReply("", text, ()),
         )
-        *_, (_, key) = _beginnings(whole)
-        self._memory.remember(turn, [key])
+        self._memory.remember(turn, [*_keys(whole)][-1:])
 
     def _turns_in(self, text: str) -> list[Turn]:
         """Return the turns whose prompt and reply begin the text, shortest first."""
-        keys = {key: length for length, key in _beginnings(text)}
         turns = {
             turn.id: turn
-            for found in self._memory.find(list(keys)).values()
+            for found in self._memory.find([*_keys(text)]).values()
             for turn in found
             if text.startswith(turn.said.text, turn.gap_chars)
         }
@@ -129,8 +123,8 @@ def _begins_inside_character(data: bytes) -> bool:
     return bool(data) and data[0] & 0xC0 == 0x80
 
 
-def _beginnings(text: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lengths and keys of the text's beginnings."""
+def _keys(text: str) -> Iterator[bytes]:
+    """Yield the keys of the text's beginnings, shortest first."""
     state = blake2b(digest_size=KEY_BYTES)
     start = 0
     lengths = [*range(FINE_CHARS, FINE_LIMIT, FINE_CHARS)]
@@ -139,5 +133,5 @@ def _beginnings(text: str) -> Iterator[tuple[int, bytes]]:
         if length > len(text):
             return
         state.update(_bytes(text[start:length]))
-        yield length, digest(b"text", state.digest())
+        yield digest(b"text", state.digest())
         start = length

@@ -60,9 +60,6 @@ class PieceTokenizer:
         parse_special = piece.parse_special
         tokens = array("i", self._tokenizer.tokenize(piece.text, parse_special=parse_special))
         with self._lock:
-            self._known.put(piece, tokens, n_bytes=_size(piece, tokens))
+            n_bytes = getsizeof(piece.text) + len(tokens) * tokens.itemsize + PIECE_BYTES
+            self._known.put(piece, tokens, n_bytes=n_bytes)
         return tokens
-
-
-def _size(piece: PromptPiece, tokens: "array[int]") -> int:
-    return getsizeof(piece.text) + len(tokens) * tokens.itemsize + PIECE_BYTES

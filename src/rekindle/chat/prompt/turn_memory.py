@@ -26,6 +26,10 @@ MAX_DECODED_BYTES = 32_000_000  # several hundred turns of a thousand tokens; pi
 TOKEN_BYTES = 40  # of a Python integer in a tuple
 
 _LENGTH = struct.Struct("<I")
+# Fields of a turn that are written as they are.
+_PLAIN_FIELDS = (
+    *("n_replies_before", "gap_chars", "generation_prompt", "begins_in_reasoning", "end_text"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +37,12 @@ class Turn:
     """A reply, and the prompt it was sampled after."""
 
     prompt_key: bytes  # of the prompt's tokens
-    n_replies_before: int  # in the conversation
+    n_replies_before: int = 0  # in the conversation
     gap_chars: int  # of the prompt's text between the last spliced turn and the history's end
-    generation_prompt: str  # the template's text behind the history
-    begins_in_reasoning: bool
+    generation_prompt: str = ""  # the template's text behind the history
+    begins_in_reasoning: bool = False
     tokens: tuple[int, ...]
-    end_text: str  # of the token that ended the turn; empty: no token did
+    end_text: str = ""  # of the token that ended the turn; empty: no token did
     said: ParsedReply
 
     @property
@@ -47,8 +51,16 @@ class Turn:
 
 
 class TurnMemory:
-    def __init__(self, store: TurnStore) -> None:
+    """The turns of one namespace in a store that all namespaces share.
+
+    Ids and keys are digests. They are combined with a digest of the namespace, so no other
+    namespace finds them.
+    """
+
+    def __init__(self, store: TurnStore, namespace: str = "") -> None:
         self._store = store
+        mask = blake2b(namespace.encode(), digest_size=KEY_BYTES).digest() if namespace else b""
+        self._mask = int.from_bytes(mask, "big")
         self._decoded = BoundedCache[bytes, tuple[bytes, Turn | None]](max_bytes=MAX_DECODED_BYTES)
         self._lock = Lock()
 
@@ -59,15 +71,17 @@ class TurnMemory:
 
     def within(self, namespace: str) -> "TurnMemory":
         """Return a memory for one namespace, which finds no turns of other namespaces."""
-        return TurnMemory(NamespacedTurns(self._store, namespace))
+        return TurnMemory(self._store, namespace)
 
     def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
-        self._store.keep(StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn)))
+        stored = StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn))
+        self._store.keep(self._masked_turn(stored))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
         """Return the turns by key, most recently used first. Blocks for a moment."""
         found: dict[bytes, list[Turn]] = {key: [] for key in keys}
-        for stored in self._store.find(keys) if keys else ():
+        masked = [*map(self._masked, keys)]
+        for stored in map(self._masked_turn, self._store.find(masked) if keys else ()):
             if (turn := self._turn(stored)) is not None:
                 for key in stored.keys:
                     if key in found:
@@ -76,7 +90,7 @@ class TurnMemory:
 
     def note_use(self, turns: Sequence[Turn]) -> None:
         if turns:
-            self._store.touch([turn.id for turn in turns])
+            self._store.touch([self._masked(turn.id) for turn in turns])
 
     def _turn(self, stored: StoredTurn) -> Turn | None:
         with self._lock:
@@ -88,36 +102,15 @@ class TurnMemory:
             self._decoded.put(stored.id, (stored.data, turn), n_bytes=_size(stored.data))
         return turn
 
-
-class NamespacedTurns:
-    """The turns of one namespace in a store that all namespaces share.
-
-    Ids and keys are digests. They are combined with a digest of the namespace, so no other
-    namespace finds them.
-    """
-
-    def __init__(self, store: TurnStore, namespace: str) -> None:
-        self._store = store
-        mask = blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
-        self._mask = int.from_bytes(mask, "big")
-
-    def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
-        return [self._masked_turn(turn) for turn in self._store.find([*map(self._masked, keys)])]
-
-    def keep(self, turn: StoredTurn) -> None:
-        self._store.keep(self._masked_turn(turn))
-
-    def touch(self, ids: Sequence[bytes]) -> None:
-        self._store.touch([*map(self._masked, ids)])
-
-    def close(self) -> None:
-        """Do nothing: the store belongs to its opener."""
-
     def _masked_turn(self, turn: StoredTurn) -> StoredTurn:
+        if not self._mask:
+            return turn
         return replace(turn, id=self._masked(turn.id), keys=tuple(map(self._masked, turn.keys)))
 
     def _masked(self, digest: bytes) -> bytes:
         """Mask a digest, or unmask a masked one: masking twice gives the digest again."""
+        if not self._mask:
+            return digest
         return (int.from_bytes(digest, "big") ^ self._mask).to_bytes(len(digest), "big")
 
 
@@ -130,11 +123,7 @@ def _encoded(turn: Turn) -> bytes:
     fields = {
         "format": FORMAT,
         "prompt_key": turn.prompt_key.hex(),
-        "n_replies_before": turn.n_replies_before,
-        "gap_chars": turn.gap_chars,
-        "generation_prompt": turn.generation_prompt,
-        "begins_in_reasoning": turn.begins_in_reasoning,
-        "end_text": turn.end_text,
+        **{name: getattr(turn, name) for name in _PLAIN_FIELDS},
         "reasoning": turn.said.reasoning,
         "text": turn.said.text,
         "calls": [[call.name, call.arguments_json, call.id] for call in turn.said.calls],
@@ -155,13 +144,9 @@ def _decoded(stored: StoredTurn) -> Turn | None:
         calls = tuple(ParsedCall(*call) for call in fields["calls"])
         turn = Turn(
             prompt_key=bytes.fromhex(fields["prompt_key"]),
-            n_replies_before=fields["n_replies_before"],
-            gap_chars=fields["gap_chars"],
-            generation_prompt=fields["generation_prompt"],
-            begins_in_reasoning=fields["begins_in_reasoning"],
             tokens=tuple(tokens),
-            end_text=fields["end_text"],
             said=ParsedReply(fields["reasoning"], fields["text"], calls),
+            **{name: fields[name] for name in _PLAIN_FIELDS},
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
         _log.warning("turns: a stored turn cannot be read: %s", error)

@@ -4,7 +4,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rekindle.chat.dialects.base import Dialect, ParsedCall, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.meaning import new_call_id
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import (

@@ -11,7 +11,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from rekindle.chat.conversation import ToolCall
-from rekindle.chat.dialects.base import Dialect, NotACall, ParsedCall, ParsedCalls, Schemas
+from rekindle.chat.dialects.base import Dialect, ParsedCall, ParsedCalls
+from rekindle.chat.dialects.syntax.json_text import NotACall
+from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.reply.stop_strings import overlap
 
 

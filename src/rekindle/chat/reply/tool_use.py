@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rekindle.chat.conversation import Tool
-from rekindle.chat.dialects.base import Dialect, Schemas
-from rekindle.chat.dialects.syntax.lark import literals, usable_schemas
+from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.syntax.lark import Schemas, literals, usable_schemas
 from rekindle.chat.prompt.prompt import Prompt, schemas_of
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
@@ -38,13 +38,14 @@ class ToolUses:
         self._dialect = dialect
         self._tokenizer = tokenizer
         self._check = check
-        self._literal = literals(control_tokens(tokenizer))
+        self._control_tokens = _control_tokens(tokenizer)
+        self._literal = literals(self._control_tokens)
         self._source = lru_cache(MAX_GRAMMARS)(self._make_source)
         self._is_usable = lru_cache(1024)(self._compiles)
 
-    def marks(self) -> tuple[str, ...]:
-        """Return every fixed string of the dialect. Control tokens among them are reply text."""
-        marks: list[str] = []
+    def mark_bytes(self) -> dict[int, bytes]:
+        """Return the text of the control tokens that the dialect uses; all others are hidden."""
+        marks: list[str] = []  # every fixed string of the dialect
 
         def literal(text: str) -> str:
             marks.append(text)
@@ -55,7 +56,11 @@ class ToolUses:
         marks += self._dialect.hidden + self._dialect.hidden_at_edges
         if self._dialect.reasoning is not None:
             marks += [self._dialect.reasoning.opening, self._dialect.reasoning.closing]
-        return tuple(marks)
+        return {
+            token: text.encode()
+            for text, token in self._control_tokens.items()
+            if any(text in mark for mark in marks)
+        }
 
     def plan(self, prompt: Prompt, options: ReplyOptions) -> ToolUse:
         """Return how the reply is sampled and parsed. Blocks while grammars compile.
@@ -103,9 +108,8 @@ class ToolUses:
         marks = self._dialect.reasoning
         if marks is None:
             return GrammarStart()
-        quiet = marks.opening.strip(), marks.closing.strip()
         return GrammarStart(
-            quiet=quiet,
+            quiet=(marks.opening.strip(), marks.closing.strip()),
             quiet_anywhere=marks.anywhere,
             begins_quiet=prompt.begins_in_reasoning,
         )
@@ -133,7 +137,7 @@ class ToolUses:
         return [(each[0], -math.inf) for each in tokens if len(each) == 1]
 
 
-def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+def _control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the special strings that are single tokens."""
     found = {}
     for text in tokenizer.special_strings:

@@ -57,7 +57,7 @@ class ChatTemplate:
             ) from error
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise StartupError(f"The chat template does not compile: {error}") from error
-        self.traits = probe(self._attempt)
+        self.traits = probe(partial(self._text, mark=str, add_generation_prompt=True))
 
     def render(
         self, conversation: Conversation, *, add_generation_prompt: bool
@@ -65,37 +65,31 @@ class ChatTemplate:
         """Render the conversation. An open last message ends the prompt in any case."""
         try:
             sentinel = self.guard.sentinel(conversation, self.source)
+            mark = partial(self.guard.mark, sentinel=sentinel)
             shaped = reshape(conversation, self.traits)
-            if conversation.continue_last:
-                text = self._text_left_open(shaped, sentinel)
-            else:
-                text = self._text(shaped, sentinel, add_generation_prompt=add_generation_prompt)
+            if not conversation.continue_last:
+                text = self._text(
+                    shaped, self.traits, mark, add_generation_prompt=add_generation_prompt
+                )
+                return self.guard.pieces(text, sentinel)
+            end = self.guard.sentinel(shaped, self.source, sentinel)
+            left_open = _ending_in(end, shaped)
+            closed = self._text(left_open, self.traits, mark, add_generation_prompt=False)
+            text, found, _ = closed.rpartition(end)
+            if not found:
+                raise InvalidRequest(
+                    "The chat template leaves no way to continue the last message."
+                )
             return self.guard.pieces(text, sentinel)
         except RecursionError as error:
             raise InvalidRequest("The conversation holds JSON that is nested too deep.") from error
 
     def _text(
-        self, conversation: Conversation, sentinel: str, *, add_generation_prompt: bool
+        self, conversation: Conversation, traits: Traits, mark: Mark, *, add_generation_prompt: bool
     ) -> str:
-        mark = partial(self.guard.mark, sentinel=sentinel)
-        context = self._context(conversation, self.traits, mark)
-        return self._evaluate({**context, "add_generation_prompt": add_generation_prompt})
-
-    def _text_left_open(self, conversation: Conversation, sentinel: str) -> str:
-        end = self.guard.sentinel(conversation, self.source, sentinel)
-        closed = self._text(_ending_in(end, conversation), sentinel, add_generation_prompt=False)
-        text, found, _ = closed.rpartition(end)
-        if not found:
-            raise InvalidRequest("The chat template leaves no way to continue the last message.")
-        return text
-
-    def _attempt(self, conversation: Conversation, traits: Traits) -> str:
-        context = self._context(conversation, traits, mark=str)
-        return self._evaluate({**context, "add_generation_prompt": True})
-
-    def _evaluate(self, context: dict[str, Json]) -> str:
+        context = self._context(conversation, traits, mark)
         try:
-            return self._template.render(context)
+            return self._template.render(context, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # the template's code runs here, not ours
             reason = _SENTINEL.sub("", str(error)) or type(error).__name__
             raise InvalidRequest(

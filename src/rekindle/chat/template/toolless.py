@@ -13,7 +13,6 @@ from rekindle.chat.conversation import (
     Text,
     Tool,
     ToolCall,
-    ToolResult,
 )
 
 
@@ -42,7 +41,7 @@ def quote_results(conversation: Conversation) -> Conversation:
     messages: list[Message] = []
     after_result = False
     for message in conversation.messages:
-        quoted = [*map(_response, message.results)]
+        quoted = [f"<tool_response>\n{each.text}\n</tool_response>" for each in message.results]
         if not quoted:
             messages.append(message)
         elif after_result:
@@ -63,10 +62,6 @@ def _call(call: ToolCall) -> str:
     name = json.dumps(call.name, ensure_ascii=False)
     arguments = call.arguments_json or "{}"
     return f'<tool_call>{{"name": {name}, "arguments": {arguments}}}</tool_call>'
-
-
-def _response(result: ToolResult) -> str:
-    return f"<tool_response>\n{result.text}\n</tool_response>"
 
 
 def _instructions(tools: tuple[Tool, ...]) -> str:

@@ -60,19 +60,23 @@ class GrammarCompiler:
             max_items=MAX_COMPILED
         )
 
-    def check(self, grammar: Grammar) -> None:
-        self._prototype(grammar)
-
     def matcher(self, grammar: Grammar) -> Matcher:
-        return Matcher(self._prototype(grammar).deep_copy(), self._vocabulary.n_vocab)
+        return Matcher(self.check(grammar).deep_copy(), self._vocabulary.n_vocab)
 
-    def _prototype(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def check(self, grammar: Grammar) -> llguidance.LLMatcher:
+        """Return the compiled grammar, in its first state. Raises InvalidRequest."""
         key = (grammar.kind, grammar.source)
         with self._lock:
             if (known := self._compiled.get(key)) is not None:
                 return known
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer(self._vocabulary, self._tokenize)
+                self._tokenizer = llguidance.LLTokenizer.from_llamacpp(
+                    tokens=self._vocabulary.pieces(control_mark=TEXT_NEVER),
+                    vocab_ptr=self._vocabulary.handle,
+                    tokenize_fptr=self._tokenize.pointer,
+                    eos_token=sorted(self._vocabulary.eog_tokens),
+                    slices=None,
+                )
             tokenizer = self._tokenizer
         matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
         # Some faults, such as a schema with endless recursion, show at the first mask.
@@ -107,13 +111,3 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.source)
     return str(source)
-
-
-def _tokenizer(vocabulary: Vocabulary, tokenize: GrammarTokenizer) -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer.from_llamacpp(
-        tokens=vocabulary.pieces(control_mark=TEXT_NEVER),
-        vocab_ptr=vocabulary.handle,
-        tokenize_fptr=tokenize.pointer,
-        eos_token=sorted(vocabulary.eog_tokens),
-        slices=None,
-    )

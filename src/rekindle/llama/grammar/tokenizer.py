@@ -15,7 +15,7 @@ from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 
-_Function = ctypes.CFUNCTYPE(
+TokenizeFunction = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.c_void_p,  # vocab
     ctypes.c_void_p,  # text
@@ -37,12 +37,10 @@ _REFUSED = 0
 class GrammarTokenizer:
     """A tokenise callback. Keep it as long as any matcher: llguidance holds the bare pointer."""
 
-    function_type = _Function
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._native = _Function(ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value or 0)
-        self._callback = _Function(self._tokenize)
+        self._native = TokenizeFunction(ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value or 0)
+        self._callback = TokenizeFunction(self._tokenize)
         self._refusals = threading.local()
 
     @property

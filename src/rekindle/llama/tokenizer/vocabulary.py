@@ -22,8 +22,8 @@ class Vocabulary:
         self.handle = handle
         self._pre_tokenizer = pre_tokenizer
         self._own_stack_bytes = own_stack_bytes()
-        self._n_vocab: int = lib.llama_vocab_n_tokens(handle)
-        tokens = range(self._n_vocab)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(handle)
+        tokens = range(self.n_vocab)
         hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         self._pieces = self._read_pieces()
         self._visible = list(self._pieces)
@@ -43,10 +43,6 @@ class Vocabulary:
         self._in_text = self._special_strings(user_defined)
         self._in_prompt = self._special_strings(special)
         self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
-
-    @property
-    def n_vocab(self) -> int:
-        return self._n_vocab
 
     @property
     def backtracks(self) -> bool:
@@ -170,7 +166,7 @@ class Vocabulary:
         buffer = ctypes.create_string_buffer(64)
         render_special = True
         pieces = []
-        for token in range(self._n_vocab):
+        for token in range(self.n_vocab):
             length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
             if length < 0:
                 buffer = ctypes.create_string_buffer(-length)

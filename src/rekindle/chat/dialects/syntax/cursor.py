@@ -2,19 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Self
 
-from rekindle.chat.dialects.base import (
-    CallReader,
-    Dialect,
-    GrammarWriter,
-    NotACall,
-    ParsedCall,
-    ParsedCalls,
-    Schemas,
-)
-from rekindle.chat.dialects.syntax.json_text import value_end
-from rekindle.generation.request import Trigger
+from rekindle.chat.dialects.syntax.json_text import NotACall, value_end
 
 NAME_LIMIT = 256  # no tool has a longer name, so longer text is no call; picked
 
@@ -109,41 +99,3 @@ class Cursor:
         if end is None:
             raise NeedMore
         return self.take(end - self.position)
-
-
-class Walk(Protocol):
-    def __call__(self, cursor: Cursor, schemas: Schemas, /) -> list[ParsedCall]: ...
-
-
-def reader(walk: Walk) -> CallReader:
-    """Return a reader made of a function that reads calls from a cursor.
-
-    The function may raise NeedMore where the text ends.
-    """
-
-    def read(text: str, schemas: Schemas) -> ParsedCalls | None:
-        cursor = Cursor(text)
-        try:
-            calls = walk(cursor, schemas)
-        except NeedMore:
-            return None
-        except RecursionError:
-            raise NotACall("too deep") from None
-        if not calls:
-            raise NotACall("no call in it")
-        return ParsedCalls(tuple(calls), cursor.position)
-
-    return read
-
-
-def dialect_between(
-    name: str, opening: str, closing: str, walk: Walk, grammar: GrammarWriter
-) -> Dialect:
-    """Return a dialect whose calls begin with one mark and end with another."""
-    return Dialect(
-        name=name,
-        triggers=(Trigger(opening),),
-        endings=(closing,),
-        read=reader(walk),
-        grammar=grammar,
-    )

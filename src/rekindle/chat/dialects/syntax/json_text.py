@@ -4,11 +4,13 @@ import json
 import re
 from typing import Any, NoReturn
 
-from rekindle.chat.dialects.base import NotACall
-
 # A string without an end matches all the rest, so that no bracket inside it counts.
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class NotACall(Exception):
+    """The text begins like a call but is none. It stays text."""
 
 
 def value_end(text: str, start: int) -> int | None:

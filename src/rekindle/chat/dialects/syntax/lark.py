@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.chat.dialects.base import Literal, Schemas
-
 Schema = dict[str, Any]
+Schemas = Mapping[str, Schema]  # of the arguments by name of the tool
+Literal = Callable[[str], str]  # text as a Lark expression: control strings become tokens
 
 # Without a bound on white space, a small model may emit line breaks for ever.
 _OPTIONS = {"whitespace_pattern": r"[ \n]?[ ]{0,8}", "lenient": True}
@@ -92,8 +92,9 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
 class Rules:
     """The rules of one grammar. A rule may be used before it is added."""
 
-    def __init__(self, literal: Literal) -> None:
+    def __init__(self, literal: Literal, *, parallel: bool) -> None:
         self.literal = literal
+        self._parallel = parallel  # several calls in one reply
         self._rules: dict[str, str] = {}
 
     def add(self, name: str, body: str, *, options: str = "") -> str:
@@ -128,6 +129,9 @@ class Rules:
             ),
         )
 
+    def repeated(self, call: str, *, separator: str = "SPACE?") -> str:
+        return f"{call} ({separator} {call})*" if self._parallel else call
+
     def raw_until(self, name: str, closing: str, pattern: str = r"(?s:.*)") -> str:
         """Add a rule for any text up to a mark, with the mark."""
         expression = self.literal(closing)
@@ -140,10 +144,6 @@ class Rules:
     def source(self, start: str) -> str:
         rules = [f"start: SPACE? {start}", *self._rules.values(), r"SPACE: /[ \n]{1,8}/"]
         return "\n".join(rules) + "\n"
-
-
-def repeated(call: str, *, parallel: bool, separator: str = "SPACE?") -> str:
-    return f"{call} ({separator} {call})*" if parallel else call
 
 
 @dataclass(frozen=True, slots=True)

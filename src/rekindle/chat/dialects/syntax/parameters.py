@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 from rekindle.chat.dialects.syntax.json_text import dump, no_constant
-
-Schema = dict[str, Any]
+from rekindle.chat.dialects.syntax.lark import Schema
 
 
 def value_of(text: str, schema: Schema) -> Any:
