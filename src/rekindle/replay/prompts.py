@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
+from rekindle.common_prefix import n_common
 from rekindle.priming.files import Body
 from rekindle.replay.as_chat import as_chat
 from rekindle.replay.client import Outcome, Server
-from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared, units_of_text, units_of_tokens
+from rekindle.replay.floor import UNIT_BYTES, Floor, units_of_text, units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 
 CHARACTERS_PER_TOKEN = 4  # picked: English and code
@@ -104,7 +105,7 @@ class FloorCounter:
         if tokens is None:
             return b""
         history = units_of_tokens(tokens)
-        n_same = n_shared(history, prompt)
+        n_same = n_common(history, prompt) // UNIT_BYTES
         if n_same < len(prompt) // UNIT_BYTES - MERGED_TOKENS:
             return b""  # the template renders the text before the reply differently
         return history[: (n_same + n_computed) * UNIT_BYTES]
