@@ -105,10 +105,6 @@ def read_stored(directory: Path) -> Stored:
         ) from error
 
 
-def read_inventory(directory: Path) -> Inventory:
-    return read_stored(directory).inventory
-
-
 def entry_paths(directory: Path) -> list[Path]:
     """Return every file whose name and folder are those of an entry."""
     return [
@@ -213,14 +209,9 @@ def failures_reported(directory: Path, done: str) -> Iterator[None]:
     """Turn failures into a StartupError: the directory cannot be `done` (read, changed)."""
     try:
         yield
-    except OSError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.strerror}."
-        ) from error
-    except CacheError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.message}."
-        ) from error
+    except (OSError, CacheError) as error:
+        why = error.message if isinstance(error, CacheError) else error.strerror
+        raise StartupError(f"The cache directory {directory} cannot be {done}: {why}.") from error
 
 
 def _delete_turns_and_responses(directory: Path) -> Cleared:
