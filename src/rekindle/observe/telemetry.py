@@ -91,11 +91,11 @@ class Telemetry:
 
     def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
         """Add the trace's counts of written and dropped lines."""
-        self._registry.register(_TraceCollector(counts))
+        self._registry.register(_Scraped(lambda: _trace_metrics(*counts())))
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
         """Add the engines' numbers."""
-        self._registry.register(_EngineCollector(status))
+        self._registry.register(_Scraped(lambda: _engine_metrics(status())))
 
     def request_began(self) -> None:
         self._in_flight.inc()
@@ -192,34 +192,32 @@ def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
     )
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's status once per scrape, so that its numbers belong together."""
+class _Scraped(Collector):
+    """Metrics that are read together on each scrape."""
 
-    def __init__(self, status: Callable[[], EngineStatus]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        status = self._status()
-        gauge = GaugeMetricFamily
-        yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
-        yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
-        yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
-        yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
-        yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
-        if status.cache is not None:
-            yield from _tier_metrics(status.cache.tiers)
-            yield from _cache_counters(status.cache.counters)
-            yield from _shared_counters(status.cache.counters.shared)
-
-
-class _TraceCollector(Collector):
-    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
-        self._counts = counts
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        n_written, n_dropped = self._counts()
-        yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
-        yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
+        return self._read()
+
+
+def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily
+    yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
+    yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
+    yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
+    yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
+    yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
+    if status.cache is not None:
+        yield from _tier_metrics(status.cache.tiers)
+        yield from _cache_counters(status.cache.counters)
+        yield from _shared_counters(status.cache.counters.shared)
+
+
+def _trace_metrics(n_written: int, n_dropped: int) -> Iterator[Metric]:
+    yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
+    yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
 
 
 def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:

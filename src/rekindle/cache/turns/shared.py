@@ -175,24 +175,17 @@ class SharedTurns:
     # -- writing --------------------------------------------------------------------------------
 
     def _write(self, batch: "dict[bytes, _TurnWrite]") -> None:
+        """Write the turns. A turn that was only used is written if the store lost it."""
         for id, write in batch.items():
+            turn = write.turn
             try:
-                self._write_one(id, write)
+                if turn is None and not self._objects.touch(write.keys):
+                    local = self._local.find(write.keys)
+                    turn = next((each for each in local if each.id == id), None)
+                if turn is not None:
+                    self._objects.write(turn)
             except TierFailed:  # logged by the health of the store
                 self._forget(id)
-
-    def _write_one(self, id: bytes, write: "_TurnWrite") -> None:
-        """Write the turn. A turn that was only used is written if the store lost it.
-
-        Raises TierFailed.
-        """
-        turn = write.turn
-        if turn is None:
-            if self._objects.touch(write.keys):
-                return
-            turn = next((each for each in self._local.find(write.keys) if each.id == id), None)
-        if turn is not None:
-            self._objects.write(turn)
 
     def _forget(self, id: bytes) -> None:
         """Have the next use of the turn reach the store."""
