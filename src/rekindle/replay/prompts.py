@@ -89,7 +89,8 @@ class FloorCounter:
         rendered = await self._post("/apply-template", chat)
         if rendered is None:
             # vLLM has no such endpoint; its /tokenize takes conversations.
-            return _ids((await self._post("/tokenize", _conversation(chat)) or {}).get("tokens"))
+            conversation = {name: chat[name] for name in PROMPT_FIELDS if name in chat}
+            return _ids((await self._post("/tokenize", conversation) or {}).get("tokens"))
         if (tokens := _ids(rendered.get("tokens"))) is not None:
             return tokens
         text = rendered.get("prompt")
@@ -139,11 +140,6 @@ def prompt_text(request: ReplayRequest) -> str:
     turns = body.get("messages", body.get("input", body.get("prompt")))
     parts = [*(each for each in head if each), *(turns if isinstance(turns, list) else [turns])]
     return "".join(json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-def _conversation(chat: Body) -> Body:
-    """Return the fields that make the prompt."""
-    return {name: chat[name] for name in PROMPT_FIELDS if name in chat}
 
 
 def _n_computed(outcome: Outcome) -> int | None:
