@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rekindle"
 BASE = {
     "errors",
     "bounded_cache",
+    "common_prefix",
     "write_behind",
     "config",
     "config_sources",
@@ -18,6 +19,7 @@ BASE = {
 MAY_IMPORT = {
     "errors": set(),
     "bounded_cache": set(),
+    "common_prefix": set(),
     "write_behind": {"errors", "bounded_cache"},
     "generation": {"errors"},
     "observe": {"errors", "generation", "write_behind"},

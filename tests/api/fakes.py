@@ -11,6 +11,7 @@ import numpy as np
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.models import Lease
 from rekindle.api.replies import Envelope, WantedReply
+from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
@@ -28,7 +29,7 @@ from rekindle.config import NamespaceBy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
 from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
-from rekindle.generation.request import Sampling
+from rekindle.generation.request import DEFAULT_SESSION, Rank, Sampling
 from rekindle.generation.status import (
     CacheStatus,
     EmbedderStatus,
@@ -133,15 +134,34 @@ def done(
 ) -> ReplyDone:
     live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
+        id="x_1",
+        model="tiny",
+        namespace="",
+        session=DEFAULT_SESSION,
+        rank=Rank.MAIN,
+        started_at=1700000000.0,
         n_prompt=n_prompt,
-        n_cached=n_cached,
-        n_generated=n_generated,
+        is_evaluated=True,
         spans=Spans(live if spans is None else spans),
-        remembered=remembered,
+        n_generated=n_generated,
+        n_recomputed=0,
+        n_remembered_turns=len(remembered),
+        n_dropped_messages=0,
+        miss=None,
+        build_seconds=0.0,
         queue_seconds=0.0,
         restore_seconds=0.0012,
         prefill_seconds=0.5,
+        first_token_seconds=0.5012,
         decode_seconds=0.25,
+        total_seconds=0.7512,
+        finish=finish.value,
+        prompt_text="",
+        remembered=remembered,
+        neutralised=(),
+        diagnosis=Diagnosis(),
+        is_explained=False,
+        is_kept=True,
     )
     return ReplyDone(finish, stats)
 

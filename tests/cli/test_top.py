@@ -46,6 +46,7 @@ from rekindle.generation.status import (
 from rekindle.observe.telemetry import Telemetry
 from tests.api.client import serving
 from tests.api.fakes import CARD, FakeResponder, api_settings
+from tests.support.records import a_record
 
 URL = "http://127.0.0.1:8080"
 PROPS = {
@@ -119,7 +120,7 @@ def metrics(counters: CacheCounters, *shared: TierStatus) -> str:
     )
     telemetry = Telemetry()
     telemetry.watch(lambda: status)
-    telemetry.count_reply(n_prompt=3, n_generated=44, n_remembered_turns=0)
+    telemetry.count_reply(a_record(n_prompt=3, n_generated=44, n_remembered_turns=0))
     return telemetry.render().decode()
 
 

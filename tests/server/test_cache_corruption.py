@@ -20,7 +20,7 @@ import pytest
 
 from rekindle.cache.disk.transfers import RETRY_SECONDS
 from rekindle.cache.entry import MAX_PREAMBLE_BYTES, Kind, token_bytes
-from rekindle.cache.tools.directory import read_inventory, verify
+from rekindle.cache.tools.directory import read_stored, verify
 from tests.cache.entries import assert_catalogue_is_true, file_of
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (
@@ -80,7 +80,7 @@ def block_file(directory: Path, of: Prompt, start: int = 0) -> Path:
     tokens = token_bytes(of[start : start + 256])
     [path] = [
         file_of(directory, entry.key)
-        for entry in read_inventory(directory).entries
+        for entry in read_stored(directory).inventory.entries
         if entry.row.header.kind is Kind.BLOCK and entry.row.header.tokens.startswith(tokens)
     ]
     return path

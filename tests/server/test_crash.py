@@ -17,7 +17,7 @@ import pytest
 
 from rekindle.cache.entry import BLOCK_TOKENS, Kind, Reason
 from rekindle.cache.policy import CHECKPOINT_INTERVAL
-from rekindle.cache.tools.directory import read_inventory, verify
+from rekindle.cache.tools.directory import read_stored, verify
 from tests.campaigns.crash import ARCHITECTURES, CrashRounds, n_recomputed
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (
@@ -129,7 +129,7 @@ def test_two_conversations_of_a_killed_process_are_both_found(
         n_entries = eventually_quiet(caller)
         server.process.kill()
         server.process.wait()
-    assert len(read_inventory(tmp_path).entries) == n_entries
+    assert len(read_stored(tmp_path).inventory.entries) == n_entries
     with running(model, tmp_path) as (server, caller):
         for conversation in conversations:
             n_least = len(conversation) - n_recomputed(architecture)
@@ -238,7 +238,7 @@ def test_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Pat
         caller.ask(prompt("long", 700), n_tokens=1)
         caller.ask(prompt("talkative", 200), n_tokens=100)
         eventually_quiet(caller)
-    headers = [entry.row.header for entry in read_inventory(tmp_path).entries]
+    headers = [entry.row.header for entry in read_stored(tmp_path).inventory.entries]
     assert Counter((header.kind, header.stop, header.reason) for header in headers) == Counter(
         [
             (Kind.BLOCK, 256, Reason.PREFILL),

@@ -110,11 +110,7 @@ class Replies:
         async for event in stream:
             await sink(index, event)
             if isinstance(event, ReplyDone):
-                self._telemetry.count_reply(
-                    n_prompt=event.stats.n_prompt,
-                    n_generated=event.stats.n_generated,
-                    n_remembered_turns=event.stats.n_remembered_turns,
-                )
+                self._telemetry.count_reply(event.stats)
 
 
 async def start_replies(

@@ -141,18 +141,6 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
     return encoded.tobytes()
 
 
-def n_shared(a: bytes, b: bytes) -> int:
-    """Return the number of token ids that both start with."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if b.startswith(a[low:middle], low):
-            low = middle
-        else:
-            high = middle - 1
-    return low // TOKEN_BYTES
-
-
 def namespace_root(fingerprint: Key, namespace: str) -> Key:
     """Return the parent key of a namespace's first blocks. No two namespaces share a key."""
     if not namespace:

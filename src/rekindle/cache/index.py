@@ -11,15 +11,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from rekindle.cache.entry import (
-    BLOCK_TOKENS,
-    ORDINARY,
-    TOKEN_BYTES,
-    Header,
-    Key,
-    Kind,
-    n_shared,
-)
+from rekindle.cache.entry import BLOCK_TOKENS, ORDINARY, TOKEN_BYTES, Header, Key, Kind
+from rekindle.common_prefix import n_common
 from rekindle.generation.events import CacheSource
 
 _BLOCK = Kind.BLOCK  # looking up a member of an Enum is slow
@@ -353,7 +346,7 @@ def _nearest(node: Node, query: bytes) -> _Near | None:
         return None
     place = bisect_left(node.children, query, key=_tokens_of)
     around = node.children[max(place - 1, 0) : place + 1]
-    near = [_Near(child, n_shared(child.tokens, query)) for child in around]
+    near = [_Near(child, n_common(child.tokens, query) // TOKEN_BYTES) for child in around]
     best = max(near, key=lambda each: (each.n_shared, Where.MEMORY in each.node.where))
     return best if best.n_shared else None
 
@@ -375,7 +368,7 @@ def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
                 return
             query = node.tokens[:-TOKEN_BYTES]
         else:
-            query = query[: n_shared(node.tokens, query) * TOKEN_BYTES]
+            query = query[: n_common(node.tokens, query) // TOKEN_BYTES * TOKEN_BYTES]
 
 
 def _with(siblings: list[Node] | None, node: Node) -> list[Node]:

@@ -1,14 +1,7 @@
 """The chain of keys over a growing list of tokens, computed on demand."""
 
-from rekindle.cache.entry import (
-    BLOCK_TOKENS,
-    TOKEN_BYTES,
-    Key,
-    Kind,
-    entry_key,
-    n_shared,
-    token_bytes,
-)
+from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key, Kind, entry_key, token_bytes
+from rekindle.common_prefix import n_common
 
 
 class PrefixKeys:
@@ -36,7 +29,7 @@ class PrefixKeys:
     def n_common(self, other: "PrefixKeys", n_limit: int) -> int:
         """Return the length of the common prefix, at most `n_limit` tokens."""
         # Bytes compare at the speed of memory; lists of numbers take a hundred times as long.
-        return min(n_shared(self._encode(n_limit), other._encode(n_limit)), n_limit)
+        return min(n_common(self._encode(n_limit), other._encode(n_limit)) // TOKEN_BYTES, n_limit)
 
     def _encode(self, n_tokens: int) -> bytes:
         """Encode at least so many tokens, or all there are."""

@@ -110,7 +110,7 @@ def _print_volatile(console: Console, findings: "Findings", top: int) -> None:
 
 
 def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: int) -> None:
-    from rekindle.explain.advice import advice_in, place_of
+    from rekindle.explain.advice import advice_on, place_of
 
     if not groups:
         return
@@ -130,7 +130,7 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
     console.print()
     console.print(filled_table(rows, numbers=("#", "tokens", "times", "per hour")))
     for number, group in enumerate(groups, start=1):
-        console.print(f"\n#{number} {advice_in(group)}", soft_wrap=True)
+        console.print(f"\n#{number} {advice_on(group)}", soft_wrap=True)
         _print_difference(console, group.miss)
     if n_more > 0:
         console.print(f"\n{n_more} more with lower cost: --top shows them.")

@@ -1,7 +1,6 @@
 """One sentence of advice for each reason of a miss."""
 
-from rekindle.explain.findings import Cost, MissGroup, VolatileSpan
-from rekindle.explain.volatile import Volatile
+from rekindle.explain.findings import MissGroup, VolatileSpan
 from rekindle.observe.request_record import Miss, MissReason
 
 _ADVICE = {
@@ -30,14 +29,15 @@ def advice_for(miss: Miss) -> str:
     return _ADVICE[miss.reason]
 
 
-def advice_on(span: VolatileSpan) -> str:
-    return _on_volatile(span.volatile, span.miss, span.cost)
-
-
-def advice_in(group: MissGroup) -> str:
-    if group.volatile is None or group.cost.n_times < 2:
-        return advice_for(group.miss)
-    return _on_volatile(group.volatile, group.miss, group.cost)
+def advice_on(found: VolatileSpan | MissGroup) -> str:
+    volatile, miss, cost = found.volatile, found.miss, found.cost
+    if volatile is None or cost.n_times < 2:
+        return advice_for(miss)
+    near = f" near {volatile.near!r}" if volatile.near else ""
+    return (
+        f"The {place_of(miss)} holds a {volatile.kind}{near}: it cost"
+        f" {cost.tokens_in_last_hour:,} tokens in the last hour; move it to the last message."
+    )
 
 
 def place_of(miss: Miss) -> str:
@@ -50,11 +50,3 @@ def place_of(miss: Miss) -> str:
         return "system prompt"
     part = "" if miss.part in (None, "text") else f", {(miss.part or '').replace('_', ' ')}"
     return f"message {miss.message}{part}"
-
-
-def _on_volatile(volatile: Volatile, miss: Miss, cost: Cost) -> str:
-    near = f" near {volatile.near!r}" if volatile.near else ""
-    return (
-        f"The {place_of(miss)} holds a {volatile.kind}{near}: it cost"
-        f" {cost.tokens_in_last_hour:,} tokens in the last hour; move it to the last message."
-    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rekindle.explain.advice import advice_for, advice_in, advice_on, place_of
+from rekindle.explain.advice import advice_for, advice_on, place_of
 from rekindle.explain.findings import Cost, Findings, MissGroup, VolatileSpan
 from rekindle.explain.lookups import LookedUp
 from rekindle.observe.request_record import Miss
@@ -60,7 +60,7 @@ def _group(group: MissGroup) -> dict[str, Any]:
         **_cost(group.cost),
         **_place(group.miss),
         "last": asdict(group.miss),
-        "advice": advice_in(group),
+        "advice": advice_on(group),
     }
 
 

@@ -1,7 +1,7 @@
 """Read the lines of a trace."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ def read_trace(paths: Sequence[Path]) -> ReadTrace:
     replies: list[TracedReply] = []
     n_skipped = 0
     for path in paths:
-        found = [_reply(line) for line in _lines(path)]
+        with opened(path) as file:
+            found = [_reply(line) for line in file if line.strip()]
         if not any(found):
             raise StartupError(
                 f"{path} is not a trace. To look up a request, name a server with --url."
@@ -51,11 +52,6 @@ def miss_of(value: object) -> Miss | None:
         return Miss(**{**value, "reason": MissReason(value["reason"])})
     except (TypeError, ValueError, KeyError):
         return None
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with opened(path) as file:
-        yield from (line for line in file if line.strip())
 
 
 def _reply(line: bytes) -> TracedReply | None:

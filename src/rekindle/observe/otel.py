@@ -31,15 +31,6 @@ OPERATIONS = {"/v1/completions": "text_completion", "/completion": "text_complet
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyPhase:
-    """One phase of a reply, in seconds since the epoch."""
-
-    name: str
-    began_at: float
-    ended_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class SpanSender:
     observe: Observer
     close: Callable[[], None]
@@ -86,10 +77,10 @@ def observer(provider: "TracerProvider") -> Observer:
     return lambda record: _send(tracer, record)
 
 
-def phases_of(record: RequestRecord) -> Iterator[ReplyPhase]:
-    """Yield the phases in order. A phase that the reply never reached is left out."""
+def phases_of(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
+    """Yield each phase that the reply reached, and its start and end in seconds since the epoch."""
     handed_over = record.started_at
-    yield ReplyPhase("render", handed_over - record.build_seconds, handed_over)
+    yield "render", handed_over - record.build_seconds, handed_over
     if not record.is_evaluated:
         return
     at = handed_over
@@ -99,11 +90,11 @@ def phases_of(record: RequestRecord) -> Iterator[ReplyPhase]:
         ("prefill", record.prefill_seconds),
     ):
         if seconds > 0:
-            yield ReplyPhase(name, at, at + seconds)
+            yield name, at, at + seconds
             at += seconds
     if record.first_token_seconds is not None:
         first = handed_over + record.first_token_seconds
-        yield ReplyPhase("decode", first, first + record.decode_seconds)
+        yield "decode", first, first + record.decode_seconds
 
 
 def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
@@ -145,9 +136,9 @@ def _send(tracer: "Tracer", record: RequestRecord) -> None:
         start_time=_ns(record.started_at - record.build_seconds),
     )
     within = set_span_in_context(root)
-    for phase in phases_of(record):
-        child = tracer.start_span(phase.name, context=within, start_time=_ns(phase.began_at))
-        child.end(_ns(phase.ended_at))
+    for name, began_at, ended_at in phases_of(record):
+        child = tracer.start_span(name, context=within, start_time=_ns(began_at))
+        child.end(_ns(ended_at))
     if record.finish.startswith("failed"):
         root.set_status(Status(StatusCode.ERROR, record.finish))
     root.end(_ns(record.started_at + record.total_seconds))

@@ -40,62 +40,102 @@ MOVED_BETWEEN = (CacheSource.MEMORY, CacheSource.DISK, CacheSource.SHARED)
 PACES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
 
 
+_COUNTERS = {  # by name: the help text and the labels
+    "rekindle_http_requests": ("Requests answered, by route and status.", "route", "status"),
+    "rekindle_prompt_tokens": ("Prompt tokens of all complete replies.",),
+    "rekindle_generated_tokens": ("Tokens of all complete replies.",),
+    "rekindle_remembered_turns": ("Earlier replies that kept their sampled tokens in a prompt.",),
+    "rekindle_ignored_fields": ("Request fields that this server does not know, by name.", "field"),
+    "rekindle_replies": ("Replies that ended, by how.", "finish"),
+    "rekindle_prompt_tokens_prefilled_twice": (
+        "Prompt tokens computed that this process had computed before.",
+    ),
+    "rekindle_misses": (
+        "Prompts that found less than an earlier one had left, by reason.",
+        "reason",
+    ),
+    "rekindle_miss_tokens": ("Prompt tokens this cost.", "reason"),
+    "rekindle_decode_tokens": ("Tokens sampled after each reply's first.",),
+    "rekindle_decode_seconds": ("From each reply's first token to its last.",),
+}
+
+
 class Telemetry:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        counter = partial(Counter, registry=self._registry)
-        self._requests = counter(
-            "rekindle_http_requests", "Requests answered, by route and status.", ["route", "status"]
-        )
         self._in_flight = Gauge(
             "rekindle_http_requests_in_flight",
             "Requests being answered now.",
             registry=self._registry,
         )
-        self._prompt_tokens = counter(
-            "rekindle_prompt_tokens", "Prompt tokens of all complete replies."
-        )
-        self._generated_tokens = counter(
-            "rekindle_generated_tokens", "Tokens of all complete replies."
-        )
-        self._remembered_turns = counter(
-            "rekindle_remembered_turns",
-            "Earlier replies that kept their sampled tokens in a prompt.",
-        )
-        self._ignored_fields = counter(
-            "rekindle_ignored_fields",
-            "Request fields that this server does not know, by name.",
-            ["field"],
-        )
+        self._counters = {
+            name: Counter(name, text, labels, registry=self._registry)
+            for name, (text, *labels) in _COUNTERS.items()
+        }
+        for finish in FINISHES:
+            self._counters["rekindle_replies"].labels(finish=finish)
+        for reason in MissReason:
+            self._counters["rekindle_misses"].labels(reason=reason.value)
+            self._counters["rekindle_miss_tokens"].labels(reason=reason.value)
+        histogram = partial(Histogram, registry=self._registry)
+        waits = partial(histogram, buckets=WAITS)
+        self._build = waits("rekindle_render_seconds", "To render and tokenise.")
+        self._queue = waits("rekindle_queue_seconds", "Waiting for a slot.")
+        self._restore = waits("rekindle_restore_seconds", "Bringing stored rows back.")
+        self._prefill = waits("rekindle_prefill_seconds", "Computing the prompt.")
+        self._first_token = waits("rekindle_first_token_seconds", "To the first token.")
+        self._total = waits("rekindle_reply_seconds", "To the end of the reply.")
+        text = "Between two tokens: the mean of each reply."
+        self._pace = histogram("rekindle_inter_token_seconds", text, buckets=PACES)
         self._field_names: set[str] = set()
-        self._replies = _Replies(self._registry)
-
-    def observe(self, record: RequestRecord) -> None:
-        """Count a reply that has ended."""
-        self._replies.count(record)
 
     def watch_trace(self, counts: Callable[[], tuple[int, int]]) -> None:
         """Add the trace's counts of written and dropped lines."""
-        self._registry.register(_TraceCollector(counts))
+        self._registry.register(_Scraped(lambda: _trace_metrics(*counts())))
 
     def watch(self, status: Callable[[], EngineStatus]) -> None:
         """Add the engines' numbers."""
-        self._registry.register(_EngineCollector(status))
+        self._registry.register(_Scraped(lambda: _engine_metrics(status())))
 
     def request_began(self) -> None:
         self._in_flight.inc()
 
     def request_ended(self, *, route: str, status: int) -> None:
         self._in_flight.dec()
-        self._requests.labels(route=route, status=str(status)).inc()
+        self._counters["rekindle_http_requests"].labels(route=route, status=str(status)).inc()
 
-    def count_reply(self, *, n_prompt: int, n_generated: int, n_remembered_turns: int) -> None:
-        self._prompt_tokens.inc(n_prompt)
-        self._generated_tokens.inc(n_generated)
-        self._remembered_turns.inc(n_remembered_turns)
+    def count_reply(self, record: RequestRecord) -> None:
+        """Count the tokens of a complete reply."""
+        self._counters["rekindle_prompt_tokens"].inc(record.n_prompt)
+        self._counters["rekindle_generated_tokens"].inc(record.n_generated)
+        self._counters["rekindle_remembered_turns"].inc(record.n_remembered_turns)
 
     def count_ignored_field(self, name: str) -> None:
-        self._ignored_fields.labels(field=self._bounded(name)).inc()
+        self._counters["rekindle_ignored_fields"].labels(field=self._bounded(name)).inc()
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a reply that has ended."""
+        finish = record.finish.partition(":")[0]
+        known_finish = finish if finish in FINISHES else OTHER
+        self._counters["rekindle_replies"].labels(finish=known_finish).inc()
+        self._total.observe(record.total_seconds)
+        self._build.observe(record.build_seconds)
+        if record.is_evaluated:
+            self._counters["rekindle_prompt_tokens_prefilled_twice"].inc(record.n_recomputed)
+            self._queue.observe(record.queue_seconds)
+            self._prefill.observe(record.prefill_seconds)
+            if record.restore_seconds > 0:
+                self._restore.observe(record.restore_seconds)
+        if (miss := record.miss) is not None:
+            self._counters["rekindle_misses"].labels(reason=miss.reason.value).inc()
+            lost = self._counters["rekindle_miss_tokens"]
+            lost.labels(reason=miss.reason.value).inc(miss.tokens_lost)
+        if record.first_token_seconds is not None:
+            self._first_token.observe(record.first_token_seconds)
+        if record.n_generated > 1:
+            self._counters["rekindle_decode_tokens"].inc(record.n_generated - 1)
+            self._counters["rekindle_decode_seconds"].inc(record.decode_seconds)
+            self._pace.observe(record.decode_seconds / (record.n_generated - 1))
 
     def render(self) -> bytes:
         """Return the text exposition format that `GET /metrics` serves."""
@@ -108,69 +148,6 @@ class Telemetry:
             return OTHER
         self._field_names.add(name)
         return name
-
-
-class _Replies:
-    """Counters and histograms over the records of replies."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        waits = partial(Histogram, buckets=WAITS, registry=registry)
-        self._ended = counter("rekindle_replies", "Replies that ended, by how.", ["finish"])
-        self._twice = counter(
-            "rekindle_prompt_tokens_prefilled_twice",
-            "Prompt tokens computed that this process had computed before.",
-        )
-        self._misses = counter(
-            "rekindle_misses",
-            "Prompts that found less than an earlier one had left, by reason.",
-            ["reason"],
-        )
-        self._lost = counter("rekindle_miss_tokens", "Prompt tokens this cost.", ["reason"])
-        for finish in FINISHES:
-            self._ended.labels(finish=finish)
-        for reason in MissReason:
-            self._misses.labels(reason=reason.value)
-            self._lost.labels(reason=reason.value)
-        self._decode_tokens = counter(
-            "rekindle_decode_tokens", "Tokens sampled after each reply's first."
-        )
-        self._decode_seconds = counter(
-            "rekindle_decode_seconds", "From each reply's first token to its last."
-        )
-        self._build = waits("rekindle_render_seconds", "To render and tokenise.")
-        self._queue = waits("rekindle_queue_seconds", "Waiting for a slot.")
-        self._restore = waits("rekindle_restore_seconds", "Bringing stored rows back.")
-        self._prefill = waits("rekindle_prefill_seconds", "Computing the prompt.")
-        self._first_token = waits("rekindle_first_token_seconds", "To the first token.")
-        self._total = waits("rekindle_reply_seconds", "To the end of the reply.")
-        self._pace = Histogram(
-            "rekindle_inter_token_seconds",
-            "Between two tokens: the mean of each reply.",
-            buckets=PACES,
-            registry=registry,
-        )
-
-    def count(self, record: RequestRecord) -> None:
-        finish = record.finish.partition(":")[0]
-        self._ended.labels(finish=finish if finish in FINISHES else OTHER).inc()
-        self._total.observe(record.total_seconds)
-        self._build.observe(record.build_seconds)
-        if record.is_evaluated:
-            self._twice.inc(record.n_recomputed)
-            self._queue.observe(record.queue_seconds)
-            self._prefill.observe(record.prefill_seconds)
-            if record.restore_seconds > 0:
-                self._restore.observe(record.restore_seconds)
-        if record.miss is not None:
-            self._misses.labels(reason=record.miss.reason.value).inc()
-            self._lost.labels(reason=record.miss.reason.value).inc(record.miss.tokens_lost)
-        if record.first_token_seconds is not None:
-            self._first_token.observe(record.first_token_seconds)
-        if record.n_generated > 1:
-            self._decode_tokens.inc(record.n_generated - 1)
-            self._decode_seconds.inc(record.decode_seconds)
-            self._pace.observe(record.decode_seconds / (record.n_generated - 1))
 
 
 def total(
@@ -215,34 +192,32 @@ def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
     )
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's status once per scrape, so that its numbers belong together."""
+class _Scraped(Collector):
+    """Metrics that are read together on each scrape."""
 
-    def __init__(self, status: Callable[[], EngineStatus]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        status = self._status()
-        gauge = GaugeMetricFamily
-        yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
-        yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
-        yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
-        yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
-        yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
-        if status.cache is not None:
-            yield from _tier_metrics(status.cache.tiers)
-            yield from _cache_counters(status.cache.counters)
-            yield from _shared_counters(status.cache.counters.shared)
-
-
-class _TraceCollector(Collector):
-    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
-        self._counts = counts
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        n_written, n_dropped = self._counts()
-        yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
-        yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
+        return self._read()
+
+
+def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily
+    yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
+    yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
+    yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
+    yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
+    yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
+    if status.cache is not None:
+        yield from _tier_metrics(status.cache.tiers)
+        yield from _cache_counters(status.cache.counters)
+        yield from _shared_counters(status.cache.counters.shared)
+
+
+def _trace_metrics(n_written: int, n_dropped: int) -> Iterator[Metric]:
+    yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
+    yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
 
 
 def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
@@ -301,31 +276,18 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
 
 
 def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
-    tiers = {source: counted.of(source) for source in MOVED_BETWEEN}
-    yield _family(
-        "rekindle_cache_restored_bytes",
-        "Bytes restored: from disk or the shared store to memory, from memory to a slot.",
-        "tier",
-        {source: tier.read_bytes for source, tier in tiers.items()},
-    )
-    yield _family(
-        "rekindle_cache_restore_seconds",
-        "Seconds that took.",
-        "tier",
-        {source: tier.read_microseconds / 1e6 for source, tier in tiers.items()},
-    )
-    yield _family(
-        "rekindle_cache_saved_bytes",
-        "Bytes stored: from a slot to memory, from memory to disk or the shared store.",
-        "tier",
-        {source: tier.written_bytes for source, tier in tiers.items()},
-    )
-    yield _family(
-        "rekindle_cache_save_seconds",
-        "Seconds that took.",
-        "tier",
-        {source: tier.write_microseconds / 1e6 for source, tier in tiers.items()},
-    )
+    tiers = [counted.of(source) for source in MOVED_BETWEEN]
+    restored = "Bytes restored: from disk or the shared store to memory, from memory to a slot."
+    saved = "Bytes stored: from a slot to memory, from memory to disk or the shared store."
+    took = "Seconds that took."
+    for name, text, values in (
+        ("restored_bytes", restored, [tier.read_bytes for tier in tiers]),
+        ("restore_seconds", took, [tier.read_microseconds / 1e6 for tier in tiers]),
+        ("saved_bytes", saved, [tier.written_bytes for tier in tiers]),
+        ("save_seconds", took, [tier.write_microseconds / 1e6 for tier in tiers]),
+    ):
+        by_tier: dict[str, float] = dict(zip(MOVED_BETWEEN, values, strict=True))
+        yield _family(f"rekindle_cache_{name}", text, "tier", by_tier)
 
 
 def _family(name: str, about: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:

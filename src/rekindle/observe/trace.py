@@ -9,22 +9,20 @@ import os
 import stat
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.errors import StartupError
-from rekindle.generation.request import Rank
-from rekindle.observe.request_record import Miss, RequestRecord
+from rekindle.observe.request_record import RequestRecord
 from rekindle.write_behind import WriteBehind
 
 MAX_WAITING_BYTES = 64 * 2**20  # of unwritten lines; picked
 LINE_BYTES = 4096  # of a line beside its prompt and its body; a guess on the high side
 CLOSE_SECONDS = 5.0  # to write the waiting lines; picked
 PRIVATE = 0o600
-CLASSES = {Rank.MAIN: "main", Rank.BACKGROUND: "background", Rank.EPHEMERAL: "ephemeral"}
 
 
 @dataclass(slots=True)
@@ -198,7 +196,7 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
         "path": path,
         "model": record.model,
         "session": record.session,
-        "class": CLASSES[record.rank],
+        "class": record.rank.name.lower(),
         "namespace": record.namespace,  # a digest
         "finish": record.finish,
         "prompt_tokens": record.n_prompt,
@@ -212,7 +210,7 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
         ],
         "remembered_turns": record.n_remembered_turns,
         "dropped_messages": record.n_dropped_messages,
-        "miss": _miss(record.miss) if record.miss else None,
+        "miss": asdict(record.miss) if record.miss else None,
         "ms": {
             "render": _ms(record.build_seconds),
             "queue": _ms(record.queue_seconds),
@@ -222,18 +220,6 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
             "decode": _ms(record.decode_seconds),
             "total": _ms(record.total_seconds),
         },
-    }
-
-
-def _miss(miss: Miss) -> dict[str, Any]:
-    return {
-        "reason": miss.reason.value,
-        "message": miss.message,
-        "part": miss.part,
-        "before": miss.before,
-        "expected": miss.expected,
-        "got": miss.got,
-        "tokens_lost": miss.tokens_lost,
     }
 
 

@@ -122,7 +122,10 @@ def _records(path: Path, shown: str, text: str) -> Iterator[tuple[str, object]]:
         case ".yaml" | ".yml":
             yield shown, _yaml(text, shown)
         case ".toml":
-            yield shown, _toml(text, shown)
+            try:
+                yield shown, tomllib.loads(text)
+            except tomllib.TOMLDecodeError as error:  # its message has the line
+                raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
         case ".md" | ".txt":
             yield shown, {"system": text}
         case _:
@@ -150,13 +153,6 @@ def _yaml(text: str, shown: str) -> object:
     except (yaml.YAMLError, RecursionError) as error:
         raise PrimeError(f"{shown}: not valid YAML: {error}.") from error
     return value
-
-
-def _toml(text: str, shown: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:  # its message has the line
-        raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
 
 
 def requests_of(record: object, name: str) -> Iterator[tuple[_PrimeFormat, Body]]:

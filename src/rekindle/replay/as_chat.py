@@ -68,7 +68,8 @@ def _chat_messages(message: Message) -> Iterator[Body]:
     if message.role is Role.TOOL:
         return
     texts = [part.text for part in message.parts if isinstance(part, Text)]
-    entry = {"role": str(message.role), "content": texts[0] if len(texts) == 1 else _parts(texts)}
+    parts = [{"type": "text", "text": text} for text in texts]
+    entry = {"role": str(message.role), "content": texts[0] if len(texts) == 1 else parts or ""}
     if message.reasoning:
         entry["reasoning_content"] = message.reasoning
     if message.calls:
@@ -81,7 +82,3 @@ def _chat_messages(message: Message) -> Iterator[Body]:
             for call in message.calls
         ]
     yield entry
-
-
-def _parts(texts: list[str]) -> list[Body] | str:
-    return [{"type": "text", "text": text} for text in texts] or ""

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from struct import pack
 
+from rekindle.common_prefix import n_common
+
 UNIT_BYTES = 4
 
 
@@ -28,8 +30,8 @@ class Floor:
     def n_new(self, prompt: bytes) -> int:
         """Return how many units are new. The last one always is: its logits are needed."""
         place = bisect_left(self._known, prompt)
-        shared = [n_shared(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
-        return max(len(prompt) // UNIT_BYTES - max(shared, default=0), 1)
+        shared = [n_common(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
+        return max(len(prompt) // UNIT_BYTES - max(shared, default=0) // UNIT_BYTES, 1)
 
     def learn(self, units: bytes) -> None:
         place = bisect_left(self._known, units)
@@ -38,15 +40,3 @@ class Floor:
         # No known sequence is a prefix of another, so only the previous one can be of `units`.
         is_longer = place > 0 and units.startswith(self._known[place - 1])
         self._known[place - is_longer : place] = [units]
-
-
-def n_shared(one: bytes, other: bytes) -> int:
-    """Return the length of the common prefix. Halving compares long equal parts at once."""
-    start, stop = 0, min(len(one), len(other))
-    while start < stop:
-        middle = (start + stop + 1) // 2
-        if one[start:middle] == other[start:middle]:
-            start = middle
-        else:
-            stop = middle - 1
-    return start // UNIT_BYTES

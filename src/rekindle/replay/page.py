@@ -88,7 +88,7 @@ def _sections(report: Report) -> Iterator[str]:
 
 def _table(report: Report) -> str:
     columns = columns_of(report)
-    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in columns)
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title, _ in columns)
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
+from rekindle.common_prefix import n_common
 from rekindle.priming.files import Body
 from rekindle.replay.as_chat import as_chat
 from rekindle.replay.client import Outcome, Server
-from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared, units_of_text, units_of_tokens
+from rekindle.replay.floor import UNIT_BYTES, Floor, units_of_text, units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 
 CHARACTERS_PER_TOKEN = 4  # picked: English and code
@@ -88,7 +89,8 @@ class FloorCounter:
         rendered = await self._post("/apply-template", chat)
         if rendered is None:
             # vLLM has no such endpoint; its /tokenize takes conversations.
-            return _ids((await self._post("/tokenize", _conversation(chat)) or {}).get("tokens"))
+            conversation = {name: chat[name] for name in PROMPT_FIELDS if name in chat}
+            return _ids((await self._post("/tokenize", conversation) or {}).get("tokens"))
         if (tokens := _ids(rendered.get("tokens"))) is not None:
             return tokens
         text = rendered.get("prompt")
@@ -104,7 +106,7 @@ class FloorCounter:
         if tokens is None:
             return b""
         history = units_of_tokens(tokens)
-        n_same = n_shared(history, prompt)
+        n_same = n_common(history, prompt) // UNIT_BYTES
         if n_same < len(prompt) // UNIT_BYTES - MERGED_TOKENS:
             return b""  # the template renders the text before the reply differently
         return history[: (n_same + n_computed) * UNIT_BYTES]
@@ -138,11 +140,6 @@ def prompt_text(request: ReplayRequest) -> str:
     turns = body.get("messages", body.get("input", body.get("prompt")))
     parts = [*(each for each in head if each), *(turns if isinstance(turns, list) else [turns])]
     return "".join(json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-def _conversation(chat: Body) -> Body:
-    """Return the fields that make the prompt."""
-    return {name: chat[name] for name in PROMPT_FIELDS if name in chat}
 
 
 def _n_computed(outcome: Outcome) -> int | None:

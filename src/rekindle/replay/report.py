@@ -104,10 +104,7 @@ def in_order(run: ReplayRun) -> list[Outcome]:
     return sorted(run.outcomes, key=lambda outcome: outcome.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    title: str
-    summary: Summary
+Column = tuple[str, Summary]  # with its title
 
 
 def columns_of(report: Report) -> list[Column]:
@@ -116,14 +113,14 @@ def columns_of(report: Report) -> list[Column]:
     for server in report.servers:
         runs = report.runs_of(server)
         if len(runs) > 1:
-            columns += [Column(f"{server} #{run.repeat}", summary_of([run])) for run in runs]
-        columns.append(Column(server if len(runs) == 1 else f"{server} all", summary_of(runs)))
+            columns += [(f"{server} #{run.repeat}", summary_of([run])) for run in runs]
+        columns.append((server if len(runs) == 1 else f"{server} all", summary_of(runs)))
     return columns
 
 
 def rows_of(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
     def row(name: str, shown: Callable[[Summary], str]) -> tuple[str, list[str]]:
-        return name, [shown(column.summary) for column in columns]
+        return name, [shown(summary) for _, summary in columns]
 
     return [
         row("requests", lambda each: count_text(each.requests)),
@@ -143,8 +140,8 @@ def rows_of(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
 def table_of(report: Report) -> Table:
     columns = columns_of(report)
     table = Table("", box=ASCII)
-    for column in columns:
-        table.add_column(escape(column.title), justify="right", overflow="fold")
+    for title, _ in columns:
+        table.add_column(escape(title), justify="right", overflow="fold")
     for name, cells in rows_of(columns):
         table.add_row(name, *cells)
     return table

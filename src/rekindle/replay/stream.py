@@ -171,10 +171,8 @@ def _known_fields(value: object) -> Json:
 
 
 def _prompt_in(usage: Json) -> int | None:
-    n_prompt, n_input = (
-        _first_int(usage.get("prompt_tokens")),
-        _first_int(usage.get("input_tokens")),
-    )
+    n_prompt = _first_int(usage.get("prompt_tokens"))
+    n_input = _first_int(usage.get("input_tokens"))
     if n_prompt is not None or n_input is None:
         return n_prompt
     # Anthropic's `input_tokens` excludes tokens read from the cache or written to it.

@@ -7,7 +7,7 @@ wire format. `priming.files` finds the format.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from hashlib import blake2b
@@ -124,23 +124,20 @@ def _read(
     if not asked:
         skipped[Skipped.OTHER_CALL] += 1
     about = record if "path" in record else {}
+    if "client" in about and "seq" in about:
+        name = f"{about['client']}:{about['seq']}"
+    started, ended = _times(about)
     for dialect, body in asked:
-        request = ReplayRequest(
-            name=_name(about, name),
+        yield ReplayRequest(
+            name=name,
             path=dialect.path,
             body=body,
             headers=_headers(about),
             conversation=_conversation(about, body, source),
             source=source,
+            started=started,
+            ended=ended,
         )
-        started, ended = _times(about)
-        yield replace(request, started=started, ended=ended)
-
-
-def _name(record: Mapping[str, Any], place: str) -> str:
-    if "client" in record and "seq" in record:
-        return f"{record['client']}:{record['seq']}"
-    return place
 
 
 def _headers(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

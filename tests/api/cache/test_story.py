@@ -51,6 +51,7 @@ def told(miss: Miss | None, *, is_explained: bool = True, is_compared: bool = Tr
     plain = done()
     stats = replace(
         plain.stats,
+        miss=miss,
         diagnosis=Diagnosis(miss, is_compared=is_compared),
         is_explained=is_explained,
         session="agent-7",

@@ -15,6 +15,8 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.generation.events import (
+    NO_SPANS,
+    CacheSource,
     Finished,
     PrefillProgress,
     PromptEvaluated,
@@ -60,7 +62,8 @@ class KeepingEngine(RecordingEngine):
         if request.cache_prompt:
             self.kept.learn([*request.prompt, *reply])
         sampled = [TokenSampled(token) for token in reply]
-        evaluated = PromptEvaluated(n_prompt, n_cached, 0.0, 1.0)
+        spans = NO_SPANS.extended(CacheSource.LIVE, n_cached)
+        evaluated = PromptEvaluated(n_prompt, n_cached, 0.0, 1.0, spans=spans)
         return ScriptedStream([evaluated, *sampled, Finished(StopCause.END_OF_TURN)])
 
 

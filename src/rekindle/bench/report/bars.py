@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import ceil, floor, log10
 from textwrap import wrap
 
-from rekindle.replay.svg import line_shape, round_numbers, text_shape
+from rekindle.replay.charts import line_shape, round_numbers, text_shape
 
 # Pixels, all picked by looking at 12 workloads on 4 servers, also on a phone.
 WIDTH, MARGIN = 840, 8  # the width of a README on GitHub

@@ -5,7 +5,6 @@
 The file is opened for each use, so that a deleted or replaced file is never written to.
 """
 
-import sqlite3
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,17 +24,12 @@ _INSERT = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)"
 # Another server may have used the response later.
 _TOUCH = "UPDATE responses SET last_used_at = max(last_used_at, ?) WHERE id = ?"
 
-
-def _set_secure_delete(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA secure_delete = ON")
-
-
 RESPONSES = Schema(
     file_name="responses.sqlite3",
     application_id=0x524B5253,  # "RKRS"
     version=1,
     settings="PRAGMA auto_vacuum = FULL;",
-    on_connect=_set_secure_delete,
+    on_connect=lambda connection: connection.execute("PRAGMA secure_delete = ON"),
     tables="""
 CREATE TABLE responses (
     id BLOB PRIMARY KEY,

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from rekindle.cache.disk.catalogue import Catalog
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.disk.reconcile import open_catalog
-from rekindle.cache.entry import Entry, Header, Key, encode_preamble
+from rekindle.cache.entry import Entry, Key, encode_preamble
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.cache.tools.archive_format import (
     ArchiveDamaged,
@@ -79,10 +79,12 @@ def import_from(path: Path, directory: Path, on_progress: OnProgress) -> Importe
             manifest = read_manifest(file)
             n_total = 2 * manifest.n_bytes
             first_byte = file.tell()
-            known: dict[Key, Header] = {}
+            stops: dict[Key, int] = {}
             for entry, n_done in read_entries(file, manifest):
-                _check_follows(entry.header, known)
-                known[entry.header.key] = entry.header
+                header = entry.header
+                if header.start != stops.get(header.parent, 0):
+                    raise ArchiveDamaged("an entry follows another that is missing")
+                stops[header.key] = header.stop
                 on_progress(n_done, n_total)
         file.seek(first_byte)
         with failures_reported(directory, "changed"):
@@ -146,13 +148,11 @@ def _appearing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
+    except OSError as error:
+        raise StartupError(f"The file {path} cannot be written: {error.strerror}.") from error
+    finally:
+        with suppress(OSError):  # a failure left it
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            reason = f"The file {path} cannot be written: {error.strerror}."
-            raise StartupError(reason) from error
-        raise
 
 
 def _check_plain(path: Path) -> None:
@@ -177,12 +177,6 @@ def _damage_reported(path: Path, consequence: str) -> Iterator[None]:
         yield
     except ArchiveDamaged as error:
         raise StartupError(f"The file {path} is refused ({consequence}): {error}.") from error
-
-
-def _check_follows(header: Header, known: dict[Key, Header]) -> None:
-    parent = known.get(header.parent)
-    if header.start != (parent.stop if parent else 0):
-        raise ArchiveDamaged("an entry follows another that is missing")
 
 
 def _check_is_cache_or_empty(directory: Path) -> None:

@@ -105,10 +105,6 @@ def read_stored(directory: Path) -> Stored:
         ) from error
 
 
-def read_inventory(directory: Path) -> Inventory:
-    return read_stored(directory).inventory
-
-
 def entry_paths(directory: Path) -> list[Path]:
     """Return every file whose name and folder are those of an entry."""
     return [
@@ -204,8 +200,14 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
-        texts = _delete_turns_and_responses(directory)
-    return Cleared(len(own_files) + texts.n_files, n_bytes + texts.n_bytes)
+        # The files are deleted, so that no text of a reply is left. A server notices that.
+        with alone_in(directory):
+            known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]
+            texts = [path for path in known if path.is_file()]
+            for path in texts:
+                n_bytes += _size(path)
+                path.unlink(missing_ok=True)
+    return Cleared(len(own_files) + len(texts), n_bytes)
 
 
 @contextmanager
@@ -213,25 +215,9 @@ def failures_reported(directory: Path, done: str) -> Iterator[None]:
     """Turn failures into a StartupError: the directory cannot be `done` (read, changed)."""
     try:
         yield
-    except OSError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.strerror}."
-        ) from error
-    except CacheError as error:
-        raise StartupError(
-            f"The cache directory {directory} cannot be {done}: {error.message}."
-        ) from error
-
-
-def _delete_turns_and_responses(directory: Path) -> Cleared:
-    """Delete the files, so that no text of a reply is left. A server notices that."""
-    with alone_in(directory):
-        known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]
-        paths = [path for path in known if path.is_file()]
-        n_bytes = sum(map(_size, paths))
-        for path in paths:
-            path.unlink(missing_ok=True)
-    return Cleared(len(paths), n_bytes)
+    except (OSError, CacheError) as error:
+        why = error.message if isinstance(error, CacheError) else error.strerror
+        raise StartupError(f"The cache directory {directory} cannot be {done}: {why}.") from error
 
 
 def _forget_gone(catalog: Catalog, files: EntryFiles) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import NamedTuple
 
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.entry_file import size_on_disk
@@ -94,7 +93,7 @@ class Inventory:
         n_bytes = self.n_bytes
         pruned = []
         while leaves:
-            entry = self._entries[heappop(leaves).key]
+            entry = self._entries[heappop(leaves)[-1]]
             is_old = used_before is not None and entry.row.last_used_at < used_before
             is_over = to_bytes is not None and n_bytes > to_bytes
             if not is_old and not is_over:
@@ -116,16 +115,9 @@ def _listed(row: CatalogRow, parent: Listed | None) -> Listed:
     return Listed(row, size_on_disk(header) + parent.chain_bytes, parent.is_complete)
 
 
-class _ChainPlace(NamedTuple):
-    """The order of leaves; among those that one request used, the last is deleted first."""
-
-    last_used_at: float
-    minus_start: int
-    key: Key
-
-
-def _place_of(entry: Listed) -> _ChainPlace:
-    return _ChainPlace(entry.row.last_used_at, -entry.row.header.start, entry.key)
+def _place_of(entry: Listed) -> tuple[float, int, Key]:
+    """Return the order of leaves: among those that one request used, the last comes first."""
+    return entry.row.last_used_at, -entry.row.header.start, entry.key
 
 
 def _covered(siblings: list[Listed]) -> list[Key]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key, Kind
 from rekindle.cache.listing.names import Named
 from rekindle.cache.tools.inventory import Inventory, Listed
+from rekindle.common_prefix import n_common
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Stored:
                 break
             entries.append(block)
             header = block.row.header
-            n_bytes += _n_shared_bytes(header.tokens, rest)
+            n_bytes += n_common(header.tokens, rest) // TOKEN_BYTES * TOKEN_BYTES
             if header.n_tokens < BLOCK_TOKENS or not rest.startswith(header.tokens):
                 break
             holder = header.key
@@ -91,21 +92,10 @@ def _checkpoints_on_the_way(followers: Sequence[Listed], rest: bytes) -> list[Li
 
 def _nearest_block(followers: Sequence[Listed], rest: bytes) -> Listed | None:
     """Return the block that shares most with the rest of the prompt; the shortest, if several."""
-    blocks = [entry for entry in followers if entry.row.header.kind is Kind.BLOCK]
-    shared = [
-        (_n_shared_bytes(entry.row.header.tokens, rest), -entry.row.header.n_tokens, entry.key)
-        for entry in blocks
+    blocks = [
+        (n_common(header.tokens, rest) // TOKEN_BYTES, -header.n_tokens, header.key, entry)
+        for entry in followers
+        if (header := entry.row.header).kind is Kind.BLOCK
     ]
-    best = max(shared, default=None)
-    if best is None or best[0] == 0:
-        return None
-    return next(entry for entry in blocks if entry.key == best[2])
-
-
-def _n_shared_bytes(a: bytes, b: bytes) -> int:
-    """Return the length of the common prefix, in bytes of whole tokens."""
-    n_bytes = min(len(a), len(b))
-    if a[:n_bytes] == b[:n_bytes]:
-        return n_bytes
-    first_other = next(place for place in range(n_bytes) if a[place] != b[place])
-    return first_other // TOKEN_BYTES * TOKEN_BYTES
+    n_shared, _, _, block = max(blocks, default=(0, 0, b"", None))
+    return block if n_shared else None

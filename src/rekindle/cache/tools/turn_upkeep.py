@@ -21,14 +21,8 @@ from rekindle.cache.sqlite.connection import (
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.cache.sqlite.file import NoSuchFile, quarantine, reading_only
 from rekindle.cache.sqlite.schema import Unusable, check_is_plain_file, check_pages
-from rekindle.cache.turns.file import (
-    TURNS,
-    WRITE_BUSY_SECONDS,
-    Reading,
-    delete_rows,
-    read_rows,
-    row_bytes,
-)
+from rekindle.cache.turns.file import TURNS, WRITE_BUSY_SECONDS, delete_rows, read_rows, row_bytes
+from rekindle.cache.turns.recent import Held
 from rekindle.errors import TierFailed
 
 
@@ -65,7 +59,7 @@ def repair_turns(directory: Path) -> None:
         try:
             check_is_plain_file(path)
             with closing(connect(path, busy_seconds=WRITE_BUSY_SECONDS)) as connection:
-                damaged = [n for reading in _readings(connection) for n in reading.damaged]
+                damaged = [number for number, held in _rows(connection) if held is None]
                 with transaction(connection):
                     delete_rows(connection, damaged)
         except FileNotFoundError:
@@ -77,24 +71,25 @@ def repair_turns(directory: Path) -> None:
 
 
 def _verify(directory: Path) -> TurnFindings:
-    sound = TurnTotals()
-    n_damaged = 0
+    sizes: list[int] = []
+    n_damaged, trouble = 0, None
     try:
         with reading_only(directory / TURNS.file_name) as connection:
-            for reading in _readings(connection):
-                n_damaged += len(reading.damaged)
-                sound = TurnTotals(
-                    sound.n_turns + len(reading.held),
-                    sound.n_bytes + sum(row_bytes(held.turn) for held in reading.held),
-                )
+            for _, held in _rows(connection):
+                if held is None:
+                    n_damaged += 1
+                else:
+                    sizes.append(row_bytes(held.turn))
     except NoSuchFile:
-        return TurnFindings(sound, None)
+        pass
     except TierFailed as error:
-        return TurnFindings(sound, error.message)
-    return TurnFindings(sound, f"damaged turns: {n_damaged}" if n_damaged else None)
+        trouble = error.message
+    if n_damaged and trouble is None:
+        trouble = f"damaged turns: {n_damaged}"
+    return TurnFindings(TurnTotals(len(sizes), sum(sizes)), trouble)
 
 
-def _readings(connection: sqlite3.Connection) -> Iterator[Reading]:
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, Held | None]]:
     """Check the file and read all turns."""
     TURNS.check(connection)
     check_pages(connection)

@@ -127,13 +127,13 @@ class TurnDatabase:
     def _read(self, numbers: list[int], keys: set[bytes]) -> list[Held]:
         if not numbers:
             return []
-        reading = self._file.read(numbers)
+        rows = self._file.read(numbers)
         # A damaged index may list a turn under a key that it does not have: a miss.
-        found = [held for held in reading.held if not keys.isdisjoint(held.turn.keys)]
+        found = [held for held in rows.values() if held and not keys.isdisjoint(held.turn.keys)]
         for held in found:
             self._recent.remember(held, is_spared=self._is_unwritten)
-        new = [number for number in reading.damaged if self._writer.peek(number) is None]
-        if new:
+        damaged = [number for number, held in rows.items() if held is None]
+        if new := [number for number in damaged if self._writer.peek(number) is None]:
             self._writer.put_all(dict.fromkeys(new, _DAMAGED_ROW))
             _log.warning("turns: damaged and deleted: %d", len(new))
         return found

@@ -7,7 +7,6 @@ Reads have their own connection, so that a lookup never waits for a write.
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,12 +80,6 @@ class TurnRow(NamedTuple):
     checksum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    held: list[Held]
-    damaged: list[int]  # row numbers
-
-
 class TurnFile(SqliteFile):
     def __init__(
         self, directory: Path, *, fingerprint: Key, max_turns: int, max_bytes: int, wal_bytes: int
@@ -115,13 +108,10 @@ class TurnFile(SqliteFile):
                     rows[row[0]] = TurnRow._make(row)
         return list(rows.values())
 
-    def read(self, numbers: Sequence[int]) -> Reading:
-        reading = Reading([], [])
+    def read(self, numbers: Sequence[int]) -> dict[int, Held | None]:
+        """Return the turns by row number; None: the row is damaged."""
         with self.reading() as connection:
-            for each in read_rows(connection, numbers):
-                reading.held.extend(each.held)
-                reading.damaged.extend(each.damaged)
-        return reading
+            return dict(read_rows(connection, numbers))
 
     def write(
         self, kept: Sequence[Held], touched: Mapping[bytes, int], damaged: Sequence[int]
@@ -179,22 +169,25 @@ class TurnFile(SqliteFile):
         )
 
 
-def read_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> Iterator[Reading]:
-    """Read and verify rows in batches: a query that stays open keeps the log from being cut."""
+def read_rows(
+    connection: sqlite3.Connection, numbers: Sequence[int]
+) -> Iterator[tuple[int, Held | None]]:
+    """Yield row numbers with their verified turns; None: the row is damaged.
+
+    Reads in batches: a query that stays open keeps the log from being cut.
+    """
     for first in range(0, len(numbers), _BATCH_ROWS):
         batch = numbers[first : first + _BATCH_ROWS]
         query = f"""
             SELECT number, id, last_used_at, checksum, keys, data
             FROM turns WHERE number IN ({placeholders(batch)})
         """
-        reading = Reading([], [])
-        for number, id, used_at, check, keys, data in connection.execute(query, batch):
+        for number, id, used_at, check, keys, data in connection.execute(query, batch).fetchall():
             turn = _decode(id, keys, data, check)
             if turn is None or not isinstance(used_at, int):
-                reading.damaged.append(number)
+                yield number, None
             else:
-                reading.held.append(Held(turn, used_at))
-        yield reading
+                yield number, Held(turn, used_at)
 
 
 def delete_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from hashlib import blake2b
 from typing import NamedTuple
@@ -83,7 +83,10 @@ class SharedTurns:
         found_keys = {key for turn in found.values() for key in turn.keys}
         for turn in self._ask([key for key in dict.fromkeys(keys) if key not in found_keys]):
             found.setdefault(turn.id, turn)
-        self._note_known(found.values())
+        with self._lock:
+            for turn in found.values():
+                if self._known.get(turn.id) is None:
+                    self._known.put(turn.id, _KnownTurn(turn.keys))
         return list(found.values())
 
     def keep(self, turn: StoredTurn) -> None:
@@ -172,31 +175,17 @@ class SharedTurns:
     # -- writing --------------------------------------------------------------------------------
 
     def _write(self, batch: "dict[bytes, _TurnWrite]") -> None:
+        """Write the turns. A turn that was only used is written if the store lost it."""
         for id, write in batch.items():
+            turn = write.turn
             try:
-                self._write_one(id, write)
+                if turn is None and not self._objects.touch(write.keys):
+                    local = self._local.find(write.keys)
+                    turn = next((each for each in local if each.id == id), None)
+                if turn is not None:
+                    self._objects.write(turn)
             except TierFailed:  # logged by the health of the store
                 self._forget(id)
-
-    def _write_one(self, id: bytes, write: "_TurnWrite") -> None:
-        """Write the turn. A turn that was only used is written if the store lost it.
-
-        Raises TierFailed.
-        """
-        turn = write.turn
-        if turn is None:
-            if self._objects.touch(write.keys):
-                return
-            turn = next((each for each in self._local.find(write.keys) if each.id == id), None)
-        if turn is not None:
-            self._objects.write(turn)
-
-    def _note_known(self, turns: Iterable[StoredTurn]) -> None:
-        """Remember the keys of found turns, for `touch`."""
-        with self._lock:
-            for turn in turns:
-                if self._known.get(turn.id) is None:
-                    self._known.put(turn.id, _KnownTurn(turn.keys))
 
     def _forget(self, id: bytes) -> None:
         """Have the next use of the turn reach the store."""

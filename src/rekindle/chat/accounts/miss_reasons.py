@@ -8,6 +8,7 @@ from rekindle.chat.accounts.recent_prompts import PastPrompt, n_shared
 from rekindle.chat.accounts.seen_prefixes import GRAIN
 from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCall
 from rekindle.chat.prompt.meaning import canonical_json
+from rekindle.common_prefix import n_common
 from rekindle.observe.request_record import Miss, MissReason
 
 BEFORE_CHARACTERS, SHOWN_CHARACTERS = 24, 80
@@ -187,7 +188,7 @@ def _called(call: ToolCall | None, other: ToolCall | None) -> str:
 def _turn_at(now: PastPrompt, earlier: PastPrompt) -> int | None:
     """Return the message where the rendered texts diverge, or the reply of the earlier prompt."""
     assert now.conversation is not None
-    end = _n_shared_characters(now.text, earlier.text)
+    end = n_common(now.text, earlier.text)
     if end == len(earlier.text):
         return len(earlier.digests) - 1
     position = 0
@@ -220,7 +221,7 @@ def _difference(
     part: str | None = None,
 ) -> Miss:
     """Return a miss with both texts cut around their first difference."""
-    place = _n_shared_characters(expected, got)
+    place = n_common(expected, got)
     return Miss(
         reason=reason,
         message=message,
@@ -229,14 +230,3 @@ def _difference(
         expected=expected[place : place + SHOWN_CHARACTERS],
         got=got[place : place + SHOWN_CHARACTERS],
     )
-
-
-def _n_shared_characters(a: str, b: str) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

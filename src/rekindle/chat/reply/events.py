@@ -6,8 +6,8 @@ from enum import StrEnum
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.prompt.volatile import Neutralised
 from rekindle.generation.events import NO_SPANS, Spans
-from rekindle.generation.request import DEFAULT_SESSION, CacheTerms, Rank, Sampling
-from rekindle.observe.request_record import Miss
+from rekindle.generation.request import CacheTerms, Rank, Sampling
+from rekindle.observe.request_record import RequestRecord
 
 
 class ToolMode(StrEnum):
@@ -99,41 +99,19 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyStats:
-    n_prompt: int
-    n_cached: int
-    n_generated: int
-    spans: Spans  # the cached tokens by source
-    remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
-    n_dropped_messages: int = 0  # left out of the prompt because the context is too short
-    neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
-    queue_seconds: float
-    restore_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    session: str = DEFAULT_SESSION
-    rank: Rank = Rank.MAIN
-    n_recomputed: int = 0  # prompt tokens that had been computed before
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    is_explained: bool = False  # the client asked for the diagnosis
-    is_kept: bool = True  # False: the cache was not used
+class ReplyStats(RequestRecord):
+    """The record of a reply, with the details that only its client gets."""
 
-    @property
-    def miss(self) -> Miss | None:
-        return self.diagnosis.miss
+    remembered: tuple[tuple[int, int], ...]  # token ranges of the spliced turns
+    neutralised: tuple[Neutralised, ...]  # text that was replaced by a constant
+    diagnosis: Diagnosis
+    is_explained: bool  # the client asked for the diagnosis
+    is_kept: bool  # False: the cache was not used
 
     @property
     def n_written(self) -> int:
         """Return the prompt tokens that were new to the cache."""
         return self.n_prefilled if self.is_kept else 0
-
-    @property
-    def n_remembered_turns(self) -> int:
-        return len(self.remembered)
-
-    @property
-    def n_prefilled(self) -> int:
-        return self.n_prompt - self.n_cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rekindle.generation.events import (
     TokenStream,
 )
 from rekindle.generation.tokenizer import Tokenizer
-from rekindle.observe.request_record import Observer, RequestRecord
+from rekindle.observe.request_record import Observer
 
 _log = logging.getLogger("rekindle.request")
 
@@ -66,8 +66,7 @@ class ReplyStream:
         self._evaluated: PromptEvaluated | None = None
         self._first_token_at = self._last_token_at = 0.0
         self._n_evaluated = 0  # of the prompt's tokens
-        self._n_cached = 0  # of the evaluated tokens, found in a cache
-        self._spans = NO_SPANS
+        self._spans = NO_SPANS  # of the evaluated tokens, found in a cache
         self._is_last_computed = False  # a sampled token is computed when another one follows
         self._ended = False
 
@@ -91,7 +90,7 @@ class ReplyStream:
                         yield self._on_evaluated(event)
                     case PrefillProgress():
                         self._n_evaluated = event.n_done
-                        self._n_cached, self._spans = event.n_cached, event.spans
+                        self._spans = event.spans
                         yield ReplyProgress(
                             event.n_done,
                             event.n_total,
@@ -115,16 +114,16 @@ class ReplyStream:
 
     def _done(self, reason: FinishReason, end_token: int | None) -> ReplyDone:
         self._remember(end_token)
-        self._end(reason.value)
+        stats = self._end(reason.value)
         reply = self._reply
         if self._on_end is not None:
             self._on_end(self._prompt, reply.tokens, reply.said, reply.call_ids)
-        return ReplyDone(reason, self._stats(), reply.stop)
+        return ReplyDone(reason, stats, reply.stop)
 
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event
         self._n_evaluated = event.n_prompt
-        self._n_cached, self._spans = event.n_cached, event.spans
+        self._spans = event.spans
         return ReplyProgress(
             event.n_prompt,
             event.n_prompt,
@@ -158,7 +157,7 @@ class ReplyStream:
         except Exception:  # the reply is whole; the next turn has to be prefilled
             _log.exception("request=%s turn not remembered", self._request_id)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str) -> ReplyStats:
         self._ended = True
         reply = self._reply
         if self._evaluated is None and reply.tokens:
@@ -166,65 +165,50 @@ class ReplyStream:
         n_rows = len(reply.tokens) - (not self._is_last_computed)
         n_computed = self._n_evaluated + max(n_rows, 0)
         self._account.close(n_computed, reply.tokens, reply.said, reply.call_ids)
-        self._observe(self._record(outcome))
+        stats = self._stats(outcome)
+        self._observe(stats)
+        return stats
 
     def _presumed(self) -> PromptEvaluated:
         """Return an event for a reply that ended early: an upstream reports its cache last."""
         return PromptEvaluated(
             n_prompt=len(self._prompt.tokens),
-            n_cached=self._n_cached,
+            n_cached=self._spans.n_tokens,
             queue_seconds=0.0,
             prefill_seconds=self._first_token_at - self._submitted_at,
             spans=self._spans,
         )
 
-    def _stats(self) -> ReplyStats:
-        evaluated, account = self._evaluated, self._account
+    def _stats(self, outcome: str) -> ReplyStats:
+        evaluated, account, prompt = self._evaluated, self._account, self._prompt
+        sampled = self._reply.tokens
         return ReplyStats(
-            n_prompt=len(self._prompt.tokens),
-            n_cached=self._n_cached,
-            n_generated=len(self._reply.tokens),
+            id=self._request_id,
+            model=account.model,
+            namespace=prompt.namespace,
+            session=account.session,
+            rank=account.rank,
+            started_at=self._started_at,
+            n_prompt=len(prompt.tokens),
+            is_evaluated=evaluated is not None,
             spans=self._spans,
-            remembered=self._prompt.remembered,
-            n_dropped_messages=self._prompt.n_dropped,
-            neutralised=self._prompt.neutralised,
+            n_generated=len(sampled),
+            n_recomputed=account.n_recomputed,
+            n_remembered_turns=len(prompt.remembered),
+            n_dropped_messages=prompt.n_dropped,
+            miss=account.diagnosis.miss,
+            build_seconds=prompt.build_seconds,
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
             restore_seconds=evaluated.restore_seconds if evaluated else 0.0,
             prefill_seconds=evaluated.prefill_seconds if evaluated else 0.0,
+            first_token_seconds=self._first_token_at - self._submitted_at if sampled else None,
             decode_seconds=self._last_token_at - self._first_token_at,
-            session=account.session,
-            rank=account.rank,
-            n_recomputed=account.n_recomputed,
+            total_seconds=time.monotonic() - self._submitted_at,
+            finish=outcome,
+            prompt_text=prompt.text,
+            remembered=prompt.remembered,
+            neutralised=prompt.neutralised,
             diagnosis=account.diagnosis,
             is_explained=account.is_explained,
             is_kept=self._is_remembered,
-        )
-
-    def _record(self, outcome: str) -> RequestRecord:
-        stats = self._stats()
-        sampled = self._reply.tokens
-        return RequestRecord(
-            id=self._request_id,
-            model=self._account.model,
-            namespace=self._prompt.namespace,
-            session=stats.session,
-            rank=stats.rank,
-            started_at=self._started_at,
-            n_prompt=stats.n_prompt,
-            is_evaluated=self._evaluated is not None,
-            spans=stats.spans,
-            n_generated=stats.n_generated,
-            n_recomputed=stats.n_recomputed,
-            n_remembered_turns=stats.n_remembered_turns,
-            n_dropped_messages=stats.n_dropped_messages,
-            miss=stats.miss,
-            build_seconds=self._prompt.build_seconds,
-            queue_seconds=stats.queue_seconds,
-            restore_seconds=stats.restore_seconds,
-            prefill_seconds=stats.prefill_seconds,
-            first_token_seconds=self._first_token_at - self._submitted_at if sampled else None,
-            decode_seconds=stats.decode_seconds,
-            total_seconds=time.monotonic() - self._submitted_at,
-            finish=outcome,
-            prompt_text=self._prompt.text,
         )

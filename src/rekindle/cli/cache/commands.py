@@ -260,13 +260,13 @@ def prune(
         prune_at(url, api_key, unused_seconds=age, dry_run=dry_run, as_json=as_json)
         return
 
-    from rekindle.cache.tools.directory import read_inventory, remove
+    from rekindle.cache.tools.directory import read_stored, remove
     from rekindle.cli.cache.report import report_pruned
 
     if to is None and older_than is None:
         raise StartupError("prune requires --to SIZE or --older-than AGE.")
     home = directory_of(directory)
-    inventory = read_inventory(home)
+    inventory = read_stored(home).inventory
     pruned = inventory.to_prune(
         now=time.time(),
         to_bytes=None if to is None else _size(to),
