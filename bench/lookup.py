@@ -24,7 +24,7 @@ from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.chat.accounts.accounts import Accounts

@@ -97,7 +97,7 @@ def test_a_failed_write_is_retried_and_logged_once(
     assert writer.flush(SECONDS)
     assert disk.batches == [{"a": 1}]
     messages = [record.message for record in caplog.records]
-    assert messages == ["test: storage failing, continuing in memory: full", "test: written again"]
+    assert messages == ["test: storage failing, continuing in memory: full", "test: storage works"]
     assert writer.close(SECONDS)
 
 

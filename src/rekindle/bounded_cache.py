@@ -1,4 +1,4 @@
-"""A dictionary that forgets: the least recently used items go first."""
+"""A bounded dictionary: the least recently used items are evicted first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -62,8 +62,8 @@ class BoundedCache(Generic[K, V]):
     ) -> list[tuple[K, V]]:
         """Store the value as the most recently used one. Return the items evicted for it.
 
-        Evict only the value itself if it is larger than `max_bytes`. Evict the value itself, too,
-        once the oldest item is spared.
+        Evict only the value itself if it is larger than `max_bytes`. Also evict the value itself
+        if the oldest item is spared.
         """
         replaced = self._items.pop(key, None)
         if replaced is not None:

@@ -91,7 +91,7 @@ class About:
 
 
 def _setting(default: T, help: str, **limits: Any) -> T:
-    """Declare one setting. Typed as its default, so that a default of the wrong type shows."""
+    """Declare one setting. The result has the type of the default, which mypy checks."""
     made: Any = field(default=default, metadata={"about": About(help=help, **limits)})
     return cast(T, made)
 
@@ -225,7 +225,7 @@ class CacheSettings:
     )
     namespace_by: NamespaceBy = _setting(
         NamespaceBy.NONE,
-        "Who shares cached prefixes. none: all clients; api-key: clients with the same key.",
+        "Sharing of cached prefixes. none: all clients; api-key: clients with the same key.",
     )
 
 
@@ -244,7 +244,7 @@ class ServerSettings:
     )
     body_limit: Bytes = _setting(Bytes(32 * MIB), "Largest request body.", minimum=KIB, maximum=TIB)
     explain: bool = _setting(
-        False, "Report in every reply why the cache did not hold more of its prompt."
+        False, "Report in every reply why a part of its prompt missed the cache."
     )
     shutdown_grace: float = _setting(
         10.0, "Seconds that running requests get to finish at shutdown.", maximum=86400

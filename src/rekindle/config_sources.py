@@ -144,7 +144,7 @@ def _from_text(kind: Any, text: str) -> object:
 
 
 def _typed(kind: Any, value: object) -> object | None:
-    """Return `value` as a `kind`, or None if it is no such value."""
+    """Return `value` as a `kind`, or None if it has another type."""
     if kind is Bytes:
         return parse_size(value)
     if kind is float and type(value) is int:
@@ -165,7 +165,7 @@ def _typed(kind: Any, value: object) -> object | None:
 
 
 def parse_size(value: object) -> Bytes | None:
-    """Return the bytes of a number, or of a text such as 4MB or 1GiB; None: it is no size."""
+    """Return the bytes of a number, or of a text such as 4MB or 1GiB; None: not a size."""
     if type(value) is int:
         return Bytes(value)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": KIB, "mib": MIB}

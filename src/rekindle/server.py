@@ -216,10 +216,10 @@ async def _serve(assembly: Assembly, settings: Settings, sock: socket.socket) ->
         nonlocal n_signals
         n_signals += 1
         if n_signals == 1:
-            _log.info("stopping: no new requests, running ones get %g s", grace_seconds)
+            _log.info("server: stopping, running requests have %g s to finish", grace_seconds)
             draining.append(loop.create_task(drain(assembly, server, warm, grace_seconds)))
         elif n_signals == 2:
-            _log.info("stopping now: running requests are cut")
+            _log.info("server: stopping now, running requests are cancelled")
             assembly.pool.cut()
         else:
             server.should_exit = server.force_exit = True

@@ -190,7 +190,7 @@ class WriteBehind(Generic[K, V]):
             if has_recovered:
                 self._is_failing = False
         if has_recovered:
-            _log.info("%s: written again", self._name)
+            _log.info("%s: storage works", self._name)
 
 
 def _is_expected(error: Exception) -> bool:

@@ -95,7 +95,7 @@ def _resigned(preamble: bytes, offset: int, value: bytes) -> bytes:
         (4, b"\x02\x00", "its format is 2"),
         (6, b"\x09", "another version"),
         (7, b"\x63", "another version"),
-        (56, b"x" * 16, "its key does not follow"),
+        (56, b"x" * 16, "its key does not match"),
     ],
 )
 def test_a_header_of_another_version_is_refused_with_its_reason(

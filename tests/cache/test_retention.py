@@ -6,7 +6,7 @@ from pathlib import Path
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.entry import Entry, Retention
 from rekindle.cache.index import Node
-from rekindle.cache.listing.names import MAX_BYTES, MAX_NAMES, Named, Names
+from rekindle.cache.names import MAX_BYTES, MAX_NAMES, Named, Names
 from rekindle.cache.pins import Pins
 from rekindle.cache.tools.inventory import Inventory
 from rekindle.config import MIB

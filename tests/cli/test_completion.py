@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cli import app
 from tests.cache.entries import MODEL, open_tier
 from tests.support.cache_command import hex_of, store_conversations

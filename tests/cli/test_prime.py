@@ -139,7 +139,7 @@ def test_without_a_url_and_a_disk_there_is_nowhere_to_prime_to(
     agent: Path, off: Callable[[Path], str]
 ) -> None:
     assert off(agent) == (
-        "Without --url, prompts are primed into the disk cache, and cache_disk is 0."
+        "Without --url, prompts are stored in the disk cache, but cache_disk is 0."
     )
 
 

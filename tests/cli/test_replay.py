@@ -128,7 +128,7 @@ def test_the_key_is_sent_and_asked_for_where_it_is_missing(trace: Path) -> None:
     with serving(FakeResponder(), api_settings(api_keys=("secret",))) as url:
         assert replay(trace, "--url", url, "--api-key", "secret").exit_code == 0
         assert (
-            refusal(trace, "--url", url) == f"{url} refuses us (401): give its key with --api-key."
+            refusal(trace, "--url", url) == f"{url} denied access (401): pass its key in --api-key."
         )
 
 

@@ -25,7 +25,7 @@ SMALL_LIMITS: dict[str, Any] = {
     "rekindle.api.dashboard.history.MAX_SAMPLES": 8,
     "rekindle.api.dashboard.history.N_BUCKETS": 2,
     "rekindle.cache.disk.residency.MAX_FAILED": 8,
-    "rekindle.cache.listing.names.MAX_NAMES": 8,
+    "rekindle.cache.names.MAX_NAMES": 8,
     "rekindle.cache.responses.store.RECENT_BYTES": 16 * KIB,
     "rekindle.chat.prompt.meaning._known": functools.lru_cache(8)(meaning._canonical),
     "rekindle.chat.accounts.recent_prompts.MAX_PROMPTS": 16,

@@ -80,7 +80,7 @@ def create_app(
 
 
 def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> list[Middleware]:
-    """List it from the outside in. Refusals need CORS headers, or browsers hide them."""
+    """List middleware from the outside in. Refusals need CORS headers, or browsers hide them."""
     stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
     if settings.cors_origins:
         stack.append(

@@ -110,7 +110,7 @@ def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> Invali
     if found[0]["type"] == "missing":
         return fault(param, " is required.")
     messages = list(dict.fromkeys(fault["msg"] for fault in found))
-    # A union member whose type fits, but not its limit, says more than the other members.
+    # Prefer the message of a union member whose type fits and whose limit is exceeded.
     if limits := [message for message in messages if not message.startswith(SHOULD_BE)]:
         return fault(param, f": {limits[0]}.")
     wanted = " or ".join(message.removeprefix(SHOULD_BE) for message in messages)

@@ -90,7 +90,7 @@ class EventStream(Response):
             last = self._encoder.end()
         except Exception as error:
             if isinstance(error, UpstreamFailed) and self._beginning is None:
-                # Nothing was sent yet: by the status, proxies and clients can retry elsewhere.
+                # Nothing was sent yet, so the status can make proxies and clients retry elsewhere.
                 await failure_of(error, scope).response(scope)(scope, receive, send)
                 return
             # Clients of a stream expect errors as events, even before the first token.

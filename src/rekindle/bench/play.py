@@ -104,7 +104,7 @@ class Play:
         )
 
     async def _conclude(self, stage: Stage) -> None:
-        # Read at once: later work of the server is for a turn that never comes.
+        # Read the counters now: the server may already prefill a turn that never comes.
         n_prefilled = await stage.n_prefilled()
         stage.read_log()
         if n_prefilled is None:

@@ -6,7 +6,7 @@ the state at one position. Both are immutable. Their key names the prefix they e
     key = blake2b(parent key | kind | token ids)        the first parent is a root: the
                                                         fingerprint, or one of a namespace
 
-A checkpoint's parent is the last whole block before it. Its tokens are those behind that block
+A checkpoint's parent is the last whole block before it. Its tokens are those after that block
 (none at a block's end).
 
 A file is one header, the token ids, and the payload as the backend wrote it:
@@ -75,7 +75,7 @@ class Reason(IntEnum):
     """Why an entry was saved."""
 
     PREFILL = 1  # the prompt's computation completed it
-    DECODE = 2  # the reply's did
+    DECODE = 2  # the reply's computation completed it
     BOUNDARY = 3  # a later request is likely to share the prefix up to here
     TURN_END = 4
     RECLAIM = 5  # its slot was needed
@@ -201,5 +201,5 @@ def decode_preamble(data: bytes) -> tuple[Header, int]:
     except ValueError as error:
         raise EntryCorrupt(f"its header is of another version: {error}") from None
     if entry_key(header.parent, header.kind, tokens) != header.key:
-        raise EntryCorrupt("its key does not follow from its tokens")
+        raise EntryCorrupt("its key does not match its tokens")
     return header, payload_check

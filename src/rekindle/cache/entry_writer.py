@@ -22,13 +22,13 @@ from rekindle.cache.entry import (
 from rekindle.cache.index import HERE, Node
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.policy import surplus_checkpoints
-from rekindle.cache.residency import Holdings
+from rekindle.cache.residency import Residency
 from rekindle.cache.stores.back_store import BackStore
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters
 
-MIN_PATH_CHECKPOINTS = 16  # of one conversation, however small its rows are; picked
+MIN_PATH_CHECKPOINTS = 16  # kept for one conversation, however small its rows; picked
 
 
 class Saved(Enum):
@@ -53,7 +53,7 @@ class EntryWriter:
     def __init__(
         self,
         root: Key,
-        holdings: Holdings,
+        holdings: Residency,
         back_stores: Sequence[BackStore],
         counters: CacheCounters,
         *,
@@ -65,7 +65,7 @@ class EntryWriter:
         self._back_stores = back_stores
         self._counters = counters
         self._is_on = is_on
-        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # seen, by kind and token count
+        self._payload_sizes: dict[tuple[Kind, int], int] = {}  # sizes so far, by kind and length
 
     def save_rows(self, keys: PrefixKeys, start: int, stop: int, export: Export) -> Saved:
         """Store positions [start, stop): the first part of a block, or all of it."""

@@ -32,7 +32,7 @@ class Where(IntFlag):
 
     @property
     def cheapest(self) -> CacheSource:
-        """The tier to restore from. For an entry that was just evicted, memory."""
+        """The tier to restore from. For an entry that was just evicted, this is memory."""
         return next(iter(self.sources), CacheSource.MEMORY)
 
 
@@ -90,7 +90,7 @@ class Node:
 
     @property
     def stop(self) -> int:
-        """The position behind the last token; a checkpoint's position."""
+        """The position after the last token; a checkpoint's position."""
         return self.start + self.n_tokens
 
     @property
@@ -127,7 +127,7 @@ class Match(NamedTuple):
 
 
 class PrefixIndex:
-    """A node whose parent is not stored is an orphan: kept, but not matched until it returns."""
+    """A node whose parent is not stored is an orphan: kept, but not matched without its parent."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class PrefixIndex:
         return [checkpoint for checkpoint in reversed(found) if checkpoint is not node]
 
     def is_covered(self, parent: Key, tokens: bytes) -> bool:
-        """Return whether memory or disk has a block there that starts with these tokens."""
+        """Return whether memory or disk has a block after `parent` that starts with `tokens`."""
         holder = self._find(parent)
         if holder is None or holder.children is None:
             return False
@@ -305,7 +305,7 @@ class PrefixIndex:
         return Match(0, (), None)
 
     def _piece(self, tokens: bytes, depth: int) -> bytes:
-        """Return the tokens behind so many blocks, at most one block."""
+        """Return the tokens after `depth` blocks, at most one block of them."""
         return tokens[depth * self._block_bytes : (depth + 1) * self._block_bytes]
 
     def _find(self, key: Key) -> Node | None:
@@ -354,8 +354,8 @@ def _nearest(node: Node, query: bytes) -> _Near | None:
 def _prefixes(siblings: list[Node] | None, query: bytes) -> Iterator[Node]:
     """Yield the siblings whose tokens `query` starts with, longest first.
 
-    Each step looks at the last sibling before `query`. Either `query` starts with its tokens, or
-    only what the two share can still be a prefix, so the query is cut to that.
+    Each step looks at the last sibling before `query`. If `query` does not start with its tokens,
+    the query is cut to the part that both share: only that part can have more prefixes.
     """
     while siblings is not None:
         place = bisect_right(siblings, query, key=_tokens_of)

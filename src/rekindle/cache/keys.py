@@ -14,7 +14,7 @@ class PrefixKeys:
         self._encoded = b""
 
     def after_blocks(self, n_blocks: int) -> Key:
-        """Return the key of the prefix of so many whole blocks."""
+        """Return the key of the prefix of that many whole blocks."""
         while len(self._blocks) <= n_blocks:
             start = (len(self._blocks) - 1) * BLOCK_TOKENS
             tokens = self.between(start, start + BLOCK_TOKENS)
@@ -32,7 +32,7 @@ class PrefixKeys:
         return min(n_common(self._encode(n_limit), other._encode(n_limit)) // TOKEN_BYTES, n_limit)
 
     def _encode(self, n_tokens: int) -> bytes:
-        """Encode at least so many tokens, or all there are."""
+        """Encode at least that many tokens, or all if there are fewer."""
         n_encoded = len(self._encoded) // TOKEN_BYTES
         if n_tokens > n_encoded:
             self._encoded += token_bytes(self.tokens[n_encoded:])

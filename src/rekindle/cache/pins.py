@@ -1,4 +1,4 @@
-"""Pins keep entries for a while. Each session has a quota, and so have all together.
+"""Pins keep entries for a while. Each session has a quota, and so has the sum of all sessions.
 
 Without a quota, one session's pins could fill the store. Times are seconds since the epoch:
 pins outlive the process.

@@ -19,7 +19,7 @@ EXPORT_SHARE = 0.03  # of compute time; picked
 OVERDUE_EXPORT_SHARE = 0.25  # once an export has waited for OVERDUE_SECONDS; picked
 OVERDUE_SECONDS = 0.5  # so that a reply that ended a second ago survives a crash
 EXPORT_BURST_SECONDS = 0.05  # picked
-SCARCE_SHARE = 0.5  # of the write budget; with less left, only reused entries are written
+SCARCE_SHARE = 0.5  # share of the write budget; below it only reused entries are written
 
 # An entry without rows (a recurrent model's block) still has token ids. Without a floor, evicting
 # one would move the clock far beyond the priority of every entry with rows.
@@ -39,7 +39,7 @@ def priority(clock: float, seconds_saved: float, n_bytes: int, hits: int) -> flo
 class Speed:
     """Seconds per unit (byte, token). Recent observations and large amounts count most."""
 
-    _KEEP = 0.8  # of the weight of earlier observations; picked
+    _KEEP = 0.8  # factor for the weight of earlier observations; picked
     _SOFTEN = 0.9  # picked
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine loop's one door to stored prefixes: match, restore, save, pin and forget them.
+"""The engine loop's interface to stored prefixes: match, restore, save, pin and forget them.
 
 Owned by the engine thread. `residency` knows which entries are stored where, the back stores
 (disk and shared) decide what they write, and `entry_writer` stores new entries.
@@ -15,11 +15,11 @@ from rekindle.cache.entry_writer import EntryWriter
 from rekindle.cache.index import Match, Node, PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.contents import Contents
-from rekindle.cache.listing.names import Named, Names
 from rekindle.cache.memory.tier import MemoryTier
+from rekindle.cache.names import Named, Names
 from rekindle.cache.pins import Pins
 from rekindle.cache.policy import TAIL_GRAIN, WriteRules
-from rekindle.cache.residency import EVERYWHERE, Holdings
+from rekindle.cache.residency import EVERYWHERE, Residency
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedResidency
 from rekindle.cache.shared.transfers import SharedLookup, SharedTransfers
@@ -65,7 +65,7 @@ class PrefixCache:
             has_checkpoints=traits.resumes_at_checkpoints,
         )
         self._memory = MemoryTier(policy.memory_bytes)
-        self._holdings = Holdings(
+        self._holdings = Residency(
             self._index,
             self._memory,
             # Pinned entries are written, so the disk's budget counts where there is one.
@@ -125,13 +125,13 @@ class PrefixCache:
 
     def start(self) -> None:
         if self._traits.off_because is not None:
-            _log.warning("cache: off for this model. %s", self._traits.off_because)
+            _log.warning("cache: disabled for this model: %s", self._traits.off_because)
         for store in self._back_stores:
             store.start()
 
     def close(self, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
-        for store in self._back_stores:  # the others keep writing meanwhile
+        for store in self._back_stores:  # later stores keep writing during this
             store.close(max(deadline - time.monotonic(), 0.0))
 
     def poll(self) -> bool:
@@ -165,12 +165,12 @@ class PrefixCache:
         return self._index.divergence(keys.root, keys.between(0, n_limit))
 
     def wait_for_index(self) -> None:
-        """Wait for the disk's index. Call this before a question about all entries."""
+        """Wait for the disk's index. Call this before a query about all entries."""
         if self._disk is not None:
             self._disk.wait_for_index()
 
     def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
-        """Add a prompt's entries on disk to the index. Soon after a start it may lack them."""
+        """Add a prompt's entries on disk to the index. The index may lack them after a start."""
         if self._disk is not None:
             n_blocks = max(n_limit, 0) // BLOCK_TOKENS
             self._disk.look_up(lambda: [keys.after_blocks(n) for n in range(n_blocks + 1)])
@@ -190,7 +190,7 @@ class PrefixCache:
     ) -> SharedLookup | None:
         """Start to look up the missing part of a prompt in the shared store.
 
-        Return None if there is no need to.
+        Return None if no lookup is needed.
         """
         n_missing = n_limit - n_have
         if self._shared is None or n_missing < MIN_LOOKUP_TOKENS:
@@ -200,7 +200,7 @@ class PrefixCache:
         return self._shared.look_up(keys, self.match(keys, n_limit), n_limit, compute_seconds)
 
     def is_asking(self, lookup: SharedLookup, now: float) -> bool:
-        """Return whether it is still worth waiting for the answer."""
+        """Return whether the lookup is still worth waiting for."""
         if self._shared is not None and not lookup.is_over and now >= lookup.deadline:
             self._shared.give_up(lookup)
         return not lookup.is_over
@@ -247,7 +247,7 @@ class PrefixCache:
     def persist(self, keys: PrefixKeys, n_tokens: int, *, since: float) -> bool:
         """Return whether a prompt is on disk. Start to write the entries that are missing there.
 
-        Raises TierFailed if the disk refused one of them `since` then.
+        Raises TierFailed if a write of one of them failed after `since`.
         """
         if self._disk is None:
             raise TierFailed("there is no disk tier for this model")
@@ -269,7 +269,7 @@ class PrefixCache:
         return not missing
 
     def pin_stored(self, namespace: str, key: str, seconds: float) -> bool:
-        """Pin a stored prefix for so long, or unpin it. Return False if it is not stored.
+        """Pin a stored prefix, or unpin it with 0. Return False if it is not stored.
 
         No quota applies: the caller has the administrator's key.
         """
@@ -314,7 +314,7 @@ class PrefixCache:
 
     def distrust(self, node: Node) -> None:
         """Quarantine bytes that the backend refused, in every store."""
-        self.counters.disk.quarantined += 1  # wherever they are: the metric has no tier
+        self.counters.disk.quarantined += 1  # for any store: the metric has no tier label
         for store in self._back_stores:
             store.quarantine(node, "the backend refused it")
         self._holdings.remove(node, EVERYWHERE)

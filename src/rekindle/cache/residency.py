@@ -19,8 +19,8 @@ from rekindle.generation.model_state import Payload
 from rekindle.generation.request import CacheTerms, Rank
 from rekindle.generation.status import CacheCounters
 
-STAGED_ENTRIES = 4  # on their way to or from the disk, whatever the memory budget is; picked
-ELSEWHERE = Where.DISK | Where.SHARED  # than in memory
+STAGED_ENTRIES = 4  # entries in transit that the memory budget always allows; picked
+ELSEWHERE = Where.DISK | Where.SHARED  # not in memory
 EVERYWHERE = Where.MEMORY | ELSEWHERE
 
 
@@ -42,7 +42,7 @@ class HoldingsListener(Protocol):
         ...
 
 
-class Holdings:
+class Residency:
     """`reload_seconds` estimates the time to read a node back into memory."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Holdings:
 
     def make_room(self, payload_bytes: int) -> bool:
         """Evict until a payload fits. Return False if too few entries may be evicted."""
-        # A budget below a few entries (0 with a disk tier) still lets some pass through.
+        # With a budget near 0, a few entries may still be in transit to or from the disk.
         size = size_in_memory(payload_bytes)
         return self._evict_to(max(self.memory.budget_bytes, STAGED_ENTRIES * size) - size)
 
@@ -236,7 +236,7 @@ class Holdings:
     def _worth(self, clock: float, node: Node) -> float:
         priced: Node | Header = node
         if self._last_checkpoint is not None and node.is_leaf and not node.payload_bytes:
-            # A block without rows is only useful for the checkpoints behind it, and here are none.
+            # A block without rows is only useful for the checkpoints after it. There are none.
             # Its few bytes would keep it longest, so it is priced like a checkpoint.
             priced = self._last_checkpoint
         seconds = priced.compute_seconds

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.entry import Kind
 from rekindle.cache.index import Node
-from rekindle.cache.residency import Holdings
+from rekindle.cache.residency import Residency
 from rekindle.cache.stores.back_store import BackStore, fetch
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
@@ -36,7 +36,7 @@ class Restore:
 
     def __init__(
         self,
-        holdings: Holdings,
+        holdings: Residency,
         back_stores: Sequence[BackStore],
         blocks: Sequence[Node],
         checkpoint: Node | None,

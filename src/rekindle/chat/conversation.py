@@ -1,4 +1,4 @@
-"""Conversations as neutral, frozen values. Every wire format maps to these, none to another."""
+"""Conversations as neutral, frozen values. Every wire format is converted to these."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

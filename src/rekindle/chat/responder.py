@@ -138,7 +138,7 @@ class Responder:
         return await self._embeddings.make(inputs, request_id=request_id)
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
-        """Return what this prompt would find in the cache now, and why not more.
+        """Return what this prompt would find in the cache now, and why it would find no more.
 
         Nothing is computed or changed.
         """

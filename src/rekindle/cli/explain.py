@@ -30,11 +30,11 @@ def explain(
     *,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Server to ask what it has cached of the requests."),
+        typer.Option(metavar="URL", help="Server that looks the requests up in its cache."),
     ] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Show the N most expensive ones.")
+        int, typer.Option(metavar="N", min=1, help="Show the N most expensive misses.")
     ] = DEFAULT_TOP,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -115,7 +115,7 @@ def _own_server(config: str | None, flags: dict[str, object]) -> "Iterator[httpx
     settings = load_settings(config, flags).settings
     if not settings.cache.cache_disk:
         raise StartupError(
-            "Without --url, prompts are primed into the disk cache, and cache_disk is 0."
+            "Without --url, prompts are stored in the disk cache, but cache_disk is 0."
         )
     key = next(iter(api_keys(settings.server)), None)
 
@@ -220,7 +220,7 @@ def _parameters() -> list[inspect.Parameter]:
             "no_persist",
             bool,
             typer.Option(
-                "--no-persist", help="Do not wait until the server has stored it on disk."
+                "--no-persist", help="Do not wait until the server has stored the prompts."
             ),
         ),
         *(parameter for parameter in shared if parameter.name not in left_out),

@@ -34,7 +34,7 @@ def replay(
     url: Annotated[
         list[str],
         typer.Option(
-            metavar="URL", help="Server to send them to; may be repeated, for one after the other."
+            metavar="URL", help="Server to send the requests to; may be repeated, to compare."
         ),
     ],
     shape: Annotated[

@@ -1,1 +1,1 @@
-"""Who runs next: sequences, slots, batches, and the one thread that owns the backend."""
+"""Scheduling: sequences, slots, batches, and the one thread that owns the backend."""

@@ -54,7 +54,7 @@ class Backend(Protocol):
     def clear_slot(self, slot: int) -> None: ...
 
     def clear_all(self) -> None:
-        """Drop every row of every slot, also rows that a failed decode left in disorder."""
+        """Drop every row of every slot, also rows that a failed decode left undefined."""
         ...
 
     def can_trim(self, slot: int, n_keep: int) -> bool:

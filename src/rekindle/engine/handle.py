@@ -24,7 +24,7 @@ from rekindle.generation.status import EngineStatus
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 1.0  # after the start, until grammars are prepared, if no reply runs; picked
+SETTLE_SECONDS = 1.0  # delay after the start before grammars are prepared; picked
 ANY_GRAMMAR = Grammar(GrammarKind.REGEX, ".")
 
 

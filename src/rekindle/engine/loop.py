@@ -132,7 +132,7 @@ class EngineLoop:
         try:
             action()
         except Exception as error:
-            _log.exception("engine: failed, every request ends")
+            _log.exception("engine: loop failed, failing all requests")
             self._reset(EngineError(f"The engine failed: {error}"))
 
     def _reset(self, error: EngineError) -> None:
@@ -158,7 +158,7 @@ class EngineLoop:
         self.outbox.flush()  # tokens never wait for an export
         progressed |= self._saver.save_some(self._run_queue.running)
         self._persisting.advance(self._cache)
-        progressed |= self._embeddings.advance()  # one part per step, beside any number of streams
+        progressed |= self._embeddings.advance()  # one part per step, with any number of streams
         self._is_stalled = not progressed
 
     def status(self) -> EngineStatus:
@@ -179,7 +179,7 @@ class EngineLoop:
         )
 
     def receive(self) -> bool:
-        """Carry out all orders; block only when there is nothing to do. Return False at the end."""
+        """Carry out all orders; block only when idle. Return False after a Stop."""
         timeout = self._seconds_to_wait()
         while True:
             try:
@@ -224,8 +224,8 @@ class EngineLoop:
         try:
             order.outcome.set_result(order.question(self._prefixes))
         except Exception as error:  # the client waits for an answer or an error
-            _log.exception("engine: question failed")
-            order.outcome.set_exception(EngineError(f"The engine has no answer: {error}"))
+            _log.exception("engine: query failed")
+            order.outcome.set_exception(EngineError(f"The engine could not answer: {error}"))
 
     def _accept(self, request: GenerationRequest) -> None:
         if not request.background:

@@ -42,7 +42,7 @@ class Sequence:
     n_computed: int = 0
     sampler: Sampler | None = None
     admitted_at: float | None = None  # first admission: a requeue does not change it
-    is_resumed: bool = False  # requeued before: cached rows are its own work
+    is_resumed: bool = False  # requeued before: it may have computed cached rows itself
     restore: Restore | None = None
     restore_began_at: float | None = None
     restore_moved_at: float = 0.0  # when the last piece was imported
@@ -75,7 +75,7 @@ class Sequence:
     def note_cached(self, source: CacheSource, stop: int) -> None:
         """Note that the prompt up to `stop` was not computed.
 
-        A resumed sequence finds its own work again, which does not count.
+        Rows that a requeued sequence computed itself do not count as cached.
         """
         if not self.is_resumed:
             self.spans = self.spans.extended(source, stop)

@@ -79,7 +79,7 @@ class Slots:
         return sum(slot.n_rows for slot in slots) - shared
 
     def own_cells(self, slot: Slot, *, beside: Iterable[Slot] | None = None) -> int:
-        """Return how many cells no other slot holds, or no slot of `beside`."""
+        """Return how many cells only this slot holds, among all slots or those in `beside`."""
         others = self.all if beside is None else beside
         return slot.n_rows - self._cells.shared_with_one(slot.id, [other.id for other in others])
 

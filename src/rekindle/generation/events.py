@@ -79,7 +79,7 @@ class PrefillProgress:
 class PromptEvaluated:
     """The prompt is in the context; the first token follows.
 
-    An upstream may report only at the end what it had cached. Then the tokens come before.
+    An upstream may report only at the end what it had cached. Then the tokens precede this event.
     """
 
     n_prompt: int

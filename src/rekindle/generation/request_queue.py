@@ -1,4 +1,4 @@
-"""Requests of one engine that have not ended: bounded, cancelled, drained.
+"""The unfinished requests of one engine: limit, cancellation and draining.
 
 Both engines use it: the engine for GGUF files once for replies and once for embeddings, and
 the engine for vLLM for replies. All of it runs on the event loop's thread.

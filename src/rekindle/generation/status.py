@@ -62,8 +62,8 @@ class TierStatus:
     n_entries: int
     n_bytes: int
     budget_bytes: int
-    trouble: str | None = None  # why it takes nothing in at the moment
-    directory: str | None = None  # of the disk tier; where the shared store is
+    trouble: str | None = None  # why nothing can be written to it at the moment
+    directory: str | None = None  # path of the disk tier, or address of the shared store
 
 
 @dataclass(slots=True, kw_only=True)

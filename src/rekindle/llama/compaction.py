@@ -9,7 +9,7 @@ from rekindle.llama.devices import free_bytes, gpus
 from rekindle.llama.state import ON_DEVICE, SlotMemory
 
 PIECE_ROWS = 512  # rows that exist twice during a move; picked
-ROOM_FACTOR = 4  # times a piece must be free, or llama.cpp may end the process; picked
+ROOM_FACTOR = 4  # pieces that must fit into free memory, or llama.cpp may abort; picked
 
 
 class Compactor:

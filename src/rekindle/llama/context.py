@@ -100,7 +100,7 @@ class LlamaBackend:
     ) -> list[TokenSampled | Exception]:
         """Sample one token per sampler. A row is an index into the last decode's `outputs`.
 
-        A sampler that fails, such as by a grammar, returns its exception; the others continue.
+        If a sampler fails, its result is the exception; the others continue.
         """
         logits = self._logits()
         if all(sampler.is_plain_greedy for sampler in samplers):

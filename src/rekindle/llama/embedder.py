@@ -60,7 +60,7 @@ class LlamaEmbedder:
         length = float(np.linalg.norm(self._pooled))
         if not np.isfinite(length) or length == 0:
             self.rest()  # a NaN in a row would spoil the next input
-            raise EngineError("The model gave no finite vector.")
+            raise EngineError("The model computed a vector that is not finite.")
         return (self._pooled / length).astype("<f4").tobytes()
 
     def rest(self) -> None:
@@ -98,7 +98,7 @@ class LlamaEmbedder:
 
     def _make_context(self) -> Any:
         if self._model.facts.pooling is Pooling.RANK:
-            raise InvalidRequest("This model ranks texts and makes no embeddings.")
+            raise InvalidRequest("This model is a reranker and makes no embeddings.")
         native = lib.llama_context_default_params()
         native.n_ctx = self.n_ctx
         native.n_batch = native.n_ubatch = self._n_part

@@ -63,7 +63,7 @@ class GgufModel:
             raise StartupError(_load_failure(path))
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
             self.close()
-            raise StartupError(f"The model {path} does not generate text by decoding alone.")
+            raise StartupError(f"The model {path} is not a decoder-only model.")
         pre_tokenizer = PreTokenizer.of(
             tokenizer=_metadata(self.handle, "tokenizer.ggml.model") or "",
             pre=_metadata(self.handle, "tokenizer.ggml.pre") or "",

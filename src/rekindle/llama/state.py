@@ -1,4 +1,4 @@
-"""Exports the rows of a slot as bytes, and imports them: llama.cpp's state API in working order.
+"""Exports the rows of a slot as bytes, and imports them, through llama.cpp's state API.
 
 A state blob is `header | attention part | partial part`. The partial part cannot be cut at a
 position: the sliding window, the recurrent state. Attention rows are moved in ranges through a
@@ -163,7 +163,7 @@ class StateAccess:
         return blob.data.toreadonly()
 
     def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:
-        """Add rows behind those of the slot. Ranges must come in position order."""
+        """Append rows to those of the slot. Ranges must come in position order."""
         assert self.has_rows
         memory = self._memory
         try:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from rekindle.errors import StartupError
 
 # Weights in a block -> {ggml type number: bytes of a block}, from ggml.c. A missing number is a
-# type newer than this table: its tensors count with their offset alone.
+# type newer than this table: only the offset of such a tensor is checked.
 _BLOCK_BYTES = {
     1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
     32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},

@@ -76,7 +76,7 @@ class _PooledModel:
         if self.loading is not None:
             raise ModelInUse(f"The model `{self.name}` is being loaded.")
         if self.n_uses:
-            raise ModelInUse(f"The model `{self.name}` answers {self.n_uses} requests.")
+            raise ModelInUse(f"The model `{self.name}` is in use by {self.n_uses} requests.")
 
 
 class ModelPool:
@@ -184,7 +184,7 @@ class ModelPool:
                 model.loaded = None
 
     def _wanted(self, name: str | None) -> _PooledModel:
-        """A single model answers to every name: many clients send a fixed one."""
+        """Return the model for a name. A single model answers to every name that clients send."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
         if wanted := name or self._default:
@@ -212,7 +212,7 @@ class ModelPool:
 
     @property
     def _exceeds_memory(self) -> bool:
-        """A single model may be larger than the budget."""
+        """Whether the models exceed their budget. A single model may do so."""
         return len(self._loaded()) > 1 and self._n_bytes > self._memory_bytes
 
     async def _load(self, model: _PooledModel) -> None:
@@ -283,7 +283,7 @@ class ModelPool:
             await self.unload_idle()
 
     def _shrink_when_idle(self) -> None:
-        """The size of a context is known only after its first use, so check again then."""
+        """Check the budget again: the size of a context is known only after its first use."""
         if self._exceeds_memory:
             self._spawn(self._shrink())
 
@@ -322,11 +322,11 @@ def _load_failure(name: str, error: Exception) -> ModelLoadFailed:
 
 
 def _log_bug(task: asyncio.Task[None]) -> None:
-    """A failed load has raised in the requests that waited for it; nobody waits for an unload."""
+    """Log a failed unload. The requests that wait for a load get its error themselves."""
     if task.cancelled() or (error := task.exception()) is None:
         return
     if not isinstance(error, RekindleError):
-        _log.error("a model could not be unloaded", exc_info=error)
+        _log.error("models: unload failed", exc_info=error)
 
 
 def _collect_garbage() -> None:

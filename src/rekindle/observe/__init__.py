@@ -1,1 +1,1 @@
-"""Metrics, the trace, OpenTelemetry spans: what became of each request."""
+"""Metrics, the trace, OpenTelemetry spans: the outcome of each request."""

@@ -44,19 +44,19 @@ _COUNTERS = {  # by name: the help text and the labels
     "rekindle_http_requests": ("Requests answered, by route and status.", "route", "status"),
     "rekindle_prompt_tokens": ("Prompt tokens of all complete replies.",),
     "rekindle_generated_tokens": ("Tokens of all complete replies.",),
-    "rekindle_remembered_turns": ("Earlier replies that kept their sampled tokens in a prompt.",),
+    "rekindle_remembered_turns": ("Remembered turns that were spliced into prompts.",),
     "rekindle_ignored_fields": ("Request fields that this server does not know, by name.", "field"),
-    "rekindle_replies": ("Replies that ended, by how.", "finish"),
+    "rekindle_replies": ("Finished replies, by finish reason.", "finish"),
     "rekindle_prompt_tokens_prefilled_twice": (
-        "Prompt tokens computed that this process had computed before.",
+        "Prompt tokens prefilled although this process had computed them before.",
     ),
     "rekindle_misses": (
-        "Prompts that found less than an earlier one had left, by reason.",
+        "Prompts that missed the cache, by reason.",
         "reason",
     ),
-    "rekindle_miss_tokens": ("Prompt tokens this cost.", "reason"),
-    "rekindle_decode_tokens": ("Tokens sampled after each reply's first.",),
-    "rekindle_decode_seconds": ("From each reply's first token to its last.",),
+    "rekindle_miss_tokens": ("Prompt tokens lost to misses.", "reason"),
+    "rekindle_decode_tokens": ("Tokens sampled after the first token of each reply.",),
+    "rekindle_decode_seconds": ("Time from each reply's first token to its last.",),
 }
 
 
@@ -79,13 +79,13 @@ class Telemetry:
             self._counters["rekindle_miss_tokens"].labels(reason=reason.value)
         histogram = partial(Histogram, registry=self._registry)
         waits = partial(histogram, buckets=WAITS)
-        self._build = waits("rekindle_render_seconds", "To render and tokenise.")
-        self._queue = waits("rekindle_queue_seconds", "Waiting for a slot.")
-        self._restore = waits("rekindle_restore_seconds", "Bringing stored rows back.")
-        self._prefill = waits("rekindle_prefill_seconds", "Computing the prompt.")
-        self._first_token = waits("rekindle_first_token_seconds", "To the first token.")
-        self._total = waits("rekindle_reply_seconds", "To the end of the reply.")
-        text = "Between two tokens: the mean of each reply."
+        self._build = waits("rekindle_render_seconds", "Time to render and tokenise the prompt.")
+        self._queue = waits("rekindle_queue_seconds", "Time spent waiting for a slot.")
+        self._restore = waits("rekindle_restore_seconds", "Time to restore stored rows.")
+        self._prefill = waits("rekindle_prefill_seconds", "Time to prefill the prompt.")
+        self._first_token = waits("rekindle_first_token_seconds", "Time to the first token.")
+        self._total = waits("rekindle_reply_seconds", "Time to the end of the reply.")
+        text = "Mean time between two tokens of a reply."
         self._pace = histogram("rekindle_inter_token_seconds", text, buckets=PACES)
         self._field_names: set[str] = set()
 
@@ -180,7 +180,7 @@ def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheSta
 
 
 def _total_tier(name: CacheSource, parts: Sequence[TierStatus]) -> TierStatus:
-    # Models divide memory among them. On disk, each model counts the bytes of all.
+    # Memory is divided among the models. On disk, each model reports the bytes of all models.
     joined = max if name is CacheSource.DISK else sum
     return TierStatus(
         name=name,
@@ -206,9 +206,9 @@ def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
     gauge = GaugeMetricFamily
     yield gauge("rekindle_slots", "Requests that can run at once.", status.n_slots)
     yield gauge("rekindle_slots_busy", "Requests that run now.", status.n_running)
-    yield gauge("rekindle_requests_waiting", "Requests without a slot.", status.n_waiting)
+    yield gauge("rekindle_requests_waiting", "Requests that wait for a slot.", status.n_waiting)
     yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
-    yield gauge("rekindle_cells_used", "Of these, taken now.", status.n_cells_used)
+    yield gauge("rekindle_cells_used", "Context positions in use now.", status.n_cells_used)
     if status.cache is not None:
         yield from _tier_metrics(status.cache.tiers)
         yield from _cache_counters(status.cache.counters)
@@ -216,22 +216,22 @@ def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
 
 
 def _trace_metrics(n_written: int, n_dropped: int) -> Iterator[Metric]:
-    yield CounterMetricFamily("rekindle_trace_lines", "Lines of the trace.", n_written)
-    yield CounterMetricFamily("rekindle_trace_dropped", "Lines not written.", n_dropped)
+    yield CounterMetricFamily("rekindle_trace_lines", "Trace lines written.", n_written)
+    yield CounterMetricFamily("rekindle_trace_dropped", "Trace lines dropped.", n_dropped)
 
 
 def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:
-    entries = GaugeMetricFamily("rekindle_cache_entries", "Entries of this model.", labels=["tier"])
-    used = GaugeMetricFamily("rekindle_cache_bytes", "Bytes taken.", labels=["tier"])
+    entries = GaugeMetricFamily("rekindle_cache_entries", "Stored entries.", labels=["tier"])
+    used = GaugeMetricFamily("rekindle_cache_bytes", "Bytes in use, by tier.", labels=["tier"])
     budget = GaugeMetricFamily(
-        "rekindle_cache_budget_bytes", "Most bytes that may be taken.", labels=["tier"]
+        "rekindle_cache_budget_bytes", "Budget in bytes, by tier.", labels=["tier"]
     )
     for tier in tiers:
         entries.add_metric([tier.name], tier.n_entries)
         if tier.name is CacheSource.SHARED:
             # Other servers write there, too: its bytes are not known here.
             is_up = int(tier.trouble is None)
-            yield GaugeMetricFamily("rekindle_shared_store_up", "1: it answers; 0: not.", is_up)
+            yield GaugeMetricFamily("rekindle_shared_store_up", "Whether the store answers.", is_up)
         else:
             used.add_metric([tier.name], tier.n_bytes)
             budget.add_metric([tier.name], tier.budget_bytes)
@@ -242,7 +242,7 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     disk = counted.disk
     yield _family(
         "rekindle_prompt_tokens_reused",
-        "Prompt tokens taken from the cache, by where they were.",
+        "Prompt tokens reused from the cache, by source.",
         "source",
         {source: counted.of(source).tokens for source in CacheSource},
     )
@@ -254,7 +254,7 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     )
     yield _family(
         "rekindle_cache_drops",
-        "Entries dropped for another reason than room.",
+        "Entries dropped for reasons other than room.",
         "reason",
         {"covered": counted.covered, "thinned": counted.thinned, "deleted": counted.deleted},
     )
@@ -262,15 +262,15 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
     for name, about, value in (
         ("rekindle_prompt_tokens_prefilled", "Prompt tokens computed.", counted.prefilled_tokens),
         ("rekindle_cache_quarantined", "Entries that failed a check.", disk.quarantined),
-        ("rekindle_cache_vanished", "Entries missed on disk.", disk.vanished),
+        ("rekindle_cache_vanished", "Entries not found on disk.", disk.vanished),
         ("rekindle_cache_writes", "Entries written to disk.", disk.writes),
         ("rekindle_cache_written_bytes", "Bytes written to disk.", disk.written_bytes),
         ("rekindle_cache_read_bytes", "Bytes read from disk.", disk.read_bytes),
-        ("rekindle_cache_writes_refused", "Writes ruled out by settings.", disk.writes_refused),
-        ("rekindle_cache_writes_failed", "Writes that failed.", disk.writes_failed),
+        ("rekindle_cache_writes_refused", "Disk writes refused by settings.", disk.writes_refused),
+        ("rekindle_cache_writes_failed", "Disk writes that failed.", disk.writes_failed),
         ("rekindle_cache_parked", "Idle slots freed to speed up the others.", counted.parked),
         ("rekindle_steps", "Batches computed.", counted.steps),
-        ("rekindle_step_tokens", "Tokens in them, of prompts and of replies.", counted.step_tokens),
+        ("rekindle_step_tokens", "Tokens in all computed batches.", counted.step_tokens),
     ):
         yield CounterMetricFamily(name, about, value)
 
@@ -279,12 +279,12 @@ def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:
     tiers = [counted.of(source) for source in MOVED_BETWEEN]
     restored = "Bytes restored: from disk or the shared store to memory, from memory to a slot."
     saved = "Bytes stored: from a slot to memory, from memory to disk or the shared store."
-    took = "Seconds that took."
+    restoring, saving = "Time to restore these bytes.", "Time to store these bytes."
     for name, text, values in (
         ("restored_bytes", restored, [tier.read_bytes for tier in tiers]),
-        ("restore_seconds", took, [tier.read_microseconds / 1e6 for tier in tiers]),
+        ("restore_seconds", restoring, [tier.read_microseconds / 1e6 for tier in tiers]),
         ("saved_bytes", saved, [tier.written_bytes for tier in tiers]),
-        ("save_seconds", took, [tier.write_microseconds / 1e6 for tier in tiers]),
+        ("save_seconds", saving, [tier.write_microseconds / 1e6 for tier in tiers]),
     ):
         by_tier: dict[str, float] = dict(zip(MOVED_BETWEEN, values, strict=True))
         yield _family(f"rekindle_cache_{name}", text, "tier", by_tier)
@@ -299,12 +299,12 @@ def _family(name: str, about: str, label: str, values: Mapping[str, float]) -> C
 
 def _shared_counters(counted: TierCounters) -> Iterator[Metric]:
     for name, about, value in (
-        ("probes", "Prompts looked up there.", counted.lookups),
-        ("probes_failed", "Lookups without an answer in time.", counted.lookups_failed),
-        ("writes", "Entries written there.", counted.writes),
-        ("writes_refused", "Writes ruled out, or too many.", counted.writes_refused),
-        ("writes_failed", "Writes that failed.", counted.writes_failed),
-        ("vanished", "Entries missed there.", counted.vanished),
+        ("probes", "Prompts looked up in the shared store.", counted.lookups),
+        ("probes_failed", "Lookups that failed or timed out.", counted.lookups_failed),
+        ("writes", "Entries written to the shared store.", counted.writes),
+        ("writes_refused", "Writes refused by policy or by a full queue.", counted.writes_refused),
+        ("writes_failed", "Writes to the shared store that failed.", counted.writes_failed),
+        ("vanished", "Entries not found in the shared store.", counted.vanished),
         ("quarantined", "Entries that failed a check.", counted.quarantined),
     ):
         yield CounterMetricFamily(f"rekindle_shared_{name}", about, value)

@@ -20,7 +20,7 @@ from rekindle.observe.request_record import RequestRecord
 from rekindle.write_behind import WriteBehind
 
 MAX_WAITING_BYTES = 64 * 2**20  # of unwritten lines; picked
-LINE_BYTES = 4096  # of a line beside its prompt and its body; a guess on the high side
+LINE_BYTES = 4096  # upper estimate for a line without its prompt and its body
 CLOSE_SECONDS = 5.0  # to write the waiting lines; picked
 PRIVATE = 0o600
 

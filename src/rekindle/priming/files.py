@@ -55,7 +55,7 @@ _NOT_PRIMED = frozenset(
         *("response_format", "output_format", "text", "stream_options", "background"),
     }
 )
-# Fields of the short form beside `system` and `tools`: they shape the prompt, or name it.
+# Fields of the short form besides `system` and `tools`: they shape the prompt, or name it.
 _SHORT_FORM_EXTRAS = frozenset(
     {"cache_key", "model", "chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 )
@@ -189,7 +189,7 @@ def _format_of(body: Mapping[str, Any]) -> _PrimeFormat | None:
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:
-    """Without any of these signs, both formats mean the same prompt."""
+    """Return True for fields that only Anthropic has. Without them, both formats agree."""
     tools = _dicts(body.get("tools"))
     blocks = [
         block

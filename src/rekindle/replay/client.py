@@ -67,14 +67,14 @@ class Server:
         self._models: tuple[str, ...] = ()
 
     async def check(self) -> None:
-        """Read the list of models. Raise StartupError if the server is down or refuses us."""
+        """Read the list of models. Raise StartupError if the server is down or refuses the key."""
         try:
             response = await self.http.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise StartupError(f"{self.url} cannot be reached: {_error_text(error)}.") from error
         if response.status_code in UNAUTHORIZED:
             raise StartupError(
-                f"{self.url} refuses us ({response.status_code}): give its key with --api-key."
+                f"{self.url} denied access ({response.status_code}): pass its key in --api-key."
             )
         self._models = _model_names(response)
 

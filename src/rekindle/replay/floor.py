@@ -37,6 +37,6 @@ class Floor:
         place = bisect_left(self._known, units)
         if place < len(self._known) and self._known[place].startswith(units):
             return
-        # No known sequence is a prefix of another, so only the previous one can be of `units`.
+        # Only the previous sequence can be a prefix of `units`: none is a prefix of another.
         is_longer = place > 0 and units.startswith(self._known[place - 1])
         self._known[place - is_longer : place] = [units]

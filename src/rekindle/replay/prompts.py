@@ -1,6 +1,6 @@
-"""The tokens of each prompt, asked from its server, and the floor of a run that follows.
+"""The tokens of each prompt, asked from its server, and the floor computed from them.
 
-We ask after the run, so that it costs no measured time. A server that remembers its replies then
+The requests follow the run and cost no measured time. A server that remembers its replies then
 also renders them as in the run.
 """
 

@@ -20,7 +20,7 @@ BELOW_FLOOR = 0.995  # picked: the floor misses a few tokens of replies
 class ReplayRun:
     """One pass over the traffic on one server, filled while the pass runs."""
 
-    server: str  # its URL; a repeated one has a number behind it
+    server: str  # its URL; a repeated URL ends with a number
     repeat: int
     outcomes: list[Outcome] = field(default_factory=list)
     counted: dict[int, Counted] = field(default_factory=dict)  # by request

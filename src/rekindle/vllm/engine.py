@@ -127,7 +127,7 @@ class VllmEngine:
         assert job.task is not None
         job.task.cancel()
         if job.first_chunk_at is not None and job.evaluated is None:
-            self._evaluated(job, job.forecast.n_tokens)  # the upstream will not report it any more
+            self._evaluated(job, job.forecast.n_tokens)  # the upstream will report no counts
 
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise InvalidRequest("Embeddings are not supported with vLLM.")
@@ -334,7 +334,7 @@ class VllmEngine:
         if grammar is not None and not is_enforced(grammar):
             self._warn_once(
                 "upstream: vLLM applies a grammar from the first token, so optional tool calls are"
-                " not held to their schemas"
+                " not constrained to their schemas"
             )
         return UpstreamRequest(
             request_id=request.id,

@@ -128,7 +128,7 @@ class Fleet:
                 )
             await asyncio.sleep(seconds)
             seconds = min(2 * seconds, MAX_REST_SECONDS)
-        _log.info("upstream=%s is usable", upstream.name)
+        _log.info("upstream=%s probe succeeded", upstream.name)
         del self._probing[upstream]  # before any await: the next failure starts a new probe
         self._advance()
 

@@ -1,6 +1,6 @@
 """Prefixes that an upstream has probably cached: chained hashes of what was sent to it, bounded.
 
-The table serves to choose among upstreams. Evictions by an upstream are unknown here.
+The table is used to choose an upstream. Evictions by an upstream are unknown here.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from rekindle.bounded_cache import BoundedCache
 
-CHUNK_TOKENS = 64  # picked: short next to a turn, long next to vLLM's blocks of 16
+CHUNK_TOKENS = 64  # picked: shorter than most turns, longer than vLLM's blocks of 16
 MAX_CHUNKS = 65_536  # per upstream: 4 million tokens; picked
 _KEY_BYTES = 16
 

@@ -21,8 +21,8 @@ from rekindle.vllm.wire import DONE, Chunk, UpstreamRequest, Wire, body_of, pars
 _log = logging.getLogger("rekindle.upstream")
 
 CONNECT_SECONDS = 5.0  # picked
-FIRST_BYTE_SECONDS = 120.0  # and between any two bytes; picked
-PROBE_SECONDS = 60.0  # for two tokens, after the requests before it; picked
+FIRST_BYTE_SECONDS = 120.0  # also the limit between any two bytes; picked
+PROBE_SECONDS = 60.0  # a probe waits for earlier requests; picked
 PROBE_TOKENS = 2
 
 

@@ -10,7 +10,7 @@ from rekindle.cache.disk import residency as disk_residency
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.entry import BLOCK_TOKENS, Key
 from rekindle.cache.keys import PrefixKeys
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.stores.transfers import Lane
 from rekindle.generation.request import CacheTerms

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.entry import BLOCK_TOKENS, Entry, Retention
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.tools.archive import Exported, Imported, export_to, import_from
 from rekindle.cache.tools.directory import read_stored
 from rekindle.errors import StartupError

@@ -10,7 +10,7 @@ from rekindle.cache.entry import (
     entry_key,
     token_bytes,
 )
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.tools.inventory import Inventory
 from rekindle.cache.tools.lineage import Lineage, Stored
 from tests.cache.entries import MODEL

@@ -505,7 +505,7 @@ def test_a_damaged_row_is_a_miss_and_is_forgotten(
     assert found(again, range(3)) == [2, 0]
     eventually(written(directory, 2))
     assert verify_turns(directory).trouble is None
-    assert caplog.text.count("damaged and deleted: 1") == 1
+    assert caplog.text.count("deleted damaged turns n=1") == 1
     again.keep(make_turn(1))
     eventually(written(directory, 3))
     assert stored(directory, range(3)) == [0, 1, 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from rekindle.cache.entry import Retention
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cli import app
 from rekindle.generation.request import Rank
 from tests.cache.entries import MODEL, file_of, make_entry, open_tier

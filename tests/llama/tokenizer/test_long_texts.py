@@ -147,7 +147,7 @@ def test_a_run_of_special_strings_that_cannot_be_cut_has_a_limit(gemma: Vocabula
 def test_many_special_strings_with_one_beginning_have_a_limit() -> None:
     special = SpecialStrings([f"<unused{n}>" for n in range(6_000)], cuttable=[])
     assert special.parts("<p>" * 10_000) == ["<p>" * 10_000]
-    with pytest.raises(InvalidRequest, match=r"100,000 times '<', with which 6,000 special"):
+    with pytest.raises(InvalidRequest, match=r"'<' 100,000 times\..* 6,000 special"):
         special.parts("<" * 100_000)
 
 

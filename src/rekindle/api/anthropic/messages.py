@@ -71,7 +71,7 @@ class _MessageReader:
                 yield from self._other_messages(Role(entry.role), entry.content, path)
 
     def _assistant_message(self, blocks: Sequence[ContentBlock], path: str) -> Message:
-        """Join the blocks of a kind without a separator: where a reply was split has no meaning."""
+        """Join the blocks of a kind without a separator: the places of a split have no meaning."""
         reasoning = text = ""
         calls: list[ToolCall] = []
         for index, block in enumerate(blocks):
@@ -92,7 +92,7 @@ class _MessageReader:
     def _other_messages(
         self, role: Role, blocks: Sequence[ContentBlock], path: str
     ) -> Iterator[Message]:
-        """Yield tool results first, because they answer the message before, then the text."""
+        """Yield tool results first, because they answer the previous message, then the text."""
         texts: list[Part] = []
         n_results = 0
         for index, block in enumerate(blocks):
@@ -130,7 +130,7 @@ class _MessageReader:
         return "\n".join(text for text in texts if text)
 
     def _load(self, names: Sequence[str]) -> str:
-        """Show definitions where the client loads them: the prompt before stays the same."""
+        """Show definitions where the client loads them: the prompt before them stays the same."""
         lines = []
         for name in names:
             tool = self._offered.find(name)

@@ -80,7 +80,7 @@ def _in_messages(body: CountTokensRequest) -> Iterator[tuple[int, CacheControl]]
                 yield n_covered, block.cache_control
         last = entry.content[-1] if isinstance(entry.content, list) and entry.content else None
         n_before = n_after
-    # Anthropic: a control at the top level applies to the last block, unless that has its own.
+    # Anthropic: a control at the top level applies to the last block, unless it has one.
     if body.cache_control is not None and (last is None or last.cache_control is None):
         yield n_before, body.cache_control
 

@@ -67,7 +67,7 @@ class CacheStory(_Classed):
 
 
 class CacheStories(CacheStory):
-    """The stories of several replies. The first also stands where the only one would be."""
+    """Cache reports of several replies. The first is also where a single report would be."""
 
     replies: list[CacheStory]
 
@@ -102,7 +102,7 @@ class TierUsage(TypedDict):
 
 class TierProps(TierUsage):
     trouble: str | None  # why nothing can be written to it at the moment
-    directory: str | None  # of the disk tier; the address of the shared store
+    directory: str | None  # path of the disk tier, or address of the shared store
 
 
 class StoredList(TypedDict):

@@ -1,4 +1,4 @@
-"""Cache state as JSON: the story of a reply, stored prefixes, tiers, sessions, forecasts."""
+"""Cache state as JSON: the report of a reply, stored prefixes, tiers, sessions, forecasts."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""The last hour of this server, in memory and bounded, for a page that opens."""
+"""The last hour of this server, in memory and bounded, sent to each page that opens."""
 
 import time
 from collections import deque
@@ -60,7 +60,7 @@ class HourHistory:
         return [_body(bucket) for bucket in self._of_the_hour()]
 
     def last_buckets(self) -> list[Bucket]:
-        """Return the last two: the first may have ended since the last snapshot."""
+        """Return the last two buckets: the first may have ended since the last snapshot."""
         return [_body(bucket) for bucket in self._of_the_hour()[-2:]]
 
     def first_token_ms(self) -> FirstToken:

@@ -4,11 +4,11 @@ from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 from rekindle.generation.events import CacheSource, Spans
 
 CACHE_HEADER = "x-rekindle-cache"
-PENDING = "pending"  # the reply had to begin before it was known
+PENDING = "pending"  # the reply began before the cached tokens were known
 
 
 def cache_header_value(event: ReplyEvent) -> str:
-    """Return the header's value as far as an event shows it."""
+    """Return the header's value for the first event; PENDING if the event has no counts."""
     match event:
         case ReplyProgress():
             return _value(event.spans, n_cached=event.n_cached, n_prompt=event.n_total)

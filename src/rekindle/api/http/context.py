@@ -19,7 +19,7 @@ class ApiSettings:
     api_keys: tuple[str, ...]  # none: no key is needed
     cors_origins: tuple[str, ...]  # none: no CORS headers at all
     body_limit_bytes: int
-    ping_seconds: float  # of silence in a stream before a keep-alive
+    ping_seconds: float  # silence in a stream before a keep-alive is sent
     namespace_by: NamespaceBy
     explains: bool  # every reply says why the cache missed
 

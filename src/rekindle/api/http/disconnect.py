@@ -16,7 +16,7 @@ class ClientGone(Exception):
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, or cancel it and raise ClientGone. Read the body before."""
+    """Return the result of `work`, or cancel it and raise ClientGone. Read the body first."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:

@@ -13,7 +13,7 @@ from rekindle.api.errors import failure_of
 from rekindle.errors import ShuttingDown
 
 HEALTH_PATH = "/health"
-LIVE_QUERY = b"live"  # `/health?live`: does the process answer, even while draining
+LIVE_QUERY = b"live"  # `/health?live`: a liveness check, answered even while draining
 METRICS_PATH = "/metrics"
 MAX_RETRY_SECONDS = 60  # clients ignore longer waits; picked
 

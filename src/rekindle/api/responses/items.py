@@ -60,7 +60,7 @@ def read_items(items: Sequence[Placed]) -> Read:
 
 
 def encrypted(reasoning: str) -> str:
-    """Encode reasoning for a client that stores the conversation. This is no encryption."""
+    """Encode reasoning for a client that stores the conversation. This is not encryption."""
     return base64.b64encode(json.dumps({ENCRYPTED_KEY: reasoning}).encode()).decode()
 
 
@@ -83,7 +83,7 @@ class _Turn:
     last_was_text: bool = False
 
     def add_text(self, text: str) -> None:
-        # Text before and after a call was sampled as one. Two messages in a row were not.
+        # Text before and after a call was sampled as one reply, two messages in a row as two.
         between = "\n" if self.last_was_text and self.text and text else ""
         self.text += between + text
         self.last_was_text = True
@@ -121,7 +121,7 @@ class _ItemReader:
             case OtherItem():
                 self._add_other(item)
             case _:
-                raise AssertionError("references are resolved before")
+                raise AssertionError("references must be resolved first")
         n_covered = len(self.messages) + (self._turn is not None)
         self.breakpoints += [n_covered] * _n_breakpoints(item)
 

@@ -236,6 +236,6 @@ class CreateResponseRequest(OpenAiFields):
     client_metadata: Annotated[dict[str, Any] | None, Ignored()] = None
     stream_options: Annotated[dict[str, Any] | None, Ignored()] = None
 
-    background: Annotated[Any, Refused("The reply is given at once, or streamed.")] = None
+    background: Annotated[Any, Refused("Wait for the reply, or use `stream`.")] = None
     prompt: Annotated[Any, Refused("Send the text itself, as `instructions` and `input`.")] = None
     conversation: Annotated[Any, Refused("Use `previous_response_id`.")] = None

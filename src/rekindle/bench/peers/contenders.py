@@ -59,7 +59,7 @@ class Program:
     takes_templates: bool = True
     can_erase_slots: bool = False  # drops the rows of finished requests on request
     has_bursts: bool = True  # serves several streams at once and counts their tokens
-    burst_arguments: tuple[str, ...] = ()  # added where nothing may be reused
+    burst_arguments: tuple[str, ...] = ()  # added for bursts, which must not reuse prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 def in_turn(servers: Sequence[T], number: int) -> list[T]:
-    """Rotate the order: the first server meets a cooler processor."""
+    """Rotate the order: the first server runs on a cooler processor."""
     first = number % len(servers) if servers else 0
     return [*servers[first:], *servers[:first]]
 
@@ -147,9 +147,9 @@ def _llama_cpp_program(name: str, version: str, beginning: Sequence[str]) -> Pro
 
 def _llama_cpp_arguments(flags: Flags, folder: Path) -> list[str]:
     arguments = [*flags.arguments(), "--kv-unified", "--model", str(flags.model)]
-    # llama-server never writes there, but without it refuses to erase a slot.
+    # llama-server writes nothing there, but refuses to erase a slot without this flag.
     arguments += ["--slot-save-path", str(folder)]
-    # Makes /apply-template show a reply as later prompts do. The floor is counted with that.
+    # Makes /apply-template show a reply as later prompts do. The floor uses this text.
     arguments += ["--no-prefill-assistant"]
     if flags.cache_ram_mib is not None:
         arguments += ["--cache-ram", str(flags.cache_ram_mib)]

@@ -110,7 +110,7 @@ class ServerProcess:
         process, self._process = self._process, None
         peak = _peak_memory_bytes(process.pid)
         if process.returncode is None:
-            # Not by the methods of Popen: they reap the process before `wait4` can.
+            # Do not use the methods of Popen: they reap the process before `wait4` can.
             os.kill(process.pid, number)
             if not await _has_ended(process.pid, STOP_LIMIT_SECONDS):
                 os.kill(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Bar charts as SVG. The first series has the accent colour.
 
-An image in a README is a document of its own: colours follow the reader's scheme by a media
+An image in a README is a document of its own: colours follow the reader's theme by a media
 query, fonts are the system's, and the file loads nothing.
 """
 
@@ -88,7 +88,7 @@ Scale = LogScale | LinearScale
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Values by group and series. A missing one is shown as such."""
+    """Values by group and series. A missing value is marked as missing."""
 
     title: str
     values: Mapping[tuple[str, str], float]
@@ -106,7 +106,7 @@ class Chart:
     groups: Sequence[str]  # at least one
     series: Sequence[str]
     panels: Sequence[Panel]
-    remarks: Mapping[tuple[str, str], str]  # shown behind the value
+    remarks: Mapping[tuple[str, str], str]  # shown after the value
 
 
 def svg_of(chart: Chart) -> str:
@@ -315,7 +315,7 @@ def _colour(number: int) -> str:
 
 
 def _tick_text(panel: Panel, tick: float) -> str:
-    """Return the tick without zeros behind the point."""
+    """Return the text of the tick without trailing zeros."""
     if tick == 0:
         return "0"
     number, *rest = panel.text(tick).split(" ")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
 from rekindle.cache.entry import ORDINARY, Header, Key, Kind, Reason, Retention, entry_key
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.sqlite.connection import column, placeholders, shrink
 from rekindle.cache.sqlite.file import SqliteFile
 from rekindle.errors import TierFull
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 MAX_WAL_BYTES = 2**20  # picked
 MIN_WAL_BYTES = 2**16
-BUSY_SECONDS = 5.0  # no transaction of ours takes a tenth of it; picked
+BUSY_SECONDS = 5.0  # our transactions take less than a tenth of this; picked
 
 _BATCH_ROWS = 1000
 _MAX_FOLLOWERS = 1000  # per lookup of a prompt, beyond its own blocks; picked
@@ -98,7 +98,7 @@ class Catalog(SqliteFile):
                 (fingerprint,),
             )
         for first in range(0, len(ids), _BATCH_ROWS):
-            # A query that stays open would keep SQLite from cutting the log.
+            # A query that stays open would keep SQLite from truncating the log.
             with self.reading() as connection:
                 rows = _read_rows(connection, ids[first : first + _BATCH_ROWS])
             yield rows

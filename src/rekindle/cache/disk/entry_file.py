@@ -4,7 +4,7 @@
     entries/ab/<key>.<..>.tmp    while it is written; its writer holds a lock on it
     quarantine/<time>-<name>     the newest few files that failed a check
 
-Every method raises OSError as the system gives it. Safe to use from any thread.
+Every method raises the OSError of the system unchanged. Safe to use from any thread.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from rekindle.generation.model_state import Payload
 _log = logging.getLogger(__name__)
 
 DISK_BLOCK_BYTES = 4096
-# ext4 needs 44 bytes for a name of ours and leaves up to half of a folder's blocks unused.
+# ext4 needs 44 bytes for each file name and leaves up to half of a folder's blocks unused.
 _NAME_BYTES = 128
 _MAX_FOLDERS = 256
 _QUARANTINE_FILES = 16
@@ -51,7 +51,7 @@ class EntryFiles:
         self._quarantine = directory / "quarantine"
         self._quarantine_bytes = quarantine_bytes
         self._n_folders = 0
-        # The process id is for people: containers that share a directory may share ids, too.
+        # The process id is only for people: containers that share a directory may have equal ids.
         self._writer = f"{os.getpid()}-{secrets.token_hex(4)}"
 
     def create_folders(self) -> None:
@@ -74,7 +74,7 @@ class EntryFiles:
         return Entry(header, payload)
 
     def read_header(self, path: Path) -> Header:
-        """Return the header, checked as far as it can be alone. Raises EntryCorrupt."""
+        """Return the header, checked as far as possible without payload. Raises EntryCorrupt."""
         with _open(path) as file:
             header, _ = _read_preamble(file)
         if self.path(header.key) != path:
@@ -129,7 +129,7 @@ class EntryFiles:
         return self._entries / name
 
     def set_aside(self, path: Path) -> None:
-        """Move a file to quarantine, and delete the oldest ones beyond the limits."""
+        """Move a file to quarantine, and delete the oldest files there beyond the limits."""
         self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.rename(self._quarantine / f"{time.time_ns()}-{path.name}")
         n_bytes = 0
@@ -142,7 +142,7 @@ class EntryFiles:
 
     def overhead_bytes(self) -> int:
         """Return the bytes of the directory besides entries and catalogue."""
-        if self._n_folders < _MAX_FOLDERS:  # they are never removed
+        if self._n_folders < _MAX_FOLDERS:  # folders are never removed
             self._n_folders = len(_names_in(self._entries))
         set_aside = sum(
             _size_on_disk(self._quarantine / name) for name in _names_in(self._quarantine)
@@ -185,7 +185,7 @@ def _read_preamble(file: FileIO) -> tuple[Header, int]:
     data = file.read(MAX_PREAMBLE_BYTES)
     header, payload_check = decode_preamble(data)
     if any(data[HEADER_BYTES + len(header.tokens) : header.preamble_bytes]):
-        raise EntryCorrupt("there is something between its header and its payload")
+        raise EntryCorrupt("there are unexpected bytes between its header and its payload")
     if status.st_size != header.file_bytes:
         raise EntryCorrupt(f"the file has {status.st_size} bytes instead of {header.file_bytes}")
     return header, payload_check

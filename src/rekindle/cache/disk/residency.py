@@ -21,9 +21,9 @@ from rekindle.cache.disk.transfers import (
 )
 from rekindle.cache.entry import Key, Kind
 from rekindle.cache.index import Node, Where
-from rekindle.cache.listing.names import Named, Names
+from rekindle.cache.names import Named, Names
 from rekindle.cache.policy import Speed, WriteBudget, WriteRules, admits_to_disk
-from rekindle.cache.residency import Holdings
+from rekindle.cache.residency import Residency
 from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import (
     Dropped,
@@ -38,9 +38,9 @@ _log = logging.getLogger("rekindle.cache")
 
 # All picked.
 MAX_FAILED = 4096
-INDEX_SECONDS = 1.0  # that a start waits for the index, and later a question about all entries
+INDEX_SECONDS = 1.0  # wait for the index at the start, and for a query about all entries
 LONG_INDEX = 1000  # entries; a longer index is read while we serve
-LOOK_UP_SECONDS = 0.25  # that the engine waits for the entries of one prompt
+LOOK_UP_SECONDS = 0.25  # longest wait of the engine for the entries of one prompt
 
 
 class DiskResidency(BackStore):
@@ -50,7 +50,7 @@ class DiskResidency(BackStore):
     def __init__(
         self,
         transfers: DiskTransfers,
-        holdings: Holdings,
+        holdings: Residency,
         rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
@@ -60,23 +60,23 @@ class DiskResidency(BackStore):
         row_bytes: int,
     ) -> None:
         super().__init__(transfers, holdings, rules, counters, read_speed)
-        self.is_listed = False  # every entry that was there at the start
-        self.trouble: str | None = None  # why the disk takes no writes at the moment
+        self.is_listed = False  # True once all entries found at the start are listed
+        self.trouble: str | None = None  # why the disk refuses writes at the moment
         self._names = names
         self._budget_bytes = budget_bytes
         self._row_bytes = row_bytes
         self._writable = WriteBudget(rules.bytes_per_hour)
         self._started_at = 0.0
-        self._was_awaited = False  # the whole index, once after the start
+        self._was_awaited = False  # True once `wait_for_index` has waited
         self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
         self._n_unanswered = 0  # look-ups
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk works again
         # When a write of each key failed last, and why.
         self._failures: BoundedCache[Key, tuple[float, str]] = BoundedCache(max_items=MAX_FAILED)
-        self._dropping: Counter[Key] = Counter()  # still there, and may be listed once more
+        self._dropping: Counter[Key] = Counter()  # being deleted, and may still be listed
 
     def start(self) -> None:
-        """Read the index of the disk tier. A long one is still being read after this."""
+        """Read the index of the disk tier. A long index is still being read when this returns."""
         self._started_at = time.monotonic()
         super().start()
         self._handle_until(lambda: self.is_listed or self._holdings.n_on_disk >= LONG_INDEX)
@@ -98,26 +98,26 @@ class DiskResidency(BackStore):
         while self._n_unanswered and self._handle_answer(0.0):
             pass
         if self._n_unanswered:
-            return  # the disk is slow: no second prompt waits for it
+            return  # the disk is slow: only one prompt waits for it
         self.transfers.look_up(path(), self._answers)
         self._n_unanswered += 1
         self._handle_answer(LOOK_UP_SECONDS)
 
     def wait_for_index(self) -> None:
-        """Wait for the whole index, once: the disk may hang."""
+        """Wait for the whole index on the first call only: the disk may hang."""
         if not self.is_listed and not self._was_awaited:
             self._was_awaited = True
             self._handle_until(lambda: self.is_listed)
 
     def failure_since(self, node: Node, since: float) -> str | None:
-        """Return why a write of the node failed since then; None if none failed."""
+        """Return why a write of the node failed after `since`; None if no write failed."""
         failed_at, why = self._failures.peek(node.key) or (since, None)
         return why if failed_at >= since else None
 
     def offer(self, node: Node, *, was_reused: bool, must: bool = False) -> None:
         """Write the entry and its ancestors, unless that would wear out the disk.
 
-        With `must`, because a client waits for it, only the write budget counts.
+        With `must`, a client waits for the write: only the write budget can refuse it.
         """
         if not self._may_write(node):
             return
@@ -136,7 +136,7 @@ class DiskResidency(BackStore):
             self._begin_write(each)
 
     def mark(self, node: Node) -> None:
-        """Record the node's changed retention. Jobs run in order: after a write under way."""
+        """Record the node's changed retention. Jobs run in order: a write under way ends first."""
         if Where.DISK in node.where or node.key in self.writing:
             self.transfers.mark(node.key, node.retention)
 
@@ -186,7 +186,7 @@ class DiskResidency(BackStore):
                 known = self._holdings.index.nodes()
                 event = Vanished([node.key for node in known if node.key not in there])
             case Dropped(keys):
-                self._dropping -= Counter(keys)  # without those that reach 0
+                self._dropping -= Counter(keys)  # drops the keys whose count reaches 0
         super()._on(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
@@ -240,7 +240,7 @@ class DiskResidency(BackStore):
             n_bytes += node.payload_bytes
             n_tokens += node.n_tokens if node.kind is Kind.BLOCK else 0
         _log.info(
-            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; memory holds %s, disk %s",
+            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; budgets: memory %s, disk %s",
             self._holdings.n_on_disk,
             n_tokens,
             n_bytes / 1e6,
@@ -250,7 +250,7 @@ class DiskResidency(BackStore):
         )
 
     def _capacity(self, n_bytes: int) -> str:
-        """Describe a budget, in tokens too if a token has a size: a recurrent state has one."""
+        """Describe a budget in bytes, and in tokens if the size of a row is known."""
         gigabytes = f"{n_bytes / 1e9:.1f} GB"
         if not self._row_bytes:
             return gigabytes

@@ -22,14 +22,14 @@ from rekindle.cache.disk.reconcile import (
     reconcile,
 )
 from rekindle.cache.entry import Entry, Header, Key, Retention
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
 
 _log = logging.getLogger(__name__)
 
 # All three are picked.
-_SPARE_SHARE = 0.02  # of the budget: an eviction frees this much
+_SPARE_SHARE = 0.02  # share of the budget that one eviction frees
 _QUARANTINE_SHARE = 1 / 16
 _WAL_SHARE = 1 / 128
 
@@ -50,7 +50,7 @@ class DiskTier:
         is_leased: Callable[[Key], bool],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.n_opens = 0  # more than one: the directory was replaced under us
+        self.n_opens = 0  # more than 1: the directory was replaced while in use
         self.directory = directory
         self._fingerprint = fingerprint
         self._budget_bytes = budget_bytes
@@ -58,9 +58,9 @@ class DiskTier:
         self._now = now
         self._files = EntryFiles(directory, quarantine_bytes=int(budget_bytes * _QUARANTINE_SHARE))
         self._catalog = Catalog(directory, wal_bytes=int(budget_bytes * _WAL_SHARE))
-        self._evicted: list[Key] = []  # since the last put returned
+        self._evicted: list[Key] = []  # keys evicted since the last put returned
         self._stuck_bytes = 0  # of files without a row that could not be deleted
-        self.n_bytes = 0  # all that counts against the budget; any thread may read it
+        self.n_bytes = 0  # bytes that count against the budget; any thread may read it
 
     def open(self) -> None:
         self.open_as_it_is()
@@ -162,8 +162,8 @@ class DiskTier:
         needed_bytes = size_on_disk(header) + _MAX_GROWTH_BYTES
         if needed_bytes > room_bytes:
             raise TierFull(
-                f"an entry of {needed_bytes} bytes does not fit: of the budget of"
-                f" {self._budget_bytes} at most {max(room_bytes, 0)} are for entries"
+                f"an entry of {needed_bytes} bytes does not fit: entries may use"
+                f" {max(room_bytes, 0)} bytes of the budget of {self._budget_bytes}"
             )
         # Deleting is slow, so it is done for several puts at once.
         spare_bytes = max(needed_bytes, int(self._budget_bytes * _SPARE_SHARE))

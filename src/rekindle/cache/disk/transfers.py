@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.entry import Key, Retention
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.stores.transfers import (
     EntryTransfers,
     Lane,
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 N_READERS = 2  # one reads while the other checks sums; picked
 PROGRESS_SECONDS = 2.0  # picked
 RETRY_SECONDS = 5.0  # between attempts to write to a disk that refused; picked
-ABANDON_SECONDS = 2.0  # for the write under way when the others are abandoned; picked
+ABANDON_SECONDS = 2.0  # grace for the write under way after queued jobs are dropped; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class DiskTransfers(EntryTransfers):
             self.pool.emit(FoundEntries(rows))
 
     def _after_change(self) -> None:
-        """List everything if the tier was reopened: all that is known of it may be wrong."""
+        """List everything again if the tier was reopened: the known entries may be gone."""
         if self.tier.n_opens == self._n_opens_listed:
             return
         batches = list(self.tier.rows())

@@ -10,8 +10,8 @@ import numpy as np
 from rekindle.cache.entry import ORDINARY, Key, Kind
 from rekindle.cache.index import Node
 from rekindle.cache.listing.forest import branches, pinned_until, sources_of
-from rekindle.cache.listing.names import Named, Names
-from rekindle.cache.residency import Holdings
+from rekindle.cache.names import Named, Names
+from rekindle.cache.residency import Residency
 from rekindle.generation.status import StoredBranch, StoredPrefix
 
 
@@ -19,11 +19,11 @@ from rekindle.generation.status import StoredBranch, StoredPrefix
 class Forgotten:
     n_entries: int
     names: tuple[Named, ...]
-    prefix: bytes  # all that starts with these tokens was dropped
+    prefix: bytes  # every entry that starts with these tokens was dropped
 
 
 class Contents:
-    def __init__(self, holdings: Holdings, names: Names) -> None:
+    def __init__(self, holdings: Residency, names: Names) -> None:
         self._holdings = holdings
         self._names = names
         self._index = holdings.index
@@ -53,7 +53,7 @@ class Contents:
     def forget(self, root: Key, key: str | None) -> Forgotten:
         """Drop everything that starts with a key's or name's tokens; None: the whole namespace.
 
-        Ancestors that only led there are dropped too.
+        Ancestors that no other prompt needs are dropped too.
         """
         tokens = self._tokens_of(root, key) if key is not None else b""
         if tokens is None:

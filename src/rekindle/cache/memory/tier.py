@@ -51,7 +51,7 @@ class MemoryTier:
                 self.n_bytes -= _size_of(entry.header)
 
     def reserve(self, payload_bytes: int) -> None:
-        """Count the bytes of a read under way. Every reservation is given back."""
+        """Count the bytes of a read under way. The caller returns them with `give_back`."""
         self.n_bytes += size_in_memory(payload_bytes)
 
     def give_back(self, payload_bytes: int) -> None:

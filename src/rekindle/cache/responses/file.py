@@ -18,8 +18,8 @@ from rekindle.generation.stored_responses import StoredResponse
 
 LIFE_SECONDS = 30 * 24 * 3600  # OpenAI's
 
-_BUSY_SECONDS = 2.0  # no transaction of ours takes a tenth of it; picked
-_ROW_BYTES = 200  # of a row beside its data, its share of the indexes included; picked
+_BUSY_SECONDS = 2.0  # our transactions take less than a tenth of this; picked
+_ROW_BYTES = 200  # a row without its data, with its share of the indexes; picked
 _INSERT = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)"
 # Another server may have used the response later.
 _TOUCH = "UPDATE responses SET last_used_at = max(last_used_at, ?) WHERE id = ?"
@@ -68,7 +68,7 @@ class ResponseFile:
                 data = zlib.compress(response.data, 1)
                 n_bytes = len(data) + _ROW_BYTES
                 if n_bytes > self._max_bytes:
-                    continue  # it would evict all others and then itself
+                    continue  # the response would evict all others, then itself
                 row = (_key(response.id), response.created_at, used[response.id], n_bytes, data)
                 connection.execute(_INSERT, row)
             connection.executemany(_TOUCH, [(used_at, _key(id)) for id, used_at in used.items()])

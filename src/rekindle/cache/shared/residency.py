@@ -13,7 +13,7 @@ from rekindle.cache.entry import BLOCK_TOKENS, Header, Key
 from rekindle.cache.index import Match, Node, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.policy import Speed, WriteRules, admits_to_shared
-from rekindle.cache.residency import Holdings
+from rekindle.cache.residency import Residency
 from rekindle.cache.shared.transfers import (
     N_LOOKUP_THREADS,
     LookedUp,
@@ -27,10 +27,10 @@ from rekindle.generation.events import CacheSource
 from rekindle.generation.status import TierCounters, TierStatus
 
 # All of these are picked.
-MIN_LOOKUP_TOKENS = 64  # missing from a prompt before the store is asked
-LOOKUP_SHARE = 0.1  # of the time to compute those tokens that a lookup may take
-LOOKUP_SECONDS = (0.01, 0.25)  # and at least and at most this
-DEAR_LOOKUP_SECONDS = (0.25, 1.0)  # where each name takes a round trip of its own
+MIN_LOOKUP_TOKENS = 64  # fewest missing tokens for which the store is asked
+LOOKUP_SHARE = 0.1  # longest lookup, as a share of the time to compute those tokens
+LOOKUP_SECONDS = (0.01, 0.25)  # lower and upper limit of that time
+DEAR_LOOKUP_SECONDS = (0.25, 1.0)  # the same for a store like S3, with a round trip for each name
 MAX_PENDING_BYTES = 256 * MIB  # of writes under way
 MAX_DEFERRED = 4096
 MAX_KNOWN = 100_000  # entries that only the shared store has
@@ -44,7 +44,7 @@ class SharedResidency(BackStore):
     def __init__(
         self,
         transfers: SharedTransfers,
-        holdings: Holdings,
+        holdings: Residency,
         rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
@@ -86,7 +86,7 @@ class SharedResidency(BackStore):
     def look_up(
         self, keys: PrefixKeys, match: Match, n_limit: int, compute_seconds: float | None
     ) -> SharedLookup | None:
-        """Start to look up the part of a prompt behind `match`; None if the store is down.
+        """Start to look up the part of a prompt after `match`; None if the store is down.
 
         `compute_seconds` is the time to compute that part; None: not measured yet.
         """
@@ -111,14 +111,14 @@ class SharedResidency(BackStore):
             return
         lookup.is_over = True
         self._counters.lookups_failed += 1
-        if self._n_lookups <= N_LOOKUP_THREADS:  # else it waited behind others
+        if self._n_lookups <= N_LOOKUP_THREADS:  # else the lookup was queued
             self.note_slow()
 
     def note_slow(self) -> None:
         self._store.health.note_failure("an answer took too long")
 
     def offer(self, node: Node, *, was_reused: bool) -> None:
-        """Write the entry and its ancestors, if it is worth the network."""
+        """Write the entry and its ancestors, if the policy admits it."""
         if not self._may_write(node):
             return
         is_admitted = admits_to_shared(
@@ -199,7 +199,7 @@ class SharedResidency(BackStore):
             case WriteFailed(key, trouble):
                 node = self.writing[key]
                 self._pending_bytes -= node.payload_bytes
-                if trouble is not None and not self.is_well:  # else it is this entry's fault
+                if trouble is not None and not self.is_well:  # else the entry is at fault
                     self._deferred.put(key, node)
             case Vanished(keys):
                 for key in keys:
@@ -228,6 +228,6 @@ class SharedResidency(BackStore):
             node = self._holdings.index.get(key)
             if node is not None and node.leases:
                 self._touched_at.put(key, time.monotonic())
-                return  # the next call makes up for it
+                return  # the next call evicts another entry
             if node is not None:
                 self._holdings.remove(node, Where.SHARED)

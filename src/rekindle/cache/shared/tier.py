@@ -1,7 +1,7 @@
 """The shared tier: entries in a store that several servers use, found by their names.
 
     e/<key>      head (a preamble of fixed length), then payload; each sealed by itself
-    c/<parent>   group: the lengths of short blocks and checkpoints behind the parent
+    c/<parent>   group: the lengths of short blocks and checkpoints after the parent
 
 A prompt's tokens give the names of its whole blocks. For short blocks and checkpoints, a group
 lists the lengths to ask for. A hint, one digit of the entry's name, excludes most entries of other
@@ -35,8 +35,8 @@ from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed
 _log = logging.getLogger(__name__)
 
 MAX_MEMBERS = len(Kind) * BLOCK_TOKENS * 16  # all kinds, lengths and hints
-MAX_CHECKPOINTS = 8  # that a lookup returns, the deepest; picked
-MAX_CANDIDATES = 256  # heads that a lookup asks for behind whole blocks; picked
+MAX_CHECKPOINTS = 8  # deepest checkpoints that a lookup returns; picked
+MAX_CANDIDATES = 256  # heads that a lookup asks for after whole blocks; picked
 # Where each name is a round trip: as many as a store answers in parallel; picked.
 DEAR_NAMES = 16
 MAX_DEAR_CANDIDATES = 2 * DEAR_NAMES
@@ -102,7 +102,7 @@ class SharedTier:
         has_rows: bool,
         has_checkpoints: bool,
     ) -> list[Header]:
-        """Return the stored headers of a prompt that continues with `tokens` behind `parent`.
+        """Return the stored headers of a prompt that continues with `tokens` after `parent`.
 
         `parent` is a root or a whole block that ends at `start`. The result has whole blocks up
         to the first missing one, the longest short block, and the deepest checkpoints.
@@ -137,7 +137,7 @@ class SharedTier:
     def _find_behind(
         self, path: "_PromptPath", n_blocks: int, *, has_rows: bool, has_checkpoints: bool
     ) -> tuple[list[Header], list[Header]]:
-        """Return the longest short block behind the whole ones, and the checkpoints, deepest first.
+        """Return the longest short block after the whole ones, and the checkpoints, deepest first.
 
         Rows must lead up to each checkpoint, in models that have rows.
         """
@@ -221,7 +221,7 @@ class SharedTier:
         data = bytes(self._seal.open(sealed, name))
         header, payload_check = decode_preamble(data)
         if any(data[HEADER_BYTES + len(header.tokens) :]):
-            raise EntryCorrupt("there is something between its header and its payload")
+            raise EntryCorrupt("there are unexpected bytes between its header and its payload")
         if header.key != key:
             raise EntryCorrupt(f"it holds the entry {header.key.hex()}")
         if header.fingerprint != self._fingerprint:
@@ -240,7 +240,7 @@ class SharedTier:
 
 
 class _GroupQuery(NamedTuple):
-    """The kinds of entries to look for behind so many blocks."""
+    """The kinds of entries to look for after a number of blocks."""
 
     depth: int
     kinds: tuple[Kind, ...]
@@ -260,7 +260,7 @@ class _Wanted(NamedTuple):
 
 
 class _PromptPath:
-    """The next whole blocks of a prompt: `parents[n]` is the key behind n of them."""
+    """The next whole blocks of a prompt: `parents[n]` is the key after n of them."""
 
     def __init__(self, parent: Key, start: int, tokens: bytes) -> None:
         self._start = start

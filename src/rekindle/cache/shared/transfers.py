@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 N_READERS = 4  # picked; one connection alone does not fill a network
 N_LOOKUP_THREADS = 2  # picked
-ABANDON_SECONDS = 1.5  # for the calls under way when the others are abandoned; a timeout or so
+ABANDON_SECONDS = 1.5  # grace for calls under way after queued jobs are dropped; about a timeout
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

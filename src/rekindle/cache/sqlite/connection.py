@@ -79,7 +79,7 @@ def evict_least_recently_used(
 
 
 def shrink(connection: sqlite3.Connection) -> None:
-    """Return pages to the file system when many are unused, a few at a time: each is moved."""
+    """Return pages to the file system when many are unused, a few at a time: moving one is slow."""
     (n_pages,) = column(connection, "PRAGMA page_count")
     (n_free,) = column(connection, "PRAGMA freelist_count")
     if n_free > n_pages // 4:

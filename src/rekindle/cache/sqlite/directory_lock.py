@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_WAIT_SECONDS = 5.0  # nobody holds the lock for a tenth of it; picked
+_WAIT_SECONDS = 5.0  # no process holds the lock for a tenth of this; picked
 _POLL_SECONDS = 0.001
 
 

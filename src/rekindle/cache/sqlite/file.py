@@ -1,4 +1,4 @@
-"""A SQLite file in a cache directory that servers share, that fills up, breaks or vanishes.
+"""A SQLite file in a shared cache directory: the file may be locked, damaged or deleted.
 
 An unusable file is quarantined and created again. A file that is locked, or that a later version
 wrote, is left alone, unless its content can be rebuilt. The file is private to its owner.
@@ -172,7 +172,7 @@ class SqliteFile:
         is_damaged = code in DAMAGED
         if is_damaged:
             self._damaged_inode = self._inode or self._damaged_inode
-        # To open a file that can be rebuilt means to reread the directory: only damage is worth it.
+        # Reopening a file that can be rebuilt rereads the directory: do it only after damage.
         if is_damaged or not (self._schema.is_rebuildable or code in _PASSING):
             self._inode = None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rekindle.cache.sqlite.connection import PAGE_BYTES, column, sibling
 
-# Both are too late once the file is in WAL mode.
+# The first two settings have no effect once the file is in WAL mode.
 WAL_SETTINGS = f"""
 PRAGMA page_size = {PAGE_BYTES};
 PRAGMA auto_vacuum = INCREMENTAL;

@@ -13,7 +13,7 @@ from dataclasses import replace
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.index import Node, Where
 from rekindle.cache.policy import Speed, WriteRules
-from rekindle.cache.residency import Holdings, HoldingsListener
+from rekindle.cache.residency import HoldingsListener, Residency
 from rekindle.cache.stores.transfers import (
     Arrived,
     EntryTransfers,
@@ -27,7 +27,7 @@ from rekindle.generation.status import TierCounters, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
-HANG_SECONDS = 10.0  # without one write that ended, well or not; picked
+HANG_SECONDS = 10.0  # the store hangs if no write has ended for this long; picked
 
 
 class BackStore(HoldingsListener, ABC):
@@ -39,7 +39,7 @@ class BackStore(HoldingsListener, ABC):
     def __init__(
         self,
         transfers: EntryTransfers,
-        holdings: Holdings,
+        holdings: Residency,
         rules: WriteRules,
         counters: TierCounters,
         read_speed: Speed,
@@ -51,7 +51,7 @@ class BackStore(HoldingsListener, ABC):
         self._rules = rules
         self._counters = counters
         self._read_speed = read_speed
-        self._write_ended_at = 0.0  # the last one, or when the first of a series began
+        self._write_ended_at = 0.0  # end of the last write, or start of the first in a series
 
     @abstractmethod
     def offer(self, node: Node, *, was_reused: bool) -> None:
@@ -169,7 +169,7 @@ class BackStore(HoldingsListener, ABC):
             self.drop([key])  # the node was dropped during the write
         self._end_write(key)
         if current is not None and current is not node:
-            self._offer_again([current])  # and then computed once more
+            self._offer_again([current])  # the entry was stored again during the write
 
     def _end_write(self, key: Key) -> None:
         self._write_ended_at = time.monotonic()

@@ -54,7 +54,7 @@ class LoadGate:
         self.put_speed.soften()
 
     def load_seconds(self, match: Match, *, n_live: int = 0) -> float | None:
-        """Return how long a restore behind `n_live` rows would take; None if not measured yet."""
+        """Return how long a restore after `n_live` rows would take; None if not measured yet."""
         checkpoint = [match.checkpoint] if match.checkpoint else []
         return self._total_load_seconds([*match.blocks_after(n_live), *checkpoint])
 

@@ -159,7 +159,7 @@ class TransferPool:
             self.is_abandoned = True
         has_ended = self._join(self._abandon_seconds)
         if not has_ended:
-            _log.warning("%s: threads do not end, pending transfers are lost", self.name)
+            _log.warning("%s: threads still running, pending transfers are lost", self.name)
         return has_ended
 
     def _join(self, seconds: float) -> bool:
@@ -172,7 +172,7 @@ class TransferPool:
 class EntryTransfers:
     """Writes, reads, touches and deletes the entries of one tier on the threads of a pool.
 
-    After a failure, writes rest for `retry_seconds`: each attempt copies the bytes.
+    After a failure, writes pause for `retry_seconds`: each attempt copies the bytes.
     With `reads_overlap`, a read's time starts where the previous read ended.
     """
 
@@ -214,7 +214,7 @@ class EntryTransfers:
         self.submit_deletion(lambda: self._drop(keys))
 
     def submit_optional(self, action: Job) -> None:
-        """Run the action on the write thread; skip it while the tier rests."""
+        """Run the action on the write thread; skip it while writes are paused."""
         self.pool.submit(Lane.WRITE, lambda: self._unless_resting(action))
 
     def submit_deletion(self, action: Job) -> None:

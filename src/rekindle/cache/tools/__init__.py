@@ -1,1 +1,1 @@
-"""A cache directory from outside: `rekindle cache`."""
+"""Operations on a cache directory for `rekindle cache`."""

@@ -83,7 +83,7 @@ def import_from(path: Path, directory: Path, on_progress: OnProgress) -> Importe
             for entry, n_done in read_entries(file, manifest):
                 header = entry.header
                 if header.start != stops.get(header.parent, 0):
-                    raise ArchiveDamaged("an entry follows another that is missing")
+                    raise ArchiveDamaged("the parent of an entry is missing")
                 stops[header.key] = header.stop
                 on_progress(n_done, n_total)
         file.seek(first_byte)
@@ -188,7 +188,7 @@ def _check_is_cache_or_empty(directory: Path) -> None:
 
 
 def _add(entry: Entry, catalog: Catalog, directory: Path) -> bool:
-    """Store an entry, ignoring the budget: the next put of a server makes room. Return if new."""
+    """Store an entry, ignoring the budget: the next put of a server evicts. Return True if new."""
     files = EntryFiles(directory)
     header = entry.header
     with alone_in(directory):

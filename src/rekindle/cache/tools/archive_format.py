@@ -31,7 +31,7 @@ from rekindle.cache.entry import (
     checksum,
     decode_preamble,
 )
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.errors import EntryCorrupt
 from rekindle.generation.request import Rank
 
@@ -129,7 +129,7 @@ def _decode_manifest(encoded: bytes) -> Manifest:
             ),
         )
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ArchiveDamaged("its list of contents cannot be understood") from error
+        raise ArchiveDamaged("its list of contents is malformed") from error
 
 
 def _key(text: Any) -> Key:
@@ -166,7 +166,7 @@ def _read_packed(file: BinaryIO, packed: Packed, fingerprint: Key) -> Entry:
     except EntryCorrupt as error:
         raise ArchiveDamaged(f"an entry in it is damaged ({error.message})") from error
     if any(data[HEADER_BYTES + len(header.tokens) : header.preamble_bytes]):
-        raise ArchiveDamaged("there is something between the header and the payload of an entry")
+        raise ArchiveDamaged("an entry has unexpected bytes between its header and its payload")
     if len(data) != header.file_bytes:
         raise ArchiveDamaged("an entry is longer or shorter than its header says")
     if header.key != packed.key or header.fingerprint != fingerprint:

@@ -1,4 +1,4 @@
-"""A cache directory from outside: read, verify, repair, shrink and clear it.
+"""Operations on a cache directory: read, verify, repair, shrink and clear it.
 
 For commands without a model, while servers may use the directory. Commands read a copy of the
 catalogue, and change only what another server could change as well. Every failure is a

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key, Kind
-from rekindle.cache.listing.names import Named
+from rekindle.cache.names import Named
 from rekindle.cache.tools.inventory import Inventory, Listed
 from rekindle.common_prefix import n_common
 

@@ -1,4 +1,4 @@
-"""The turns of a directory from outside: count, verify and repair them.
+"""Operations on the turns of a directory: count, verify and repair them.
 
 For commands without a model, while servers may use the file.
 """

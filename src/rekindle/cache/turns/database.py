@@ -135,7 +135,7 @@ class TurnDatabase:
         damaged = [number for number, held in rows.items() if held is None]
         if new := [number for number in damaged if self._writer.peek(number) is None]:
             self._writer.put_all(dict.fromkeys(new, _DAMAGED_ROW))
-            _log.warning("turns: damaged and deleted: %d", len(new))
+            _log.warning("turns: deleted damaged turns n=%d", len(new))
         return found
 
     def _is_unwritten(self, id: bytes) -> bool:

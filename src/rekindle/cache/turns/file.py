@@ -19,12 +19,12 @@ from rekindle.cache.sqlite.schema import Schema
 from rekindle.cache.turns.recent import Held
 from rekindle.generation.stored_turns import StoredTurn
 
-WRITE_BUSY_SECONDS = 2.0  # no transaction of ours takes a tenth of it; picked
+WRITE_BUSY_SECONDS = 2.0  # our transactions take less than a tenth of this; picked
 _READ_BUSY_SECONDS = 0.2  # a request waits meanwhile; picked
 _BATCH_KEYS = 500  # an old SQLite takes at most 999 parameters
 _BATCH_ROWS = 250
 
-# Bytes of a row beside its data, and of each key in its two tables; measured, see cache/README.md.
+# Bytes of a row without its data, and of each key in its two tables; measured, see cache/README.md.
 _ROW_BYTES = 160
 _ROW_KEY_BYTES = 72
 
@@ -148,7 +148,7 @@ class TurnFile(SqliteFile):
     def _insert(self, connection: sqlite3.Connection, held: Held) -> None:
         turn, n_bytes = held.turn, row_bytes(held.turn)
         if n_bytes > self._max_bytes:
-            return  # it would evict all others and then itself
+            return  # the turn would evict all others, then itself
         connection.execute(
             "DELETE FROM turns WHERE id = ? AND fingerprint = ?", (turn.id, self._fingerprint)
         )
@@ -174,7 +174,7 @@ def read_rows(
 ) -> Iterator[tuple[int, Held | None]]:
     """Yield row numbers with their verified turns; None: the row is damaged.
 
-    Reads in batches: a query that stays open keeps the log from being cut.
+    Reads in batches: an open query keeps the log from being truncated.
     """
     for first in range(0, len(numbers), _BATCH_ROWS):
         batch = numbers[first : first + _BATCH_ROWS]

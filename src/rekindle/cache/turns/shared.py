@@ -27,7 +27,7 @@ from rekindle.write_behind import WriteBehind
 _log = logging.getLogger(__name__)
 
 # All of these are picked.
-WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # for a read; DEAR: of an expensive store
+WAIT_SECONDS, DEAR_WAIT_SECONDS = 0.05, 0.5  # longest wait for a read; DEAR: with S3
 N_READERS = 4
 ABSENT_SECONDS = 5.0  # until a missing key is read again: another server may be writing it
 MAX_ABSENT = 10_000
@@ -62,7 +62,7 @@ class SharedTurns:
         self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
         self._asked: dict[bytes, _Question] = {}  # reads under way, by key
-        self._absent: BoundedCache[bytes, float] = BoundedCache(max_items=MAX_ABSENT)  # until
+        self._absent: BoundedCache[bytes, float] = BoundedCache(max_items=MAX_ABSENT)  # expiry
         self._known: BoundedCache[bytes, _KnownTurn] = BoundedCache(max_items=MAX_KNOWN)  # by id
         self._writer: WriteBehind[bytes, _TurnWrite] = WriteBehind(
             "shared-turns",
@@ -259,7 +259,7 @@ def _decoded(data: bytes, fingerprint: Key) -> StoredTurn:
         raise EntryCorrupt("it does not match its checksum")
     magic, version, of, id, n_keys = _HEAD.unpack_from(body)
     if (magic, version, of) != (_MAGIC, _FORMAT, fingerprint):
-        raise EntryCorrupt("it is not a turn of ours")
+        raise EntryCorrupt("it is not a turn of Rekindle")
     end_of_keys = _HEAD.size + n_keys * KEY_BYTES
     if end_of_keys > len(body):
         raise EntryCorrupt("it has fewer keys than it says")

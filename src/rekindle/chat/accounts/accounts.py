@@ -74,7 +74,7 @@ class Account:
         self._space = _space(asked)
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
-        """Book what the prompt cost, and return why it was not cached further."""
+        """Record what the prompt cost. Return why no more of it was cached."""
         n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
         self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
         self._session.ledger += Ledger(
@@ -100,7 +100,7 @@ class Account:
     ) -> None:
         """Record the tokens that were computed.
 
-        `n_computed` counts prompt and reply. The last token is often sampled only.
+        `n_computed` counts prompt and reply. The last token is often sampled but not computed.
         """
         if not self._options.cache_prompt or n_computed < GRAIN:
             return

@@ -41,7 +41,7 @@ def explain(
     found: CacheOutcome,
     text_of: TextOf,
 ) -> Miss | None:
-    """Return why the prompt was not cached further; None: there is nothing to explain."""
+    """Return why no more of the prompt was cached; None: there is nothing to explain."""
     # The last token of a prompt is always computed.
     n_gone = max(
         min(found.n_known, len(now.tokens) - 1) - found.n_cached,
@@ -108,7 +108,7 @@ def _raw_change(now: PastPrompt, earlier: PastPrompt, shared: int, text_of: Text
 
 
 def _is_new_branch(messages: Sequence[Message], place: int) -> bool:
-    """Return whether a new question follows the same history. That is no edit of the history."""
+    """Return whether a new question follows the same history. That does not edit the history."""
     if messages[place].role is Role.SYSTEM:
         return False
     if place == len(messages) - 1:
@@ -134,7 +134,7 @@ def _definition(tool: Tool | None) -> str:
 def _first_change(before: Sequence[Message], now: Sequence[Message]) -> int | None:
     """Return the index of the first message that changed in meaning, or else in spelling.
 
-    Messages that were added or dropped at the end are no change.
+    Messages that were added or dropped at the end do not count as a change.
     """
     pairs = list(zip(before, now, strict=False))
     for spelled in (str.strip, str):
@@ -158,7 +158,7 @@ def _changed_part(
 ) -> tuple[str, str, str] | None:
     """Return the kind of part that changed, and both texts.
 
-    Missing reasoning is no change: the prompt builder restores it.
+    Missing reasoning does not count: the prompt builder restores it.
     """
     if spelled(old.text) != spelled(new.text):
         return "text", old.text, new.text

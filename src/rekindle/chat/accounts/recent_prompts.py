@@ -17,8 +17,8 @@ MAX_BYTES = 64 << 20  # all of these are picked
 MAX_PROMPTS = 512
 MAX_PER_SESSION = 8
 MAX_COMPARED = 32
-COMPARED_TOKENS = 4096  # at once: most prompts diverge early
-MESSAGE_BYTES = 256  # of a message besides its text, about
+COMPARED_TOKENS = 4096  # compared in one step: most prompts diverge early
+MESSAGE_BYTES = 256  # estimate for a message without its text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

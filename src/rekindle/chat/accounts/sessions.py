@@ -12,7 +12,7 @@ from rekindle.chat.conversation import Conversation, Role
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
 MAX_SESSIONS = 1024  # the least recently used is dropped first; picked
-MAX_ASIDE_TOKENS = 64  # of a reply that can only be a title or a label; picked
+MAX_ASIDE_TOKENS = 64  # longest reply of a title or a label; picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

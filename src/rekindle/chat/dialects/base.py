@@ -30,21 +30,21 @@ class ParsedCalls:
 class ReasoningMarks:
     opening: str
     closing: str
-    anywhere: bool = False  # also behind text; otherwise only where the reply begins
+    anywhere: bool = False  # also after text; otherwise only where the reply begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     name: str
     triggers: tuple[Trigger, ...]  # strings that begin a call
-    endings: tuple[str, ...]  # strings that may end a call: it is not read before one came
+    endings: tuple[str, ...]  # strings that may end a call: no call is read before one of them
     # Reads the calls at the cursor. May raise NeedMore where the text ends.
     walk: Callable[[Cursor, Schemas], list[ParsedCall]]
     # Returns Lark that matches calls from the trigger to the end of the turn.
     write: Callable[[Rules, Schemas], str]
     reasoning: ReasoningMarks | None = None
     hidden: tuple[str, ...] = ()  # headers between the parts of a reply, never shown
-    # Hidden only at the beginning of the reply and behind a call. Elsewhere they are answer text.
+    # Hidden only at the beginning of the reply and after a call. Elsewhere they are answer text.
     hidden_at_edges: tuple[str, ...] = ()
 
     def read(self, text: str, schemas: Schemas) -> ParsedCalls | None:

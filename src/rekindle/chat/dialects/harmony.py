@@ -48,7 +48,7 @@ def _skip_channel(cursor: Cursor) -> None:
 
 
 def _write(rules: Rules, schemas: Schemas) -> str:
-    """Write the grammar. The recipient may stand before the channel or behind it."""
+    """Write the grammar. The recipient may come before or after the channel."""
     literal = rules.literal
     start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
     json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'

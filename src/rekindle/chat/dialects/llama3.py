@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: a bare JSON object where the reply begins, or behind <|python_tag|>."""
+"""Llama 3.1 to 3.3: a bare JSON object where the reply begins, or after <|python_tag|>."""
 
 from rekindle.chat.dialects.base import Dialect, ParsedCall
 from rekindle.chat.dialects.json_calls import call_from
@@ -37,7 +37,7 @@ LLAMA3 = Dialect(
     triggers=(
         Trigger(PYTHON_TAG),
         *(Trigger(beginning, at_start=True) for beginning in _BEGINNINGS),
-        # Several calls are joined like this. The text behind a call still counts as the start.
+        # Several calls are joined like this. The text after a call still counts as the start.
         *(Trigger(f"; {beginning}", at_start=True) for beginning in _BEGINNINGS),
     ),
     endings=("}",),

@@ -64,7 +64,7 @@ def _dict(cursor: Cursor) -> dict[str, Any]:
         key = _value(cursor)
         cursor.skip_space().expect(":")
         if not isinstance(key, str):
-            raise NotACall("a key is no string")
+            raise NotACall("a key is not a string")
         found[key] = _value(cursor.skip_space())
     return found
 

@@ -49,10 +49,10 @@ from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
 
 TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, tried until the prompt fits; picked
-MESSAGE_TOKENS = 8  # that a template adds to each message, about
-MAX_TURNS_TRIED = 16  # for one message; picked
-MAX_LOOKS = 4  # for the end of a message; picked
-MAX_NAMESPACES = 64  # with a builder at once; picked
+MESSAGE_TOKENS = 8  # estimate of what a template adds to each message
+MAX_TURNS_TRIED = 16  # candidates for one message; picked
+MAX_LOOKS = 4  # attempts to find the end of a message; picked
+MAX_NAMESPACES = 64  # that have a builder at the same time; picked
 MAX_NAMESPACES_BYTES = 256_000_000  # of all these builders; picked
 
 _NEXT = "the next message"
@@ -88,7 +88,7 @@ class Prompt:
         n_messages = n_messages or n_leading_systems(messages)
         if n_messages >= len(messages):
             return len(self.tokens)
-        # Each look renders the history. If a few positions are unknown, all of them are.
+        # Each attempt renders the history. After a few failures, assume that all would fail.
         for n in range(n_messages, max(n_messages - MAX_LOOKS, -1), -1):
             if (position := self.locate(n)) is not None:
                 return position
@@ -366,7 +366,7 @@ def schemas_of(tools: Iterable[Tool]) -> Schemas:
 
 
 def _other_reasoning(turn: Turn | None, tried: str) -> str:
-    """Return the turn's reasoning for a message that was not spliced, unless it was tried."""
+    """Return the turn's reasoning for a message that was not spliced; empty if equal to `tried`."""
     return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
 
 

@@ -50,6 +50,6 @@ class ReasoningPolicy:
 
 
 def _tool_loop_start(conversation: Conversation) -> int:
-    """Return the index behind the last user message: the messages from there work on one task."""
+    """Return the index after the last user message: the messages from there work on one task."""
     messages = conversation.messages
     return max((i + 1 for i, m in enumerate(messages) if m.role is Role.USER), default=0)

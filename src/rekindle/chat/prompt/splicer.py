@@ -155,7 +155,7 @@ class Splicer:
             if not turn.said.calls and len(others) == MAX_ENDS_TRIED:
                 break
         yield from likely
-        # The template may end the turn with another string than the model, behind own headers.
+        # The template may end the turn with a string of its own, after headers of its own.
         if not turn.said.calls:  # the syntax of calls is full of control strings
             yield from (offset for offset in others if offset not in likely)
 
@@ -173,7 +173,7 @@ def _is_same(shown: ParsedReply, said: ParsedReply, *, keeps_reasoning: bool) ->
 
 
 def _bodies(text: str, history_end: int, opening: str) -> Iterator[int]:
-    """Yield the offsets where the turn's text may begin: behind the opening, or a part of it."""
+    """Yield the offsets where the turn's text may begin: after the opening, or a part of it."""
     if text.startswith(opening, history_end):
         yield history_end + len(opening)
         return

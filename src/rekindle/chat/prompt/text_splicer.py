@@ -1,7 +1,7 @@
 """Splices remembered replies into raw text that begins with a prompt and its reply.
 
 Raw text has no template and no marks where a reply ends. Replies are found by keys of the
-text's beginnings at fixed lengths. The text is then compared up to the reply's last character.
+text's prefixes of fixed lengths. The text is then compared up to the reply's last character.
 """
 
 from array import array

@@ -12,7 +12,7 @@ from rekindle.chat.template.guard import PromptPiece
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_KNOWN_BYTES = 32_000_000  # about two dozen histories of 100k tokens; picked
-PIECE_BYTES = 370  # that CPython needs for a piece besides its text and tokens, about
+PIECE_BYTES = 370  # estimate of CPython's overhead for a piece
 
 
 class TokenRun:

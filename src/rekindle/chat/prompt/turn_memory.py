@@ -1,4 +1,4 @@
-"""The exact tokens of past replies. A history that comes back as text gets them again.
+"""The exact tokens of past replies. A prompt reuses them when a client sends a reply back as text.
 
 A turn is found by the ids of its tool calls, by the meaning of the conversation up to it, or by
 its text for raw completions. Callers check whether it fits.
@@ -39,7 +39,7 @@ class Turn:
     prompt_key: bytes  # of the prompt's tokens
     n_replies_before: int = 0  # in the conversation
     gap_chars: int  # of the prompt's text between the last spliced turn and the history's end
-    generation_prompt: str = ""  # the template's text behind the history
+    generation_prompt: str = ""  # the template's text after the history
     begins_in_reasoning: bool = False
     tokens: tuple[int, ...]
     end_text: str = ""  # of the token that ended the turn; empty: no token did

@@ -1,4 +1,4 @@
-"""Replaces text at the head of a prompt that changes with every request by a constant.
+"""Replaces volatile text at the head of a prompt by a constant.
 
 After a clock or an id in a system prompt, no token can be reused. Rules replace matching text
 in system messages and tool descriptions before rendering, so the model does not see it.

@@ -28,7 +28,7 @@ from rekindle.chat.reply.stop_strings import StopScanner
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.tokenizer import Tokenizer
 
-MAX_TRIMMED = 32  # tokens behind the beginning of a stop string; picked
+MAX_TRIMMED = 32  # tokens after the beginning of a stop string; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ReplyReader:
     dialect: Dialect
     schemas: Schemas | None  # None: calls are not looked for
     begins_in_reasoning: bool
-    bytes_of: Callable[[int], bytes]  # of a token; control tokens that are marks have theirs
+    bytes_of: Callable[[int], bytes]  # of a token; control tokens have none, unless they are marks
 
     def parser(self) -> ReplyParser:
         return ReplyParser(self.dialect, self.schemas, begins_in_reasoning=self.begins_in_reasoning)
@@ -112,7 +112,7 @@ class ReplyAssembler:
         return [call.id for call in self.calls]
 
     def tokens_to_remember(self) -> list[int]:
-        """Return the tokens without those behind a stop string.
+        """Return the tokens without those after a stop string.
 
         Return nothing if the cut falls into a token, or if the reply ends in its reasoning.
         """

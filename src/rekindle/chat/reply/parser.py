@@ -65,7 +65,7 @@ class _MarkKind(Enum):
     OPENING = auto()
     TRIGGER = auto()
     HIDDEN = auto()
-    EDGE = auto()  # hidden from the first one on that begins the reply or follows a call
+    EDGE = auto()  # hidden once one began the reply or followed a call
 
 
 class _Mark(NamedTuple):
@@ -93,7 +93,7 @@ class ReplyParser:
         self._held = ""
         self._trigger = ""
         self._n_read = 0  # length of the held text when it was last read as a call
-        self._space = ""  # white space behind the last part, emitted only if more follows
+        self._space = ""  # white space after the last part, emitted only if more follows
         self._drop_space = begins_in_reasoning  # before the next text
         self._at_start = True  # no text was emitted yet
         self._behind_call = False

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 class Scan(NamedTuple):
     text: str  # safe to show
-    stop: str | None = None  # the stop string that was found behind it
+    stop: str | None = None  # the stop string that was found after the text
     n_cut: int = 0  # characters from the stop string on
 
 

@@ -85,7 +85,7 @@ class Guard:
         return found[0] if found else ""
 
     def _sections(self, rendered: str) -> Iterator[tuple[int, int, int]]:
-        """Yield start, body and end: a control string of the template, and the text behind it."""
+        """Yield start, body and end: a control string of the template, and the text after it."""
         start = body = 0
         for match in self._special.finditer(rendered):
             yield start, body, match.start()

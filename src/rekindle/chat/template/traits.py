@@ -98,7 +98,7 @@ def _shows(attempt: Attempt, conversation: Conversation, traits: Traits) -> bool
         rendered = attempt(conversation, traits)
     except InvalidRequest:
         return False
-    # A mapping printed as Python's repr is no JSON: such a template needs a string.
+    # A mapping printed as Python's repr is not JSON: such a template needs a string.
     is_json = "'Wkey': 'Wvalue'" not in rendered
     return is_json and all(word in rendered for word in _MARKER.findall(repr(conversation)))
 

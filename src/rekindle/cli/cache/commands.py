@@ -196,7 +196,7 @@ def verify(
     url: Url = None,
     api_key: ApiKey = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Move damaged files away, and update the catalogue.")
+        bool, typer.Option("--fix", help="Quarantine damaged files, and update the catalogue.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -229,7 +229,7 @@ def prune(
     url: Url = None,
     api_key: ApiKey = None,
     to: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size to keep at most, such as 20GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Maximum size to keep, such as 20GiB.")
     ] = None,
     older_than: Annotated[
         str | None,

@@ -75,7 +75,7 @@ def show_at(url: str, api_key: str | None, key: str, *, as_json: bool) -> None:
 
 
 def one_stored(remote: Remote, key: str) -> Prefix:
-    """Return the prefix with this name, or with a key that starts so."""
+    """Return the prefix with the name `key`, or with a key that starts with `key`."""
     prefixes: list[Prefix] = stored_at(remote)["data"]
     found = [each for each in prefixes if each["name"] == key] or [
         each for each in prefixes if each["key"] and each["key"].startswith(key.lower())
@@ -84,7 +84,7 @@ def one_stored(remote: Remote, key: str) -> Prefix:
         return found[0]
     if not found:
         raise StartupError(
-            f"Nothing at {remote.url} has the name {key!r}, or a key that starts so."
+            f"Nothing at {remote.url} has the name {key!r} or a key that starts with it."
         )
     some = ", ".join(each["key"] for each in found[:_MOST_NAMED])
     raise StartupError(f"{len(found)} keys at {remote.url} start with {key!r}, such as {some}.")

@@ -1,6 +1,6 @@
 """Exports the rows of slots to the cache, block by block, and evicts idle slots.
 
-Exports run on the engine thread and delay running sequences. They therefore keep to a share of the
+Exports run on the engine thread and delay running sequences. They are limited to a share of the
 time, and to one export per step while others decode. Only an evicted slot is exported at once.
 """
 
@@ -268,7 +268,7 @@ class SlotSaver:
     def _export_rows(self, slot: Slot, start: int, stop: int) -> Payload:
         """Return the rows, or an empty payload for a model without rows.
 
-        An empty block is still stored: it leads to the checkpoints behind it in the index.
+        An empty block is still stored: the index needs it to reach the checkpoints after it.
         """
         if not self._backend.traits.has_rows:
             return b""
@@ -304,7 +304,7 @@ class SlotSaver:
 
 
 def _not_exported(error: EngineError) -> Saved:
-    """A failed export is no failure of the request: the rows in the slot are intact."""
+    """Log a failed export. The request continues: the rows in the slot are intact."""
     _log.warning("engine: slot export failed: %s", error.message)
     return Saved.REFUSED
 

@@ -86,7 +86,7 @@ class Placement:
         )
         is_beside_free = target is not None and (target.is_empty or target.rank > source.rank)
         if sequence.request.terms.rank > source.rank and is_beside_free and fits_beside:
-            return target  # a side request leaves the conversation that it starts from alone
+            return target  # a side request must not overwrite the conversation it starts from
         is_whole_prompt = sequence.is_sampled and start.n_live == len(sequence.tokens) - 1
         if not self._backend.traits.is_dense or is_whole_prompt:
             return source
@@ -98,7 +98,7 @@ class Placement:
     def _make_room(self, start: Start, target: Slot, n_needed: int, *, must: bool) -> bool:
         """Evict idle slots until every prompt fits. Return False if they do not.
 
-        With `must`, a sequence that would run alone is always let in.
+        With `must`, a sequence that would run alone is always admitted.
         """
         if not self._slots.rows_take_cells:
             return True

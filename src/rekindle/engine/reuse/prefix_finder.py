@@ -1,6 +1,6 @@
 """Finds the longest prefix of a prompt that need not be computed: live rows, then stored blocks.
 
-A prefix may also come soon: from the shared store of several servers, or from another sequence
+A prefix may follow soon: from the shared store of several servers, or from another sequence
 that is about to compute it.
 """
 

@@ -114,7 +114,7 @@ class Restorer:
     def _import(self, sequence: Sequence, piece: RestorePiece) -> None:
         if not self._make_room(piece):
             _log.info(
-                "engine: no cells to restore to, computing the rest request=%s", sequence.request.id
+                "engine: no cells for a restore, computing the rest request=%s", sequence.request.id
             )
             self._give_up(sequence)
             return

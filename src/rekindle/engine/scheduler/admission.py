@@ -96,4 +96,4 @@ class Admission:
             self._run_queue.fail(sequence, error)
         except Exception as error:  # one request's sampler must not fail the others
             _log.exception("engine: sampler failed request=%s", request.id)
-            self._run_queue.fail(sequence, EngineError(f"The request cannot be sampled: {error}"))
+            self._run_queue.fail(sequence, EngineError(f"The sampler cannot be created: {error}"))

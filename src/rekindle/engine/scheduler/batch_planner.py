@@ -1,4 +1,4 @@
-"""Plans the tokens of the next batch. Pure: no clock, no backend, table tests."""
+"""Plans the tokens of the next batch. Pure: no clock and no backend."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 
 # Chunks of whole grains give bit-equal rows on a CPU. Smaller chunks do not, nor do the last few
-# rows of a chunk whose length is no multiple of 4. Attention works in tiles of as many rows, and a
+# rows of a chunk whose length is not a multiple of 4. Attention works in tiles of 64 rows, and a
 # remainder costs a tile of its own.
 PREFILL_GRAIN = 64
 

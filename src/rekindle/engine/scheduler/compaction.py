@@ -9,8 +9,8 @@ from rekindle.engine.slots import Slots
 
 _log = logging.getLogger(__name__)
 
-FIRST_GUESS_SECONDS = 1e-6  # per row, until the first move; measured on an H200
-MIN_HOLE_SHARE = 0.1  # of the cells in use; fewer holes are ignored; picked
+FIRST_GUESS_SECONDS = 1e-6  # estimate per row before the first move; measured on an H200
+MIN_HOLE_SHARE = 0.1  # share of the cells in use; fewer holes are ignored; picked
 
 
 class Compaction:

@@ -30,7 +30,7 @@ class TriggerScanner:
         self._n_recent = max(map(len, (self._closing, *self._texts)))
         self._has_triggers = bool(start.triggers)
         self._is_quiet = start.begins_quiet
-        # The end of the current stretch, quiet or not. No mark begins before the stretch.
+        # The last bytes of the current span, quiet or not. No mark begins before that span.
         self._recent = bytearray()
         self._has_begun = False  # more than white space came before `_recent`
         self.n_bytes = 0
@@ -120,11 +120,11 @@ class LazyGrammar:
             as_bytes = self._vocabulary.tokenize_bytes(text)
             if as_bytes is not None and self.matcher.try_accept([*as_bytes, *tokens]):
                 return True
-        _log.debug("grammar: no match begins with %r", cut)
+        _log.debug("grammar: beginning does not match text=%r", cut)
         return self.must_begin  # it begins with the next token
 
     def _covered(self, n_covered: int) -> tuple[bytes, list[int]]:
-        """Return the last bytes of the reply: the end of a token, and the tokens behind it."""
+        """Return the last bytes of the reply: the end of a token, and the tokens after it."""
         tokens: list[int] = []
         for token in reversed(self._recent):
             piece = self._vocabulary.detokenize([token], render_special=True)

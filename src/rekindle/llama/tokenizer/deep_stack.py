@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 _MIB = 2**20
 _GLIBC_STACK_BYTES = 2 * _MIB  # of a thread if `ulimit -s` is unlimited
-# A quarter of a thread's stack, at most of the usual 8 MiB: Python's frames and our caller's are
-# on the same stack.
+# A call may use a quarter of its thread's stack, 2 MiB at most: Python's and the caller's frames
+# are on the same stack.
 _SHARE = 4
 # Larger stacks are used one at a time: a hostile text really fills its stack. Picked.
 _LARGE_BYTES = 64 * _MIB

@@ -38,7 +38,7 @@ FLAT = frozenset(
 # A match of this splitter may hold many words, with spaces between them.
 _SPANS_SPACES = "exaone-moe"
 
-# A match is a word with the gap behind it or one character before it. Some expressions end a word
+# A match is a word with the gap after it or one character before it. Some expressions end a word
 # with line breaks and slashes in any order (`[\r\n/]*`), so slashes belong to gaps as well. The
 # classes overlap because Python and std::regex define white space differently.
 _WORD = re.compile(r"[^ \t\n\r\v\f]+")
@@ -109,7 +109,7 @@ class PreTokenizer:
         if sum(n * n for n in lengths) > min(max(limit, 100 * len(text)), 4 * limit):
             raise InvalidRequest(
                 f"Runs of {slow.what} are too long for this model's tokenizer ({self.name}): the"
-                f" longest has {max(lengths):,} characters. One of {slow.max_length:,} is accepted."
+                f" longest has {max(lengths):,} characters. A run may have {slow.max_length:,}."
                 " Shorten the runs, or break them up with other text."
             )
 

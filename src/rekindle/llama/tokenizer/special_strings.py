@@ -1,7 +1,7 @@
 """Cuts a text so that llama.cpp finds its special strings in linear time.
 
 llama.cpp searches the strings of special tokens first and keeps the pieces in a linked list. For
-each string found it walks that list from its head, which takes quadratic time. A cut behind a
+each string found it walks that list from its head, which takes quadratic time. A cut after a
 special string changes no token, unless another special string crosses the cut or the beginning
 of this one.
 """
@@ -25,7 +25,7 @@ MAX_COMPARISONS = 500_000_000
 
 class SpecialStrings:
     def __init__(self, strings: Collection[str], *, cuttable: Collection[str]) -> None:
-        """`cuttable`: strings that do not change the text behind them."""
+        """`cuttable`: strings that do not change the text after them."""
         words = sorted(set(strings))
         self._pattern = re.compile(any_of(words) if words else "(?!)")
         self._cuttable = frozenset(cuttable)
@@ -44,9 +44,9 @@ class SpecialStrings:
         if sum(n * text.count(first) for first, n in self._n_by_first.items()) > MAX_COMPARISONS:
             first = max(self._n_by_first, key=lambda each: self._n_by_first[each])
             raise InvalidRequest(
-                f"The text has {text.count(first):,} times {first!r}, with which"
-                f" {self._n_by_first[first]:,} special strings of this model's tokenizer begin:"
-                " too many to look each of them up. Send less text at once."
+                f"The text has {first!r} {text.count(first):,} times. In this model's tokenizer,"
+                f" {self._n_by_first[first]:,} special strings begin with it:"
+                " searching for all of them would take too long. Send less text at once."
             )
         if sum(map(text.count, self._beginnings)) <= PART_STRINGS:
             return [text]
@@ -60,8 +60,8 @@ class SpecialStrings:
             if n_strings > MAX_STRINGS:
                 raise InvalidRequest(
                     f"The text has more than {MAX_STRINGS:,} special strings of this model's"
-                    f" tokenizer, such as {match[0][:40]!r}, that cannot be told apart one by one."
-                    " Send fewer of them, or other text between them."
+                    f" tokenizer, such as {match[0][:40]!r}, and cannot be split between them."
+                    " Send fewer of them, or put other text between them."
                 )
             if n_strings >= PART_STRINGS and self._ends_cleanly(text, match):
                 n_strings = 0

@@ -6,7 +6,7 @@ from typing import Self
 
 from rekindle.chat.dialects.syntax.json_text import NotACall, value_end
 
-NAME_LIMIT = 256  # no tool has a longer name, so longer text is no call; picked
+NAME_LIMIT = 256  # no tool has a longer name, so longer text is not a call; picked
 
 _WORD = re.compile(r"[^\s<>\[\]{}()|\"'`,;=\uff5c]{1,257}")
 
@@ -57,7 +57,7 @@ class Cursor:
                 self.skip_space()
 
     def until(self, mark: str) -> str:
-        """Return the text before the mark, and move behind the mark."""
+        """Return the text before the mark, and move past the mark."""
         index = self._text.find(mark, self.position)
         if index < 0:
             raise NeedMore

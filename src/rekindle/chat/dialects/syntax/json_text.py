@@ -43,7 +43,7 @@ def members(source: str) -> dict[str, str]:
     while True:
         key, position = _decode(source, position)
         if not isinstance(key, str):
-            raise NotACall("a key is no string")
+            raise NotACall("a key is not a string")
         start = _behind(source, position, ":")
         _, position = _decode(source, start)
         found[key] = source[start:position]
@@ -75,7 +75,7 @@ def arguments(source: str) -> str:
     if isinstance(value, str):  # some models quote the whole object
         source, value = value, load(value)
     if not isinstance(value, dict):
-        raise NotACall("the arguments are no object")
+        raise NotACall("the arguments are not an object")
     try:
         json.loads(source)
     except ValueError:

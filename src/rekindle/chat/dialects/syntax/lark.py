@@ -152,7 +152,7 @@ class Form:
 
     head: str = r'"{" SPACE? "\"name\""'  # up to the name's key
     arguments_key: str = "arguments"
-    tail: str = 'SPACE? "}"'  # behind the arguments
+    tail: str = 'SPACE? "}"'  # after the arguments
 
 
 PLAIN = Form()

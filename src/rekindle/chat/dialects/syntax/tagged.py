@@ -17,7 +17,7 @@ def parameters(
 ) -> str:
     """Add rules for the parameters in the schema's order, or for any if none are declared.
 
-    `opening` is Lark before and behind the key; `closing` is the text behind the value.
+    `opening` is Lark before and after the key; `closing` is the text after the value.
     """
     before, behind = opening
     members = declared(schema)
