@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "chat": BASE,
     "cache": BASE,
     "engine": BASE | {"cache"},
-    "vllm": {"errors", "bounded_cache", "config", "generation"},
+    "vllm": {"errors", "bounded_cache", "generation"},
     "models.card": set(),
     "api": BASE | {"chat", "models.card"},
     "models": BASE | {"llama", "cache", "chat", "engine", "vllm", "models.card"},

@@ -74,7 +74,7 @@ def test_a_text_that_would_take_a_minute_to_tokenise_is_refused(
         "Runs of white space are too long for this model's tokenizer (deepseek-llm): the longest"
         " has 20,000 characters."
     )
-    params = {"/v1/embeddings": "input", "/tokenize": "content"}
+    params = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/tokenize": "content"}
     assert error.get("param") == params.get(path)
 
 

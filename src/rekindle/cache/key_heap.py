@@ -22,7 +22,7 @@ class KeyHeap:
     def __init__(self) -> None:
         self.clock = 0.0  # the highest priority popped so far
         self._heap: list[_Item] = []
-        self._tickets: dict[Key, int] = {}  # of each key's valid item
+        self._tickets: dict[Key, int] = {}  # the ticket of each key's valid item
         self._n_pushed = 0
 
     def __len__(self) -> int:

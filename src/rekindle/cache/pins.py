@@ -42,7 +42,7 @@ class Pins:
             yield node
 
     def adopt(self, node: Node, now: float) -> None:
-        """Count a node that was pinned without a grant, or until another time than granted."""
+        """Count a pin that `grant` did not make, or whose end has changed since."""
         until = node.retention.pinned_until
         if until > now:
             if node.key not in self._held:

@@ -116,7 +116,7 @@ class Residency:
         self.remove(node, where)
 
     def drop(self, nodes: Sequence[Node]) -> None:
-        """Drop entries on request, children before their parents; one call per store."""
+        """Drop entries on request, with one call per store. List children before their parents."""
         for store in self.listeners:
             if keys := [node.key for node in nodes if store.place in node.where]:
                 store.drop(keys)

@@ -109,7 +109,7 @@ def _answers(url: str) -> bool:
     try:
         httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
     except httpx.ReadTimeout:
-        return True  # a server listens before its model is loaded, and answers after
+        return True  # a server listens at once, but answers only after its model is loaded
     except httpx.HTTPError:
         return False
     return True

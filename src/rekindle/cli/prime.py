@@ -63,10 +63,10 @@ def prime(
     config: str | None,
     **flags: object,
 ) -> None:
-    """Compute the prompts of files ahead, so that later requests find them in the cache.
+    """Compute the prompts in files now, so that later requests find them in the cache.
 
-    A file is a system prompt (.md, .txt), or it holds a system prompt with tools, a request of
-    any API, or recorded traffic (.json, .jsonl, .yaml, .toml). Each may be compressed (.gz).
+    A .md or .txt file is one system prompt. A .json, .jsonl, .yaml or .toml file holds system
+    prompts with tools, requests of any API, or recorded traffic. Any file may be gzipped (.gz).
     """
     if url is not None:
         _check_no_model_flags({"config": config, **flags})
@@ -78,7 +78,7 @@ def prime(
         server = client_of(url, api_key, read_seconds=None)
     else:
         server = _own_server(config, {**flags, "model": model})
-        model = None  # it has only this one
+        model = None  # our own server has only this model
     changes = changes_of(model, persist=not no_persist)
     console = plain_console()
     with server as http, progress_bar(console, MofNCompleteColumn()) as progress:

@@ -17,7 +17,7 @@ SHOWN_VALUES = 3
 class Cost:
     n_times: int
     tokens: int
-    tokens_in_last_hour: int  # of the trace
+    tokens_in_last_hour: int  # the last hour of the trace
     tokens_per_hour: float
 
 

@@ -100,7 +100,7 @@ def test_show_finds_by_name_and_by_how_a_key_starts(url: str) -> None:
     assert "for 10 h" in text
     assert "not stored any more" in run("show", "lost", "--url", url).stdout
     assert refusal("show", "xyz", "--url", url).startswith(f"Nothing at {url} has the name 'xyz'")
-    assert refusal("show", "", "--url", url).startswith("5 keys at ")
+    assert refusal("show", "", "--url", url).startswith("5 keys start with ")
 
 
 def test_prune_forgets_old_conversations_and_spares_names_and_pins(

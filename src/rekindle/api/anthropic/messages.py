@@ -71,7 +71,7 @@ class _MessageReader:
                 yield from self._other_messages(Role(entry.role), entry.content, path)
 
     def _assistant_message(self, blocks: Sequence[ContentBlock], path: str) -> Message:
-        """Join the blocks of a kind without a separator: the places of a split have no meaning."""
+        """Join blocks of one kind without a separator: a split between blocks has no meaning."""
         reasoning = text = ""
         calls: list[ToolCall] = []
         for index, block in enumerate(blocks):

@@ -192,6 +192,6 @@ def _llama_server_version(program: str) -> str:
             [program, "--version"], capture_output=True, text=True, check=True, timeout=30
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise StartupError(f"{program} does not run: {error}.") from error
+        raise StartupError(f"`{program} --version` failed: {error}.") from error
     lines = (result.stdout + result.stderr).splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if "version:" in line), "unknown")

@@ -159,10 +159,10 @@ def amplification_grid(run: Run) -> Grid:
     n_floor = medians(run, lambda row: row.floor_tokens)
     rows = []
     for workload in workloads_of(run):
-        # Counts differ a little between servers, because their replies are sent back.
+        # Prompts contain earlier replies, so their token counts differ a little between servers.
         counted = next((s for s in servers if (workload, s) in n_floor), servers[0])
         fair = {
-            # Below 1, the floor was counted a few tokens too high.
+            # A value below 1 means that the floor was counted a few tokens too high.
             server: max(round(values[workload, server], 3), 1.0)
             for server in servers
             if (workload, server) in values and (workload, server) not in failed
@@ -180,8 +180,8 @@ def amplification_grid(run: Run) -> Grid:
     return Grid(
         "Amplification: prefilled tokens / floor",
         "The floor is the number of tokens that were new to the server; 1 is the minimum. The best"
-        " is marked, unless it has failed requests. Prompt and floor tokens are those of"
-        f" {servers[0]} if it has them.",
+        " is marked, unless it has failed requests. Prompt and floor tokens are counted on"
+        f" {servers[0]}, or else on the next server that has counts.",
         ["workload", "prompt", "floor", *servers],
         rows,
     )

@@ -53,7 +53,7 @@ def reconcile(
     Raises TierFailed.
     """
     with _closed_on_failure(catalog):
-        # Rows before files: an entry that another server adds meanwhile looks unknown, not gone.
+        # Read rows before files: an entry that another server adds meanwhile is unknown, not gone.
         known = {name_of(key): key for key in catalog.all_keys()}
         present = files.names()
         gone = [key for name, key in known.items() if name not in present]

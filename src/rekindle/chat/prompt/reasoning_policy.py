@@ -27,7 +27,7 @@ class ReasoningPolicy:
         }
 
     def switched_on(self, conversation: Conversation) -> Conversation:
-        """Tell the template to keep earlier reasoning, unless the client says otherwise."""
+        """Switch the template to keep earlier reasoning. The client's arguments take precedence."""
         if self._setting is ReasoningHistory.TEMPLATE or not self._switches:
             return conversation
         kwargs = self._switches | conversation.template_kwargs

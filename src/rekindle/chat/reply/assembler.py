@@ -164,7 +164,7 @@ class ReplyAssembler:
                 yield call
 
     def _call_id(self, call: ParsedCall) -> str:
-        """Return the model's own id, if it wrote one that the conversation does not have yet."""
+        """Return the id that the model wrote. If it wrote none or a used one, return a new id."""
         if not call.id:
             return new_call_id()
         known = set(self.call_ids)

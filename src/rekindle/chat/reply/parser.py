@@ -88,13 +88,13 @@ class ReplyParser:
         self._marks = _Marks(dialect, with_calls=schemas is not None)
         begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
         self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
-        self._may_reopen = begins_in_reasoning  # some models repeat the mark of the prompt's end
+        self._may_reopen = begins_in_reasoning  # some models repeat the mark that ends the prompt
         self._parts: list[Part] = []
         self._held = ""
         self._trigger = ""
         self._n_read = 0  # length of the held text when it was last read as a call
         self._space = ""  # white space after the last part, emitted only if more follows
-        self._drop_space = begins_in_reasoning  # before the next text
+        self._drop_space = begins_in_reasoning  # drop white space before the next text
         self._at_start = True  # no text was emitted yet
         self._behind_call = False
         self._hides_edges = False

@@ -87,7 +87,7 @@ def one_stored(remote: Remote, key: str) -> Prefix:
             f"Nothing at {remote.url} has the name {key!r} or a key that starts with it."
         )
     some = ", ".join(each["key"] for each in found[:_MOST_NAMED])
-    raise StartupError(f"{len(found)} keys at {remote.url} start with {key!r}, such as {some}.")
+    raise StartupError(f"{len(found)} keys start with {key!r}, such as {some}. Give more digits.")
 
 
 def to_prune(prefixes: Sequence[Prefix], used_before: float, *, now: float) -> list[Prefix]:

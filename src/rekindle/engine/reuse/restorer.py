@@ -141,7 +141,7 @@ class Restorer:
         sequence.restore.piece_done()
 
     def _make_room(self, piece: RestorePiece) -> bool:
-        # An import writes the whole block, even where only a part of it stays.
+        # An import writes the whole block, even if only a part of it is kept.
         n_cells = piece.node.n_tokens
         if piece.is_checkpoint:
             n_cells = piece.stop if self._backend.traits.model_class is ModelClass.OPAQUE else 0
