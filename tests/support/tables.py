@@ -22,6 +22,7 @@ KIB = 2**10
 
 # For tables whose bound a few hundred short requests would not reach.
 SMALL_LIMITS: dict[str, Any] = {
+    "rekindle.api.pipeline.MAX_NAMES_LOGGED": 4,
     "rekindle.api.dashboard.history.MAX_SAMPLES": 8,
     "rekindle.api.dashboard.history.N_BUCKETS": 2,
     "rekindle.cache.disk.residency.MAX_FAILED": 8,
