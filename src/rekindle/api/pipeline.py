@@ -177,12 +177,14 @@ class Pipeline:
             rank=caller.rank,
             explain=self._context.settings.explains or request.headers.get(EXPLAIN_HEADER) == "1",
         )
+        conversation = exchange.prompt if isinstance(exchange.prompt, Conversation) else None
+        if SCOPE_KEY not in request.scope and conversation is not None:
+            show_session(request.scope, conversation_name(conversation))
         prompts = await _prompts(
             exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace
         )
-        conversation = exchange.prompt if isinstance(exchange.prompt, Conversation) else None
-        if SCOPE_KEY not in request.scope:  # the client names no session
-            show_session(request.scope, conversation_name(conversation or prompts[0].text))
+        if SCOPE_KEY not in request.scope:  # raw text, and the client names no session
+            show_session(request.scope, conversation_name(prompts[0].text))
         primes = options.max_tokens == 0
         if body.persist and not (primes and options.cache_prompt):
             raise InvalidRequest(

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from rekindle.api.http.caller import Hints, caller_of
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER, show_session
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.config import NamespaceBy
-from rekindle.errors import Overloaded
+from rekindle.errors import InvalidRequest, Overloaded
 from rekindle.generation.request import DEFAULT_SESSION
 from tests.api.client import USER, client_of, post
 from tests.api.fakes import FakeResponder, api_settings
@@ -58,6 +59,20 @@ def test_a_refusal_carries_the_session_too(path: str) -> None:
     reply = post(path, BODIES[path], busy, **{SESSION_HEADER: "mine"})
     assert reply.status_code in (429, 529)
     assert name_of(reply) == "mine"
+
+
+def test_a_conversation_that_the_template_refuses_is_named_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object, **__: object) -> Prompt:
+        raise InvalidRequest("The chat template refused this conversation.")
+
+    path = "/v1/chat/completions"
+    served = name_of(post(path, BODIES[path]))
+    monkeypatch.setattr(FakeResponder, "prepare_chat", refuse)
+    refused = post(path, BODIES[path])
+    assert refused.status_code == 400
+    assert name_of(refused) == served
 
 
 @given(st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=128))

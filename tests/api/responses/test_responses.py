@@ -121,6 +121,7 @@ def test_two_messages_in_a_row_are_lines() -> None:
     [
         ({"encrypted_content": encrypted("exact \u00e9"), "summary": []}, "exact \u00e9"),
         ({"encrypted_content": "gAAAAA7rq6u", "summary": []}, ""),
+        ({"encrypted_content": "gAAA\u00e9", "summary": []}, ""),
         ({"encrypted_content": "gAAAA", "content": [{"type": "reasoning_text", "text": "t"}]}, "t"),
         ({"content": None, "summary": [{"type": "summary_text", "text": "s"}]}, "s"),
     ],

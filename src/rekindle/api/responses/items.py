@@ -5,7 +5,6 @@ because the reply was sampled as one turn.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,7 +67,7 @@ def decrypted(content: str) -> str | None:
     """Decode reasoning. Return None for content of another server."""
     try:
         source = base64.b64decode(content, validate=True)
-    except binascii.Error:
+    except ValueError:  # not base64, or not even ASCII
         return None
     return string_in(source, ENCRYPTED_KEY)
 

@@ -186,7 +186,10 @@ class DiskResidency(BackStore):
                 known = self._holdings.index.nodes()
                 event = Vanished([node.key for node in known if node.key not in there])
             case Dropped(keys):
-                self._dropping -= Counter(keys)  # drops the keys whose count reaches 0
+                for key in keys:
+                    self._dropping[key] -= 1
+                    if not self._dropping[key]:
+                        del self._dropping[key]
         super()._on(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
