@@ -162,7 +162,8 @@ def test_a_prefill_that_was_killed_is_resumed_by_the_retry(
         asking.start()
 
         def check() -> None:
-            assert caller.metrics()["rekindle_cache_writes_total"] >= n_written
+            # No cache is counted before the engine has opened it.
+            assert caller.metrics().get("rekindle_cache_writes_total", 0) >= n_written
 
         eventually(check)
         server.process.kill()

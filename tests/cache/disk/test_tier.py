@@ -3,8 +3,10 @@
 import os
 import random
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +18,7 @@ from rekindle.cache.disk.catalogue import CatalogRow, Totals
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.entry import Entry, Key, Kind
+from rekindle.cache.tools.directory import verify
 from rekindle.errors import EntryMissing, TierFailed
 from tests.cache.entries import (
     MIB,
@@ -55,6 +58,26 @@ def test_an_entry_is_the_same_after_a_restart(entry: Entry, directory: Path) -> 
                 assert tier.put(entry) == []
             assert tier.get(entry.header.key) == entry
             assert [row.header for batch in tier.rows() for row in batch] == [entry.header]
+
+
+def test_of_two_servers_that_write_an_entry_at_once_one_file_and_its_own_row_stay(
+    directory: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = make_entry(1)
+    header = replace(theirs.header, created_at=theirs.header.created_at + 1)
+    ours = replace(theirs, header=header)
+    alone = tier._alone
+
+    @contextmanager
+    def a_moment_later() -> Iterator[None]:
+        with closing(open_tier(directory)) as other:
+            other.put(theirs)
+        with alone():
+            yield
+
+    monkeypatch.setattr(tier, "_alone", a_moment_later)
+    tier.put(ours)
+    assert verify(directory, lambda *_: None).problems == []
 
 
 def test_an_entry_that_was_never_put_is_missing(tier: DiskTier) -> None:

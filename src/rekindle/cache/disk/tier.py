@@ -126,16 +126,23 @@ class DiskTier:
     def put(self, entry: Entry) -> list[Key]:
         header = entry.header
         self._ensure_open()
-        if self._files.is_whole(header) and self._catalog.has(header.key):
-            self._catalog.touch([header.key], used_at=self._now())
-        else:
+        if not self._touch_if_stored(header):
             # The lock covers both steps: no other server may use the room made here.
             with self._alone():
-                self._make_room(header)
-                self._write(entry)
+                # Another server may have written the entry before this one had the lock. Its row
+                # describes its file, so the file must stay.
+                if not self._touch_if_stored(header):
+                    self._make_room(header)
+                    self._write(entry)
         self._count()
         evicted, self._evicted = self._evicted, []
         return evicted
+
+    def _touch_if_stored(self, header: Header) -> bool:
+        is_stored = self._files.is_whole(header) and self._catalog.has(header.key)
+        if is_stored:
+            self._catalog.touch([header.key], used_at=self._now())
+        return is_stored
 
     def touch(self, keys: Sequence[Key]) -> list[Key]:
         self._ensure_open()
