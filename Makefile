@@ -6,17 +6,20 @@ ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-long test-vllm check fidelity crash fleet bench install tools dist clean
+.PHONY: help serve test test-long test-vllm check fidelity crash power-cut fleet templates fuzz bench install tools dist clean
 
 help:
 	@echo "make serve      install, then serve the embedded model on http://127.0.0.1:8080"
-	@echo "make test       run the tests, 7 minutes on 2 cores; what this machine lacks is skipped by name"
+	@echo "make test       run the tests, 10 minutes on 2 cores; what this machine lacks is skipped by name"
 	@echo "make test-long  run the tests that take longer"
 	@echo "make test-vllm  install vLLM for the CPU (1.9 GB) and test against it"
 	@echo "make check      format, lint, types, import rule"
 	@echo "make fidelity   restored state against live state, 10,000 operations (make test: some hundred)"
-	@echo "make crash      kill -9, restart, compare, 1,000 rounds (make test-long: 8)"
+	@echo "make crash      kill the engine process beside 8 clients, 1,000 deaths (make test: 10)"
+	@echo "make power-cut  kill -9 of the whole server, restart, compare, 1,000 rounds (make test-long: 8)"
 	@echo "make fleet      three servers with one store against one alone, 500 conversations (make test: 12)"
+	@echo "make templates  calls of every published template, as they are and with other marks (make test: two seeds)"
+	@echo "make fuzz       hostile requests and files, 1,000,000 of them (make test: 5,000); continue with ARGS='--resume FOLDER'"
 	@echo "make bench      workloads against this server and its peers, with a report"
 	@echo "make install    install into $(VENV)"
 	@echo "make dist       wheel and source archive, in dist/"
@@ -32,7 +35,12 @@ serve: install
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-test: tools
+# Templates that tests read. Without a network these tests are skipped.
+.PHONY: published
+published: tools
+	@$(BIN)/python -m tests.support.published_templates
+
+test: tools published
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) $(SPREAD) -m "not long"
 else
@@ -61,7 +69,17 @@ fidelity: tools
 fleet: tools
 	$(BIN)/python -m tests.campaigns.fleet $(ARGS)
 
+templates: published
+	$(BIN)/python -m tests.campaigns.dialects $(ARGS)
+	$(BIN)/python -m tests.campaigns.dialects --renamed 1 2 3 4 5 $(ARGS)
+
+fuzz: tools
+	$(BIN)/python -m tests.campaigns.fuzz $(ARGS)
+
 crash: tools
+	$(BIN)/python -m tests.campaigns.engine_crash $(ARGS)
+
+power-cut: tools
 	$(BIN)/python -m tests.campaigns.crash $(ARGS)
 
 # Peers beside a llama-server on PATH: the one packaged as a wheel, and the one that comes with

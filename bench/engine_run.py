@@ -1,4 +1,4 @@
-"""An engine in this process, without HTTP: start it, ask it, time it."""
+"""An engine without HTTP, in its own process as in the server: start it, ask it, time it."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ from typing import TypeVar
 from bench.report import RESULTS
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.config import CacheSettings, EngineSettings, Settings
-from rekindle.engine.handle import ANY_GRAMMAR
 from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSampled
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import GenerationRequest, Sampling
 from rekindle.generation.status import CacheStatus
 from rekindle.llama.context import ContextParams
@@ -66,8 +66,11 @@ def start_engine(
         ),
         cache=cache,
     )
-    stores = ModelStores(settings.cache, MemoryShares(cache_memory_bytes(settings.cache)), None)
-    parts = ServerParts(settings, Accounts(), ())
+    forgotten = Tombstones()
+    stores = ModelStores(
+        settings.cache, MemoryShares(cache_memory_bytes(settings.cache)), None, forgotten
+    )
+    parts = ServerParts(settings, Accounts(forgotten), (), forgotten)
     loaded = load_llama(parts, file.name, file, stores, SILENT)
     loaded.engine.start()
     return loaded
@@ -78,11 +81,10 @@ async def engine(
     file: ModelFile, cache: CacheSettings, *, n_cells: int, n_slots: int
 ) -> AsyncIterator[ServingModel]:
     loaded = start_engine(file, cache, n_cells=n_cells, n_slots=n_slots)
-    loaded.engine.check_grammar(ANY_GRAMMAR)  # a server has done this before its first request
     try:
         yield loaded
     finally:
-        loaded.close()
+        await asyncio.to_thread(loaded.close)
 
 
 def context_params(*, n_cells: int, n_slots: int) -> ContextParams:
@@ -138,7 +140,8 @@ async def ask_and_save(
     return answer
 
 
-def cache_status(loaded: ServingModel) -> CacheStatus:
+async def cache_status(loaded: ServingModel) -> CacheStatus:
+    await loaded.engine.refresh()
     status = loaded.engine.status().cache
     assert status is not None
     return status
@@ -146,12 +149,12 @@ def cache_status(loaded: ServingModel) -> CacheStatus:
 
 async def until_written(loaded: ServingModel, n_entries: int) -> None:
     """Wait until the disk holds so many entries. No event reports this."""
-    while _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
+    while await _n_on_disk(loaded) < n_entries:  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _n_on_disk(loaded: ServingModel) -> int:
-    tiers = cache_status(loaded).tiers
+async def _n_on_disk(loaded: ServingModel) -> int:
+    tiers = (await cache_status(loaded)).tiers
     return sum(tier.n_entries for tier in tiers if tier.name is CacheSource.DISK)
 
 

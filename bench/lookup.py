@@ -18,10 +18,12 @@ from bench.engine_run import random_prompt, timed
 from bench.report import BenchRow, at_most, percentiles_ms, run_alone
 from bench.simulated_store import N_VOCAB, chain, headers
 from rekindle.cache.disk.catalogue import CatalogRow
+from rekindle.cache.disk.deletion import RowsForgotten
 from rekindle.cache.disk.reconcile import Differences
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Header, Key, Retention, token_bytes
+from rekindle.cache.forgetting.deletions import Deletions
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.names import Named
@@ -38,8 +40,10 @@ from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.sequence import Sequence as Running
 from rekindle.engine.slots import Slots
+from rekindle.engine.step_time import StepTime
 from rekindle.errors import EntryMissing
 from rekindle.generation.events import PromptEvaluated
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import USUAL_TERMS, GenerationRequest, Sampling
 
@@ -95,7 +99,7 @@ def _measure_engine(
     n_entries: int, stored: list[Header], prompts: dict[int, tuple[int, ...]], n_repeats: int
 ) -> list[BenchRow]:
     """Measure the engine's part, with a disk tier that answers at once and has no rows."""
-    tier = _IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
+    tier = IndexOnlyTier([*headers(n_entries, root=MODEL, payload_bytes=PAYLOAD_BYTES), *stored])
     rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.REUSED, min_tokens=0)
     policy = CachePolicy(memory_bytes=0, disk_bytes=2**40, writes=rules, may_recompute=False)
     cache = PrefixCache(
@@ -128,7 +132,9 @@ class _Engine:
         )
         slots = Slots(N_SLOTS, n_cells=2**20)
         backend = cast(Backend, _NoBackend())
-        self._finder = PrefixFinder(backend, slots, cache, SlotSaver(backend, slots, cache))
+        self._finder = PrefixFinder(
+            backend, slots, cache, SlotSaver(backend, slots, cache, StepTime())
+        )
         for slot in slots.all:
             other = [*prompt[: len(prompt) // 2], *_prompt(len(prompt) // 2, seed=slot.id)]
             slot.keys, slot.n_kept_rows = cache.keys(other, ""), len(other)
@@ -159,7 +165,7 @@ def _measure_accounts(n_repeats: int) -> list[BenchRow]:
     """Measure how `chat` finds the reason of a miss. The store does not matter."""
     rows: list[BenchRow] = []
     for n_tokens in PROMPTS:
-        accounts = Accounts()
+        accounts = Accounts(Tombstones())
         for seed in range(N_ASKED_BEFORE):
             _account(accounts, _prompt(n_tokens, seed=seed), n_cached=0)
         prompt = _prompt(n_tokens, seed=0)[:-64] + _prompt(64, seed=1)
@@ -184,7 +190,7 @@ def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None
     account.close(len(prompt), [], ParsedReply("", "", ()), [])
 
 
-class _IndexOnlyTier:
+class IndexOnlyTier:
     """A disk tier that lists entries without rows."""
 
     directory = Path("nowhere")
@@ -193,6 +199,10 @@ class _IndexOnlyTier:
 
     def __init__(self, listed: Sequence[Header]) -> None:
         self._listed = listed
+        self.deletions = Deletions(MODEL)
+
+    def forget(self, tombstone: Tombstone) -> RowsForgotten:
+        return RowsForgotten()
 
     def open_as_it_is(self) -> None:
         pass

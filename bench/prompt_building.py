@@ -26,15 +26,18 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.dialects import choose
 from rekindle.chat.dialects.base import Dialect
-from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.dialects.choice import choose
+from rekindle.chat.prompt.canonical_tools import schemas_of
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
+from rekindle.generation.forgetting import Tombstones
+from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
@@ -93,7 +96,7 @@ def main(*, quick: bool = False) -> list[BenchRow]:
         eos_text=vocabulary.eos_text,
         guard=Guard(vocabulary.special_strings),
     )
-    dialect = choose(TEMPLATE, supports_tools=True)
+    dialect = choose(template).dialect
 
     def builder(store: TurnStore) -> PromptBuilder:
         return PromptBuilder(
@@ -106,7 +109,7 @@ def main(*, quick: bool = False) -> list[BenchRow]:
         )
 
     with tempfile.TemporaryDirectory() as folder:
-        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
+        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16, forgotten=Tombstones())
         prompts = builder(store)
         conversation = _begun()
         for turn in range(1, n_turns + 1):
@@ -121,8 +124,11 @@ def main(*, quick: bool = False) -> list[BenchRow]:
             last = conversation
             conversation = _answered(conversation, call, turn, TOKENS_PER_TURN)
         store.close()
-        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16)
-        for name, fresh in (("after a restart", store), ("nothing remembered", MemoryTurns())):
+        store = TurnDatabase(Path(folder), fingerprint=b"b" * 16, forgotten=Tombstones())
+        for name, fresh in (
+            ("after a restart", store),
+            ("nothing remembered", MemoryTurns(Tombstones())),
+        ):
             prompt, seconds = timed(partial(builder(fresh).from_conversation, last))
             rows += _rows(name, prompt, seconds)
         again = [timed(lambda: prompts.from_conversation(last))[1] for _ in range(N_REPEATS)]
@@ -155,7 +161,8 @@ def _sampled(
     tokens = vocabulary.tokenize(text, parse_special=True)
     said = parse(dialect, schemas_of(_begun().tools), text, begins_in_reasoning=False)
     call_id = f"call_{turn}"
-    _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id]))
+    owner = USUAL_TERMS.owner
+    _, seconds = timed(lambda: prompt.remember(tokens, "<|im_end|>", said, [call_id], owner))
     return ToolCall(call_id, name, json.dumps(json.loads(arguments), indent=1)), seconds
 
 

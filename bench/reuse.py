@@ -5,6 +5,7 @@
 The engine runs in this process, without HTTP. Disk reads come from the page cache.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from bench.engine_run import (
 from rekindle.config import Bytes, CacheSettings
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
-from rekindle.server import run_event_loop
+from rekindle.server.serving import run_event_loop
 
 N_IDLE = 2  # idle conversations in the context while another one decodes
 STREAM_TOKENS = 120
@@ -49,10 +50,10 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
         ("back", prompts[0]),
     ]:
         _add(table, name, await ask_and_save(loaded, prompt))
-    loaded.close()
+    await asyncio.to_thread(loaded.close)
     loaded = _engine(file, folder, n_tokens, n_slots=1)
     _add(table, "after a restart", await ask_and_save(loaded, prompts[0]))
-    loaded.close()
+    await asyncio.to_thread(loaded.close)
     console.print(table)
 
     loaded = _engine(file, folder, n_tokens, n_slots=4)
@@ -60,13 +61,13 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path, console: Consol
         await ask_and_save(loaded, prompt)
     for number in range(N_STREAMS):
         answer = await ask_and_save(loaded, random_prompt(100 + number, 300), STREAM_TOKENS)
-        n_parked = cache_status(loaded).counters.parked
+        n_parked = (await cache_status(loaded)).counters.parked
         console.print(
             f"stream {number}: {1e3 * median(answer.token_seconds[:20]):.2f} ms a token at first,"
             f" {1e3 * median(answer.token_seconds[-20:]):.2f} at the end; then"
             f" {loaded.engine.status().n_cells_used} cells in use, {n_parked} slots parked"
         )
-    loaded.close()
+    await asyncio.to_thread(loaded.close)
 
 
 def _engine(file: ModelFile, folder: Path, n_tokens: int, *, n_slots: int) -> ServingModel:

@@ -22,7 +22,8 @@ from rich.table import Table
 from rekindle.bench.workloads.workloads import NO_THINKING_TEMPLATE
 from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
 from rekindle.models.source import resolve_model
-from rekindle.server import assemble, background
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 
 READING_SECONDS = 6.0
 

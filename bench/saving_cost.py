@@ -23,7 +23,7 @@ from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
-from rekindle.server import run_event_loop
+from rekindle.server.serving import run_event_loop
 
 NAME = "saving_cost"
 STREAMS = (1, 8)
@@ -111,7 +111,7 @@ async def _burst(
     loaded: ServingModel, shape: tuple[int, int, int], *, is_saving: bool
 ) -> SavingBurst:
     n_streams, n_prompt, n_reply = shape
-    before = cache_status(loaded).counters.memory.write_microseconds
+    before = (await cache_status(loaded)).counters.memory.write_microseconds
     written_before = _transfer_seconds()
     began = time.perf_counter()
     answers = await asyncio.gather(
@@ -121,7 +121,7 @@ async def _burst(
         )
     )
     seconds = time.perf_counter() - began
-    exported = cache_status(loaded).counters.memory.write_microseconds - before
+    exported = (await cache_status(loaded)).counters.memory.write_microseconds - before
     written = _transfer_seconds() - written_before
     if n_reply > 1:  # the time in which all of them decode
         decoding = seconds - max(answer.first_token_seconds for answer in answers)
@@ -150,7 +150,7 @@ def _transfer_seconds() -> float:
 async def _saved(loaded: ServingModel) -> None:
     """Wait until the rows of this burst are saved, before the next one begins."""
     last = None
-    while (counters := cache_status(loaded).counters) != last:
+    while (counters := (await cache_status(loaded)).counters) != last:
         last = counters
         await asyncio.sleep(0.5)
 

@@ -31,7 +31,7 @@ from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import Header, Key
 from rekindle.config import CacheSettings
 from rekindle.models.source import resolve_model
-from rekindle.server import run_event_loop
+from rekindle.server.serving import run_event_loop
 
 NAME = "startup"
 N_STARTS = 3

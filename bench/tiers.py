@@ -35,6 +35,7 @@ from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import CatalogueOpened, DiskTransfers, disk_pool
 from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
+from rekindle.cache.stores.read_queue import NOBODY_WAITS
 from rekindle.cache.stores.transfers import Arrived
 from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
@@ -42,7 +43,7 @@ from rekindle.generation.model_state import Payload
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import GgufModel
 from rekindle.models.source import ModelFile, resolve_model
-from rekindle.server import run_event_loop
+from rekindle.server.serving import run_event_loop
 
 NAME = "tiers"
 N_TOKENS = 4096
@@ -215,7 +216,7 @@ def _through_files(folder: Path, entries: Sequence[Entry], seconds: dict[str, li
 
 def _read_all(transfers: DiskTransfers, keys: Sequence[Key]) -> list[Entry]:
     for key in keys:
-        transfers.read(key)
+        transfers.read(key, NOBODY_WAITS)
     arrived = [transfers.pool.wait(10.0) for _ in keys]
     return [event.entry for event in arrived if isinstance(event, Arrived)]
 

@@ -4,8 +4,9 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,19 @@ settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("search" if "HYPOTHESIS_SEARCH" in os.environ else "repeatable")
 
 MAX_WORKERS = 8  # each may have three servers; picked
+LONG_SECONDS = 600  # a test marked long that takes more is hanging, also on a busy machine; picked
+MAX_LEFT_THREADS = 30  # that a module may leave behind: they slow the tests after it; picked
 
 TinyModels = Callable[[TinyArchitecture], Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_end() -> Iterator[None]:
+    """Fail if the threads of a module's tests do not end with them."""
+    n_before = threading.active_count()
+    yield
+    names = Counter(thread.name for thread in threading.enumerate())
+    assert names.total() - n_before <= MAX_LEFT_THREADS, f"threads left: {names.most_common(10)}"
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +76,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Servers first: they take longest, and short files at the end keep every core busy."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/server/"))
+    for item in items:
+        if "long" in item.keywords and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
 
 
 def skip_reasons(config: pytest.Config) -> Counter[str]:

@@ -22,7 +22,7 @@ from rekindle.api.http.caller import SESSION_HEADERS
 from rekindle.api.http.drain import HEALTH_PATH, LIVE_QUERY
 from rekindle.config import all_settings
 from rekindle.config_sources import resolve
-from rekindle.server import CUT_SECONDS, FLUSH_SECONDS
+from rekindle.server.serving import CUT_SECONDS, FLUSH_SECONDS
 from tests.support.haproxy import (
     CONFIG,
     EchoServer,
@@ -222,6 +222,9 @@ def test_kubernetes_waits_for_a_drain_and_never_kills_it() -> None:
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     claims = {claim["metadata"]["name"] for claim in servers["volumeClaimTemplates"]}
     assert mounted == claims | {volume["name"] for volume in pod["volumes"]}
+    # Kubernetes makes the root of a volume writable for `fsGroup`; `--strict` refuses that.
+    [root] = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in claims]
+    assert Path(environment_of(container)["REKINDLE_CACHE_DIR"]).parent == Path(root)
     assert ("Service", servers["serviceName"]) in objects
     assert objects["Service", "rekindle"]["spec"]["sessionAffinity"] == "ClientIP"
     for kind, name in objects:

@@ -11,17 +11,19 @@ import httpx
 import pytest
 import uvicorn
 
-from rekindle import server
 from rekindle.api.app import create_app
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.drain import Drain
 from rekindle.cache.responses.store import MemoryResponses
+from rekindle.generation.forgetting import Tombstones
 from rekindle.models.pool import ModelPool
 from rekindle.observe.telemetry import Telemetry
 from rekindle.priming.warm_list import WarmList
-from rekindle.server import Assembly, drain
-from tests.api.client import USER, app_on
+from rekindle.server import serving
+from rekindle.server.assembly import Assembly
+from rekindle.server.serving import drain
+from tests.api.client import USER, app_on, forget_nothing
 from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 from tests.models.test_pool import GIB, FakeLoader, FakeModel
 
@@ -65,9 +67,15 @@ class Ending:
             self.pool.adopt(model.card.id, model.serving())
         self.pool.start()
         self.drain = Drain()
-        feed = Feed(self.pool, HourHistory())
+        feed = Feed(self.pool, HourHistory(Tombstones()))
         app = create_app(
-            self.pool, api_settings(), Telemetry(), MemoryResponses(), feed, self.drain
+            self.pool,
+            api_settings(),
+            Telemetry(),
+            MemoryResponses(Tombstones()),
+            feed,
+            self.drain,
+            forget_nothing,
         )
         self.assembly = cast(Assembly, SimpleNamespace(pool=self.pool, drain=self.drain, feed=feed))
         self.tasks: set[asyncio.Task[None]] = set()
@@ -214,7 +222,7 @@ def test_what_is_stored_waits_for_replies_that_are_being_sent() -> None:
 
 
 def test_a_client_that_does_not_read_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CUT_SECONDS", 0.01)
+    monkeypatch.setattr(serving, "CUT_SECONDS", 0.01)
 
     async def scenario() -> None:
         model = SlowModel()

@@ -60,6 +60,19 @@ def test_changes_that_arrive_during_a_write_are_merged_and_written_together(disk
     assert writer.close(SECONDS)
 
 
+def test_a_change_that_its_write_has_settled_is_not_in_the_queue_any_more() -> None:
+    left: list[list[str]] = []
+
+    def write(batch: dict[str, int]) -> None:
+        writer.settle(batch)
+        left.append(writer.unwritten())
+
+    writer = WriteBehind("test", write, retry_seconds=1)
+    writer.put("a", 1)
+    assert writer.close(SECONDS)
+    assert left == [[]]
+
+
 def test_a_change_that_is_replaced_while_it_is_written_is_written_again(disk: Disk) -> None:
     writer = WriteBehind("test", disk.write, retry_seconds=1)
     with disk.held(writer):

@@ -36,7 +36,8 @@ from rekindle.config import (
     Settings,
 )
 from rekindle.models.source import resolve_model
-from rekindle.server import assemble, background
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 from tests.support.mixed_traffic import send
 from tests.support.tables import Look, look, small_limits
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model

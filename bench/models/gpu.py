@@ -31,7 +31,7 @@ from rekindle.config import Bytes, CacheSettings, WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
-from rekindle.server import run_event_loop
+from rekindle.server.serving import run_event_loop
 
 N_UBATCH = 2048
 N_ROUNDS = 3
@@ -60,7 +60,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other):
             _add(table, "back, from memory", await ask_and_save(loaded, prompt), row_bytes)
     await asyncio.wait_for(until_written(loaded, 2 * (n_tokens // 256)), SETTLE_SECONDS)
-    loaded.close()
+    await asyncio.to_thread(loaded.close)
 
     for may_recompute, name in ((False, "from disk, told to load"), (True, "from disk, or not")):
         loaded = _start(file, folder, n_tokens, n_slots=1, may_recompute=may_recompute)
@@ -68,7 +68,7 @@ async def _measure(file: ModelFile, n_tokens: int, folder: Path) -> None:
         for prompt in (cold, other) if may_recompute else (cold,):
             drop_page_cache(_files(folder))
             _add(table, f"restarted, {name}", await ask_and_save(loaded, prompt), row_bytes)
-        loaded.close()
+        await asyncio.to_thread(loaded.close)
     CONSOLE.print(table)
     await _idle_tax(file, folder, n_tokens)
 
@@ -82,7 +82,7 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
         await ask(loaded, random_prompt(20 + number, n_tokens), 200)
     await asyncio.sleep(1.0)  # a user reads
     beside = await ask(loaded, random_prompt(30, n_tokens), STREAM_TOKENS)
-    counters = cache_status(loaded).counters
+    counters = (await cache_status(loaded)).counters
     table = Table(f"{STREAM_TOKENS} tokens behind {n_tokens}", "first 20", "last 20", "all", "tax")
     whole = sum(alone.token_seconds)
     for name, answer in (("alone", alone), (f"beside {N_IDLE} idle ones", beside)):
@@ -96,7 +96,7 @@ async def _idle_tax(file: ModelFile, folder: Path, n_tokens: int) -> None:
         )
     CONSOLE.print(table)
     CONSOLE.print(f"{counters.parked} slots were parked to speed up decoding")
-    loaded.close()
+    await asyncio.to_thread(loaded.close)
 
 
 def _start(
@@ -114,9 +114,9 @@ def _start(
 
 async def _warm_up(loaded: ServingModel) -> float:
     """Load kernels and let the engine measure its prefill. Return the bytes of a row."""
-    before = cache_status(loaded).counters.memory.written_bytes
+    before = (await cache_status(loaded)).counters.memory.written_bytes
     await ask_and_save(loaded, random_prompt(100 + next(_starts), WARM_UP_TOKENS))
-    return (cache_status(loaded).counters.memory.written_bytes - before) / WARM_UP_TOKENS
+    return ((await cache_status(loaded)).counters.memory.written_bytes - before) / WARM_UP_TOKENS
 
 
 def _files(folder: Path) -> Iterator[Path]:

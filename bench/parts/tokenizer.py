@@ -19,6 +19,7 @@ from rekindle.llama.library import lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.pre_tokenizer import FLAT
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
+from rekindle.models.files.embedded import embedded_model
 from tests.support.vocabulary_files import (
     PRE_TOKENIZERS,
     opened,
@@ -36,6 +37,15 @@ SLOW: dict[str, Callable[[int], str]] = {
     "gpt-2": lambda n: "<|im_end|>" * n,
     "gpt-4o": lambda n: "A" * n,
 }
+PROSE = "".join(path.read_text("utf-8") for path in sorted(Path("docs").rglob("*.md")))
+LETTERS = "".join(filter(str.isalpha, PROSE))
+# Of the embedded model: one long word, against prose.
+WORDS: dict[str, Callable[[int], str]] = {
+    "prose": lambda n: _repeated(PROSE, n),
+    "prose without spaces": lambda n: _repeated(LETTERS, n),
+    "A": lambda n: "A" * n,
+    "spaces": lambda n: " " * n,
+}
 
 
 def main() -> None:
@@ -52,6 +62,12 @@ def main() -> None:
             pieces = tuple("\n" * n for n in range(1, breaks + 1))
             write_piece_vocabulary(path, "llama", user_defined=pieces)
             console.print(f"SPM, line breaks, {name}", *_times(path, "llama", lambda n: "\n" * n))
+    for name, text in WORDS.items():
+        console.print(f"embedded model, {name}", *_times(embedded_model(), "gpt2", text))
+
+
+def _repeated(text: str, n: int) -> str:
+    return (text * (n // len(text) + 1))[:n]
 
 
 def _stack_per_character(path: Path, pre: str) -> int:
@@ -70,7 +86,7 @@ def _stack_per_character(path: Path, pre: str) -> int:
 def _times(path: Path, tokenizer: str, text: Callable[[int], str]) -> list[str]:
     rows, n, seconds = [], 2_500, 0.0
     with opened(path, tokenizer=tokenizer, pre="") as vocabulary:
-        while seconds < MAX_SECONDS and n < 2_000_000:
+        while seconds < MAX_SECONDS and n < 10_000_000:
             seconds = call_with_stack(partial(_seconds, vocabulary, text(n)), STACK_BYTES)
             rows.append(f"{n:,}: {seconds:.2f} s")
             n *= 2

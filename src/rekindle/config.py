@@ -56,6 +56,7 @@ class EngineKind(Enum):
 
 
 class NamespaceBy(Enum):
+    AUTO = "auto"
     NONE = "none"
     API_KEY = "api-key"
 
@@ -69,6 +70,11 @@ class ReasoningHistory(Enum):
 class Overflow(Enum):
     ERROR = "error"
     TRIM = "trim"
+
+
+class MediaPolicy(Enum):
+    TEXT = "text"
+    ERROR = "error"
 
 
 class LogLevel(Enum):
@@ -128,16 +134,32 @@ class ModelSettings:
 class ChatSettings:
     reasoning_history: ReasoningHistory = _setting(
         ReasoningHistory.AUTO,
-        "Reasoning of earlier turns. keep: keep it; template: as the template does; auto: keep it"
-        " within a tool loop, and where the template has a switch for it.",
+        "Where memory restores reasoning that a client dropped. template: nowhere; auto: within"
+        " the current tool loop; keep: everywhere, so that the prompt depends on memory.",
     )
     overflow: Overflow = _setting(
         Overflow.ERROR,
         "For a conversation longer than the context. error: refuse it; trim: leave out the oldest"
         " turns.",
     )
+    media: MediaPolicy = _setting(
+        MediaPolicy.TEXT,
+        "Images, audio, video and files in requests. text: the model reads a line about each, or"
+        " the text of a text file; error: refuse the request.",
+    )
+    reasoning_budget: int = _setting(
+        -1,
+        "Most reasoning tokens of a reply; requests may ask for fewer. 0: no reasoning, -1: no"
+        " limit.",
+        minimum=-1,
+    )
+    stream_calls: bool = _setting(
+        True,
+        "Send tool calls while they are written, and end by force those that reach max_tokens. If"
+        " off, send only whole calls.",
+    )
     tool_dialect: str | None = _setting(
-        None, "How the model writes tool calls. Default: detected from the template."
+        None, "How the model writes tool calls. Default: derived from the template."
     )
     rewarm: bool = _setting(
         True,
@@ -157,7 +179,7 @@ class ChatSettings:
 class EngineSettings:
     engine: EngineKind = _setting(
         EngineKind.LLAMA,
-        "Engine: llama.cpp in this process, or vLLM servers given with --upstream.",
+        "Engine: llama.cpp in a process of its own, or vLLM servers given with --upstream.",
     )
     upstream: tuple[str, ...] = _setting((), "Base URL of a vLLM server; may be repeated.")
     ctx_size: int = _setting(
@@ -183,6 +205,10 @@ class EngineSettings:
         False, "Keep all rows of sliding-window layers, not only those in the window."
     )
     queue_size: int = _setting(64, "Requests that may wait for a slot; further ones get a 429.")
+    engine_hang: float = _setting(
+        120.0,
+        "Seconds without progress after which an engine process is restarted; 0: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +225,9 @@ class CacheSettings:
     )
     cache_dir: Path | None = _setting(
         None, "Folder for stored prefixes. Default: in the user's cache directory."
+    )
+    strict: bool = _setting(
+        False, "Refuse to start if other users can write to the cache directory."
     )
     cache_write_budget: Bytes = _setting(
         Bytes(20 * GIB), "Maximum bytes written to disk per hour; 0: no limit.", maximum=1024 * TIB
@@ -223,9 +252,14 @@ class CacheSettings:
         "Key that encrypts the shared store: 32 bytes in hex or base64. Default: no encryption.",
         secret=True,
     )
+    cache_shared_encrypt: bool = _setting(
+        True,
+        "Encrypt the shared store with its key. Off: the key only shows that nobody changed it.",
+    )
     namespace_by: NamespaceBy = _setting(
-        NamespaceBy.NONE,
-        "Sharing of cached prefixes. none: all clients; api-key: clients with the same key.",
+        NamespaceBy.AUTO,
+        "Who shares cached prefixes. none: all clients; api-key: clients with the same key; auto:"
+        " api-key if there are several keys.",
     )
 
 
@@ -239,10 +273,29 @@ class ServerSettings:
     api_key_file: Path | None = _setting(
         None, "File with one key per line; lines that start with # are comments."
     )
+    admin_key: str | None = _setting(
+        None,
+        "Key for unloading models, deleting everything and pinning stored prompts. Default: every"
+        " client may.",
+        secret=True,
+    )
+    admin_metrics: bool = _setting(False, "Only --admin-key may read /metrics.")
     cors: tuple[str, ...] = _setting(
         (), "Origin of web pages that may call this server; may be repeated."
     )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (), "Name of this server in URLs, beside localhost and addresses; may be repeated."
+    )
     body_limit: Bytes = _setting(Bytes(32 * MIB), "Largest request body.", minimum=KIB, maximum=TIB)
+    max_connections: int = _setting(
+        1024, "Connections with a running request; further ones get a 503.", minimum=1
+    )
+    receive_timeout: float = _setting(
+        20.0,
+        "Seconds for the headers of a request to arrive, and for each pause in its body.",
+        minimum=0.1,
+        maximum=86400,
+    )
     explain: bool = _setting(
         False, "Report in every reply why a part of its prompt missed the cache."
     )

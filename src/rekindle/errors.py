@@ -48,6 +48,10 @@ class UnknownModel(RequestError):
         super().__init__(f"The model `{name:.200}` is not served here. Available: {shown}{more}.")
 
 
+class ClientLeft(RequestError):
+    """Nobody waits for the answer any more."""
+
+
 class ModelInUse(RequestError):
     """The model cannot be unloaded now: 409."""
 
@@ -62,6 +66,14 @@ class Overloaded(RekindleError):
 
 class ShuttingDown(RekindleError):
     """The server is shutting down: 503."""
+
+
+class EngineFailed(RekindleError):
+    """The engine process dies again and again: 503."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class EngineError(RekindleError):
@@ -81,6 +93,18 @@ class DecodeFailed(EngineError):
     def __init__(self, message: str, *, rows_intact: bool = False) -> None:
         super().__init__(message)
         self.rows_intact = rows_intact
+
+
+class EngineDied(EngineError):
+    """The process of the engine ended before it could be used."""
+
+
+class RequestCrashed(EngineError):
+    """The request was in the batch at several deaths of the engine process: 500."""
+
+
+class CallBroken(EngineError):
+    """The beginning of a tool call was sent, and the call cannot be finished: 500."""
 
 
 class ModelLoadFailed(EngineError):
@@ -115,6 +139,10 @@ class TierFull(TierFailed):
     """The store works, but has no room for this entry."""
 
 
+class EntryForgotten(TierFull):
+    """A deletion covers the entry: the store does not take it."""
+
+
 class StoreUnreachable(TierFailed):
     """Nothing listens there: the next call would fail as well."""
 
@@ -125,6 +153,10 @@ class PrimeError(RekindleError):
 
 class StartupError(RekindleError):
     """The operator can fix it: one sentence on stderr, exit code 2."""
+
+
+class UnreadableFile(StartupError):
+    """A file that the user named cannot be read, or is too large. The message names it."""
 
 
 class UpstreamsAway(StartupError):

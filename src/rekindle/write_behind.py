@@ -71,6 +71,11 @@ class WriteBehind(Generic[K, V]):
         with self._changed:
             return self._queue.peek(key)
 
+    def unwritten(self) -> list[K]:
+        """Return the keys of all unwritten changes."""
+        with self._changed:
+            return list(self._queue)
+
     def put(self, key: K, value: V) -> None:
         self.put_all({key: value})
 
@@ -127,6 +132,16 @@ class WriteBehind(Generic[K, V]):
             _log.warning("%s: closed before everything was written", self._name)
         return not self._thread.is_alive()
 
+    def settle(self, batch: dict[K, V]) -> None:
+        """Remove the changes that were not replaced while they were written.
+
+        `write` may call it too, so that no change is at once in the queue and on the disk.
+        """
+        with self._changed:
+            for key, value in batch.items():
+                if self._queue.peek(key) is value:
+                    self._queue.pop(key)
+
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             try:
@@ -136,11 +151,11 @@ class WriteBehind(Generic[K, V]):
                 if self._retry_seconds is not None and _is_expected(error):
                     self._retry_in(self._retry_seconds)
                 else:
-                    self._remove(batch)
+                    self.settle(batch)
                     for key in batch:
                         self._on_dropped(key)
             else:
-                self._remove(batch)
+                self.settle(batch)
                 self._note_success(batch)
             with self._changed:
                 self._is_writing = False
@@ -169,13 +184,6 @@ class WriteBehind(Generic[K, V]):
 
     def _is_idle(self) -> bool:
         return not self._queue and not self._is_writing
-
-    def _remove(self, batch: dict[K, V]) -> None:
-        """Remove the changes that were not replaced while they were written."""
-        with self._changed:
-            for key, value in batch.items():
-                if self._queue.peek(key) is value:
-                    self._queue.pop(key)
 
     def _retry_in(self, seconds: float) -> None:
         with self._changed:

@@ -17,6 +17,7 @@ from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
 from rekindle.api.models import Models
 from rekindle.cache.responses.store import MemoryResponses
+from rekindle.generation.forgetting import Deleted, Scope, Tombstones
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry
 from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
@@ -45,10 +46,15 @@ def app_on(
         models,
         settings or api_settings(),
         telemetry or Telemetry(),
-        stored_responses or MemoryResponses(),
-        feed or Feed(models, HourHistory()),
+        stored_responses or MemoryResponses(Tombstones()),
+        feed or Feed(models, HourHistory(Tombstones())),
         drain or Drain(),
+        forget_nothing,
     )
+
+
+async def forget_nothing(_scope: Scope, _at: float) -> Deleted:
+    return Deleted(counts={})
 
 
 @asynccontextmanager

@@ -8,27 +8,47 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from rekindle.api.admission.keys import Keys
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.models import Lease
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.accounts.sessions import Sessions
 from rekindle.chat.conversation import Conversation
+from rekindle.chat.dialects.choice import chosen
+from rekindle.chat.dialects.families import GENERIC
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import (
     FinishReason,
+    ReplyCall,
+    ReplyCallArguments,
+    ReplyCallBegan,
     ReplyDone,
     ReplyEvent,
     ReplyOptions,
     ReplyStats,
     ReplyText,
+    ScoredToken,
 )
+from rekindle.chat.reply.tool_use import GrammarProof
 from rekindle.chat.responder import Responder
-from rekindle.config import NamespaceBy, Overflow
+from rekindle.config import MediaPolicy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
-from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
+from rekindle.generation.forgetting import Deleted, Place
+from rekindle.generation.questions import (
+    AnyQuestion,
+    Forget,
+    ForgetKey,
+    ListBranches,
+    ListStored,
+    LookUp,
+    PinStored,
+    Quarantine,
+    Question,
+    ReadTokens,
+)
 from rekindle.generation.request import DEFAULT_SESSION, Rank, Sampling
 from rekindle.generation.status import (
     CacheStatus,
@@ -93,17 +113,28 @@ def api_settings(
     *,
     api_keys: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
+    server_names: tuple[str, ...] = ("test",),
+    receive_seconds: float = 20.0,
     body_limit_bytes: int = 2**20,
     ping_seconds: float = 10.0,
-    namespace_by: NamespaceBy = NamespaceBy.NONE,
+    admin_key: str | None = None,
+    admin_metrics: bool = False,
+    separates_keys: bool = False,
+    media: MediaPolicy = MediaPolicy.TEXT,
+    reasoning_limit: int | None = None,
 ) -> ApiSettings:
     return ApiSettings(
-        api_keys=api_keys,
+        keys=Keys(api_keys, admin_key),
+        admin_metrics=admin_metrics,
         cors_origins=cors_origins,
+        server_names=server_names,
+        receive_seconds=receive_seconds,
         body_limit_bytes=body_limit_bytes,
         ping_seconds=ping_seconds,
-        namespace_by=namespace_by,
+        separates_keys=separates_keys,
         explains=False,
+        media=media,
+        reasoning_limit=reasoning_limit,
     )
 
 
@@ -123,6 +154,20 @@ class Wait:
 Script = Sequence[ReplyEvent | Exception | Wait]
 
 
+def calling(
+    index: int,
+    call_id: str,
+    name: str,
+    *pieces: str,
+    scored: tuple[ScoredToken, ...] = (),
+    is_cut: bool = False,
+) -> list[ReplyEvent]:
+    """Return the events of one call, with a piece of arguments per event."""
+    arguments = [ReplyCallArguments(index, piece) for piece in pieces]
+    whole = ReplyCall(index, call_id, name, "".join(pieces), is_cut=is_cut)
+    return [ReplyCallBegan(index, call_id, name, scored), *arguments, whole]
+
+
 def done(
     n_generated: int = 2,
     *,
@@ -131,6 +176,7 @@ def done(
     n_cached: int = 4,
     spans: tuple[CachedSpan, ...] | None = None,
     remembered: tuple[tuple[int, int], ...] = (),
+    n_reasoning: int = 0,
 ) -> ReplyDone:
     live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
@@ -138,6 +184,7 @@ def done(
         model="tiny",
         namespace="",
         session=DEFAULT_SESSION,
+        asked_at=0.0,
         rank=Rank.MAIN,
         started_at=1700000000.0,
         n_prompt=n_prompt,
@@ -147,6 +194,7 @@ def done(
         n_recomputed=0,
         n_remembered_turns=len(remembered),
         n_dropped_messages=0,
+        n_media_omitted=0,
         miss=None,
         build_seconds=0.0,
         queue_seconds=0.0,
@@ -157,11 +205,13 @@ def done(
         total_seconds=0.7512,
         finish=finish.value,
         prompt_text="",
+        n_reasoning=n_reasoning,
         remembered=remembered,
         neutralised=(),
         diagnosis=Diagnosis(),
         is_explained=False,
         is_kept=True,
+        media_omitted=(),
     )
     return ReplyDone(finish, stats)
 
@@ -203,8 +253,10 @@ class FakeResponder:
         self.tokenizer = ByteTokenizer()
         self.default_sampling = Sampling(top_k=20)
         self.default_cache_prompt = True
+        self.dialect_choice = chosen(GENERIC)
+        self.grammar_proof = GrammarProof(n_accepted=0, refused=(), constrains=True)
         self.cache: CacheStatus | None = None
-        self.store: PrefixStore = FakeStore()
+        self.store = FakeStore()
         self.sessions = Sessions()
         self.namespaces: list[str] = []  # of the prompts
         self.looked_up_for: list[str] = []  # sessions
@@ -214,6 +266,9 @@ class FakeResponder:
         self.asked = threading.Event()
         self.embedding_left = threading.Event()
         self._script = script
+
+    def prove_grammars(self) -> None:
+        """There are none."""
 
     async def prepare_chat(
         self,
@@ -245,8 +300,8 @@ class FakeResponder:
         self.looked_up_for.append(session)
         return self.store.look_up(prompt.tokens, namespace=prompt.namespace), None
 
-    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
-        return question(self.store)
+    async def ask(self, question: Question[T]) -> T:
+        return cast(T, self.store.answer(cast(AnyQuestion, question)))
 
     async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
         for index, token in enumerate(tokens):
@@ -311,6 +366,25 @@ class FakeStore:
     branches: list[StoredBranch] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
+    def answer(self, question: AnyQuestion) -> object:
+        match question:
+            case LookUp(tokens=tokens, namespace=namespace):
+                return self.look_up(tokens, namespace=namespace)
+            case ListStored(limit=limit, namespace=namespace):
+                return self.list_stored(namespace=namespace, limit=limit)
+            case ListBranches(limit=limit, namespace=namespace):
+                return self.forest(namespace=namespace, limit=limit)
+            case ReadTokens(key=key, namespace=namespace):
+                return self.stored_tokens(key, namespace=namespace)
+            case PinStored(key=key, seconds=seconds, namespace=namespace):
+                return self.pin(key, seconds=seconds, namespace=namespace)
+            case ForgetKey(key=key, namespace=namespace):
+                return self.forget(key, namespace)
+            case Forget(tombstone=tombstone):
+                return self.forget(None, tombstone.scope.namespace)
+            case Quarantine():
+                raise AssertionError("only the supervisor sets entries aside")
+
     def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
         self.asked.append(("look_up", bytes(tokens).decode(), namespace))
         return self.forecast
@@ -331,11 +405,11 @@ class FakeStore:
         self.asked.append(("pin", key, seconds, namespace))
         return self._has(key)
 
-    def forget(self, key: str | None, *, namespace: str) -> int:
+    def forget(self, key: str | None, namespace: str | None) -> Deleted:
         self.asked.append(("forget", key, namespace))
         gone = [each for each in self.stored if key in (None, each.key, each.name)]
         self.stored = [each for each in self.stored if each not in gone]
-        return len(gone)
+        return Deleted(counts={Place.MEMORY: len(gone)})
 
     def _has(self, key: str) -> bool:
         return key in [*(each.key for each in self.stored), *(each.key for each in self.branches)]
@@ -376,3 +450,5 @@ class FixedModels:
 
     def status(self, name: str | None) -> EngineStatus:
         return self._responder.status()
+
+    async def refresh(self) -> None: ...

@@ -25,22 +25,24 @@ from rekindle.api.http.caller import Caller
 from rekindle.api.openai.messages import conversation_of as chat_conversation
 from rekindle.api.openai.messages import marks_of as chat_marks
 from rekindle.api.openai.schema import ChatCompletionRequest
+from rekindle.api.requests.media import MediaReader
 from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.request import conversation_of as responses_conversation
 from rekindle.api.responses.request import marks_of as responses_marks
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text
-from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
+from rekindle.config import MediaPolicy
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import CacheTerms, Pin, Rank
 from tests.api.anthropic.test_messages import CALLED, result, tool_of, user
 from tests.api.client import post
 from tests.api.fakes import ByteTokenizer, FakeResponder, envelope
 from tests.support.chat import prompt_builder
+from tests.support.dialects import dialect_of
 
 END = "<|im_end|>"
 MINUTES_5, MINUTES_30, HOUR, DAY = 300.0, 1800.0, 3600.0, 86400.0
@@ -65,18 +67,18 @@ class FakePrompt(Prompt):
 
 def of_messages(messages: list[Any], **fields: Any) -> tuple[Mark, ...]:
     body = MessagesRequest.model_validate({"messages": messages, "max_tokens": 1, **fields})
-    return messages_marks(body, messages_conversation(body))
+    return messages_marks(body, messages_conversation(body, MediaReader(MediaPolicy.TEXT)))
 
 
 def of_chat(messages: list[Any], **fields: Any) -> tuple[Mark, ...]:
     body = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    return chat_marks(body, chat_conversation(body))
+    return chat_marks(body, chat_conversation(body, MediaReader(MediaPolicy.TEXT)))
 
 
 def of_responses(items: list[Any], **fields: Any) -> tuple[Mark, ...]:
     body = CreateResponseRequest.model_validate({"input": items, **fields})
     assert isinstance(body.input, list)
-    read = read_items([Placed(item, "input") for item in body.input])
+    read = read_items([Placed(item, "input") for item in body.input], MediaReader(MediaPolicy.TEXT))
     return responses_marks(body, read, responses_conversation(body, read.messages, toolbox_of(())))
 
 
@@ -141,7 +143,7 @@ def test_the_messages_of_an_entry_are_counted_as_they_are_read(entry: dict[str, 
     body = MessagesRequest.model_validate(
         {"messages": [user(FIRST), CALLED, entry], "system": SYSTEM, "max_tokens": 1}
     )
-    n_read = len(messages_conversation(body).messages)
+    n_read = len(messages_conversation(body, MediaReader(MediaPolicy.TEXT)).messages)
     assert 3 + n_messages_of(body.messages[-1]) == n_read
 
 
@@ -289,7 +291,7 @@ def key_of(head: Head, question: str = "hi") -> str:
     messages.append({"role": "user", "content": question})
     tools = [{"type": "function", "function": function} for function in functions]
     body = ChatCompletionRequest.model_validate({"messages": messages, "tools": tools})
-    return auto_key(chat_conversation(body))
+    return auto_key(chat_conversation(body, MediaReader(MediaPolicy.TEXT)))
 
 
 def shuffled(value: Any, chance: random.Random) -> Any:
@@ -331,7 +333,7 @@ def test_all_dialects_give_equal_heads_the_same_automatic_key() -> None:
         body = MessagesRequest.model_validate(
             {"messages": [user(FIRST)], "system": system, "tools": [tool], "max_tokens": 0}
         )
-        assert auto_key(messages_conversation(body)) == chat
+        assert auto_key(messages_conversation(body, MediaReader(MediaPolicy.TEXT))) == chat
     toolbox = toolbox_of(
         CreateResponseRequest.model_validate(
             {"tools": [{"type": "function", "name": "f", "description": "d", "parameters": schema}]}
@@ -385,7 +387,7 @@ def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> No
     template = ChatTemplate(
         CHATML, bos_text="<s>", eos_text=END, guard=Guard(tokenizer.special_strings)
     )
-    dialect = choose(CHATML, supports_tools=False)
+    dialect = dialect_of(CHATML)
     prompts = prompt_builder(template, tokenizer, dialect)
     body = MessagesRequest.model_validate(
         {
@@ -394,7 +396,7 @@ def test_pins_end_exactly_where_the_marked_messages_end_in_a_real_prompt() -> No
             "max_tokens": 1,
         }
     )
-    conversation = messages_conversation(body)
+    conversation = messages_conversation(body, MediaReader(MediaPolicy.TEXT))
     prompt = prompts.from_conversation(conversation)
     marks = messages_marks(body, conversation)
     head, asked, last = (position_of(mark, prompt) for mark in marks)

@@ -13,6 +13,7 @@ from rekindle.api.cache.bodies import (
     CacheStories,
     MissBody,
     NeutralisedText,
+    OmittedMediaBody,
     Span,
     TierProps,
     TierTokens,
@@ -20,6 +21,7 @@ from rekindle.api.cache.bodies import (
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
+    DialectProps,
     TokenizeRequest,
 )
 from rekindle.api.openai.schema import (
@@ -84,11 +86,13 @@ def test_every_key_about_the_cache_is_documented() -> None:
         *(f"cached[].{key}" for key in TierTokens.__annotations__),
         *(f"spans[].{key}" for key in Span.__annotations__),
         *(f"neutralised[].{key}" for key in NeutralisedText.__annotations__),
+        *(f"media_omitted[].{key}" for key in OmittedMediaBody.__annotations__),
         *(f"miss.{key}" for key in MissBody.__annotations__),
     }
     tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}
     assert keys("Where the prompt came from") == story
-    assert keys("Props") == CacheProps.__annotations__.keys() | tiers
+    dialect = {f"dialect.{key}" for key in DialectProps.__annotations__}
+    assert keys("Props") == CacheProps.__annotations__.keys() | tiers | dialect
 
 
 def test_every_endpoint_is_documented() -> None:

@@ -15,7 +15,7 @@ from rekindle.errors import (
 from tests.api.client import USER, chat, client_of, complete
 from tests.api.fakes import FakeResponder
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+HOLOGRAM = {"type": "hologram", "hologram": "data:,"}
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
             "a valid string",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, HOLOGRAM]}]},
             "messages.0.content.1.type",
-            "image_url",
+            "hologram",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -87,6 +87,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "boolean"),
+        ({"reasoning_budget": -2}, "reasoning_budget", "greater than or equal to -1"),
+        ({"reasoning_budget": "9"}, "reasoning_budget", "a valid integer"),
+        ({"thinking_budget_tokens": 1.5}, "thinking_budget_tokens", "a valid integer"),
+        ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens", "equal to -1"),
         ({"tools": [{"type": "custom"}]}, "tools.0.type", "custom"),
         ({"tools": [{"function": {}}]}, "tools.0.function.name", "a valid string"),
         ({"functions": [{"name": "f"}]}, "functions", "Use `tools`"),

@@ -6,7 +6,8 @@
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,7 +28,7 @@ from rekindle.chat.reply.events import (
 )
 from tests.api.anthropic import test_streams as test_anthropic_streams
 from tests.api.client import USER, post
-from tests.api.fakes import FakeResponder, done
+from tests.api.fakes import FakeResponder, Script, calling, done
 from tests.api.openai import test_streams
 from tests.api.responses import test_streams as test_responses_streams
 
@@ -41,8 +42,25 @@ EVENTS: tuple[ReplyEvent, ...] = (
     ReplyText('I "read"'),
     ReplyText("\r\n\n"),
     ReplyText("data: \U0001f600"),
-    ReplyCall(0, "call_1", "read", '{"path": "caf\u00e9 \u2028", "lines":  [1, 2]}'),
-    ReplyCall(1, "call_2", "now", "{}"),
+    *calling(0, "call_1", "read", '{"path": "caf\u00e9 \u2028", "lines":  [1, 2]}'),
+    *calling(1, "call_2", "now", "{}"),
+    done(7, finish=FinishReason.TOOL_CALLS),
+)
+# Calls as they are sampled: pieces end within an escape, and text comes between the calls.
+PARTIAL_EVENTS: tuple[ReplyEvent, ...] = (
+    ReplyProgress(10, 10, 4, 1.25),
+    ReplyReasoning("Hm."),
+    ReplyText("First"),
+    *calling(0, "call_1", "write", '{"path": "caf', "\\u00", 'e9 \u2028", "n"', ": [1,", " 2]}"),
+    ReplyText(" then"),
+    *calling(1, "call_2", "now", "{", "}"),
+    *calling(2, "call_3", "write", '{"text": "', "\U0001f600", '"}'),
+    done(7, finish=FinishReason.TOOL_CALLS),
+)
+PATCH_PIECES = ('{"in', 'put": "', "*** a\\", "nb \\ud83d", "\\ude00\\u00", 'e9"', "}")
+CUSTOM_EVENTS: tuple[ReplyEvent, ...] = (
+    ReplyProgress(10, 10, 4, 1.25),
+    *calling(0, "call_1", "patch", *PATCH_PIECES),
     done(7, finish=FinishReason.TOOL_CALLS),
 )
 # Raw text has no parts: a model that is asked to go on with it neither thinks nor calls.
@@ -77,12 +95,15 @@ class Dialect:
     events: tuple[ReplyEvent, ...] = EVENTS
 
     def stream(self) -> str:
-        """As a client gets it, apart from ids and times."""
-        body = {**self.subject, "stream": True}
-        reply = post(self.path, body, FakeResponder(self.events))
-        assert reply.status_code == 200, reply.text
-        stream = test_streams.masked(test_responses_streams.masked(reply.text))
-        return test_anthropic_streams.masked(stream, reply.headers["x-request-id"])
+        return streamed(self.path, self.subject, self.events)
+
+
+def streamed(path: str, subject: dict[str, Any], script: Script) -> str:
+    """Return the stream as a client gets it, apart from ids and times."""
+    reply = post(path, {**subject, "stream": True}, FakeResponder(script))
+    assert reply.status_code == 200, reply.text
+    stream = test_streams.masked(test_responses_streams.masked(reply.text))
+    return test_anthropic_streams.masked(stream, reply.headers["x-request-id"])
 
 
 def hear_chat(url: str) -> Heard:
@@ -141,11 +162,16 @@ def hear_response(url: str) -> Heard:
         reply = stream.get_final_response()
     assert reply.status == "completed"
     assert reply.usage is not None
-    calls = [item for item in reply.output if item.type == "function_call"]
+    calls: list[tuple[str, str, Any]] = []
+    for item in reply.output:
+        if item.type == "function_call":
+            calls.append((item.call_id, item.name, json.loads(item.arguments)))
+        elif item.type == "custom_tool_call":
+            calls.append((item.call_id, item.name, {"input": item.input}))
     return Heard(
         text=reply.output_text,
         reasoning=reasoning,
-        calls=tuple((call.call_id, call.name, json.loads(call.arguments)) for call in calls),
+        calls=tuple(calls),
         n_prompt=reply.usage.input_tokens,
         n_cached=reply.usage.input_tokens_details.cached_tokens,
         n_generated=reply.usage.output_tokens,
@@ -172,13 +198,20 @@ def hear_message(url: str) -> Heard:
 
 
 USAGE = {"stream_options": {"include_usage": True}}
+CHAT = {"messages": [USER], **USAGE}
+MESSAGES = {"messages": [USER], "max_tokens": 99}
+PATCH = {"input": "hi", "tools": [{"type": "custom", "name": "patch"}]}
 DIALECTS = [
-    Dialect("chat", "/v1/chat/completions", {"messages": [USER], **USAGE}, hear_chat),
+    Dialect("chat", "/v1/chat/completions", CHAT, hear_chat),
     Dialect(
         "completions", "/v1/completions", {"prompt": "Once", **USAGE}, hear_completion, TEXT_EVENTS
     ),
     Dialect("responses", "/v1/responses", {"input": "hi"}, hear_response),
-    Dialect("messages", "/v1/messages", {"messages": [USER], "max_tokens": 99}, hear_message),
+    Dialect("messages", "/v1/messages", MESSAGES, hear_message),
+    Dialect("chat_partial", "/v1/chat/completions", CHAT, hear_chat, PARTIAL_EVENTS),
+    Dialect("responses_partial", "/v1/responses", {"input": "hi"}, hear_response, PARTIAL_EVENTS),
+    Dialect("responses_custom", "/v1/responses", PATCH, hear_response, CUSTOM_EVENTS),
+    Dialect("messages_partial", "/v1/messages", MESSAGES, hear_message, PARTIAL_EVENTS),
 ]
 
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
@@ -225,7 +258,13 @@ def told(events: tuple[ReplyEvent, ...]) -> Heard:
 
 
 def heard(dialect: Dialect, *packets: bytes) -> Heard:
-    """Through a socket, because each SDK has an HTTP client of its own."""
+    with answering(*packets) as url:
+        return dialect.listen(url)
+
+
+@contextmanager
+def answering(*packets: bytes) -> Iterator[str]:
+    """Answer one request, through a socket: each SDK has an HTTP client of its own."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -247,7 +286,7 @@ def heard(dialect: Dialect, *packets: bytes) -> Heard:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         try:
-            return dialect.listen(f"http://127.0.0.1:{server.server_port}")
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             thread.join()
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from rekindle.api.body import BodyReader
 from rekindle.api.cache_controls import CommonFields
 from rekindle.api.errors import answer_rekindle_error
 from rekindle.api.http.context import RequestContext
@@ -44,7 +45,7 @@ class Shouts:
         return b"!"
 
 
-async def read(body: ShoutRequest, *_: object) -> Exchange:
+def read(body: ShoutRequest, *_: object) -> Exchange:
     if not body.say:
         raise InvalidRequest("`say` must not be empty.", "say")
 
@@ -77,7 +78,9 @@ def shout(responder: FakeResponder, **fields: Any) -> tuple[httpx.Response, Fixe
     models, telemetry = FixedModels(responder, CARD), Telemetry()
     app = FastAPI(exception_handlers={RekindleError: answer_rekindle_error})
     app.add_middleware(RequestScope, telemetry=telemetry)
-    Pipeline(RequestContext(models, telemetry, api_settings())).add_routes(Routes(app), SHOUT)
+    Pipeline(RequestContext(models, telemetry, api_settings(), BodyReader(telemetry))).add_routes(
+        Routes(app), SHOUT
+    )
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)

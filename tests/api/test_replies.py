@@ -10,6 +10,7 @@ USAGE = {
     "completion_tokens": 2,
     "total_tokens": 12,
     "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 6},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 TIMINGS = {
     "cache_n": 4,
@@ -98,6 +99,7 @@ def test_several_replies_count_their_prompt_once() -> None:
         "completion_tokens": 7,
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 10},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -187,7 +187,8 @@ def test_what_a_shared_store_and_an_upstream_gave_is_counted_apart() -> None:
 
 def test_the_trouble_of_one_model_with_the_store_is_the_trouble_of_all() -> None:
     caches = [with_shared(None), with_shared("connection refused")]
-    summed = total([], caches, CacheCounters()).cache
+    engines = [EngineStatus(1, 0, 0, 1, 512, 512, 0, cache=cache) for cache in caches]
+    summed = total(engines, CacheCounters(), {}).cache
     assert summed is not None
     memory, shared = summed.tiers
     assert (shared.n_entries, shared.n_bytes) == (8, 0)

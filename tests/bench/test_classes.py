@@ -11,7 +11,7 @@ from rekindle.bench.peers.contenders import find_contenders
 from rekindle.bench.report.results import WorkloadRow
 from rekindle.bench.workloads.workloads import WORKLOADS
 from rekindle.generation.model_state import ModelClass
-from rekindle.llama.model import GgufModel
+from rekindle.llama.model import GgufModel, VocabularyFile
 from tests.llama.driver import make_backend
 
 PROMPT = "<|im_start|>assistant\nThe ledger is stale."
@@ -61,7 +61,12 @@ def test_a_tiny_model_has_its_class_and_the_words_of_the_embedded_model(
         each.vocabulary.tokenize(PROMPT, parse_special=True) for each in (tiny, real)
     )
     assert tokens == expected
-    assert tiny.facts.chat_template == real.facts.chat_template
+    templates = []
+    for each in (path, embedded_model):
+        file = VocabularyFile(each)
+        templates.append(file.chat_template)
+        file.close()
+    assert templates[0] == templates[1]
     backend.close()
     tiny.close()
     real.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import lookup, tiers
+from bench import longest_step, lookup, tiers
 from bench.report import CONSOLE, BenchRow, Target, at_least, at_most, missed, show, write_rows
 from bench.simulated_store import CHAIN_BLOCKS, HEAD_BLOCKS, N_HEADS, headers
 from rekindle.cache.index import PrefixIndex, Where
@@ -22,6 +22,13 @@ def test_lookups_are_measured_for_every_length_of_prompt() -> None:
         assert {"match_p50_ms", "match_p99_ms", "find_p50_ms", "note_use_p50_ms"} <= cases
     # The growth of the process is 0 if it had spare memory.
     assert all(row.value > 0 for row in rows if row.measure != "bytes_per_entry")
+
+
+def test_the_longest_step_is_measured_for_every_case() -> None:
+    rows = longest_step.main(quick=True)
+    cases = {row.case for row in rows}
+    assert {"1,000 entries deleted", "10 new tools", "4,000 tokens: the turn ends"} <= cases
+    assert all(row.value > 0 for row in rows)
 
 
 def test_rows_are_unchanged_after_both_tiers(

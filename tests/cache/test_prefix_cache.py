@@ -254,7 +254,7 @@ def test_an_entry_the_backend_refuses_is_quarantined_and_not_retried(
     save(cache, tokens)
     wait_for_writes(cache, 2)
     match = cache.match(keys_of(cache, tokens), 300)
-    cache.distrust(match.blocks[0])
+    cache.distrust(match.blocks[0], "the backend refused it")
     assert cache.match(keys_of(cache, tokens), 300).n_tokens == 0
     assert cache.status().counters.disk.quarantined == 1
     settle(cache, lambda: len(list((tmp_path / "quarantine").iterdir())) == 1)

@@ -37,7 +37,7 @@ def test_a_full_disk_evicts_sub_agents_first_then_side_requests(tmp_path: Path) 
 def test_a_full_disk_keeps_pinned_entries_until_the_pin_expires(tmp_path: Path) -> None:
     now = [NOW]
     tier = open_tier(tmp_path, budget_bytes=2 * MIB, now=lambda: now[0])
-    pinned = entry(1, Retention(Rank.EPHEMERAL, "s", NOW + 300))
+    pinned = entry(1, Retention(Rank.EPHEMERAL, "s", NOW + 300, asked_at=NOW - 1))
     fill(tier, [pinned])
     fill(tier, (entry(seed, Retention()) for seed in range(100, 130)))
     assert pinned.header.key in stored_keys(tier)
@@ -96,7 +96,7 @@ def node(key: int, payload_bytes: int = 100) -> Node:
 
 
 def test_pins_are_bounded_per_session_and_in_total() -> None:
-    pins = Pins(budget_bytes=8000)
+    pins = Pins(8000, lambda _: MODEL)
     granted = [
         len(list(pins.grant(f"s{session}", [node(100 * session + n) for n in range(20)], NOW)))
         for session in range(6)
@@ -104,8 +104,15 @@ def test_pins_are_bounded_per_session_and_in_total() -> None:
     assert granted == [10, 10, 10, 10, 0, 0]
 
 
+def test_sessions_of_one_name_in_two_namespaces_have_a_quota_each() -> None:
+    pins = Pins(8000, lambda node: node.key[-1:])  # each node is a namespace of its own
+    granted = [len(list(pins.grant("s", [node(n, 1000)], NOW))) for n in range(3)]
+    assert granted == [1, 1, 1]
+    assert list(pins.grant("s", [node(256, 100)], NOW)) == []  # in the first namespace again
+
+
 def test_a_longer_pin_costs_nothing_more_and_a_released_one_gives_its_room_back() -> None:
-    pins = Pins(budget_bytes=800)
+    pins = Pins(800, lambda _: MODEL)
     one, two = node(1), node(2)
     assert list(pins.grant("s", [one], NOW)) == [one]
     assert list(pins.grant("s", [one], NOW - 1)) == []

@@ -34,10 +34,9 @@ from tests.support.cache_traffic import (
     cold_answers,
     eventually,
     random_tokens,
-    tell,
 )
+from tests.support.faults import Faults, Moment
 from tests.support.server_process import ServerProcess
-from tests.support.standby_server import Moment
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model
 
 ARCHITECTURES = (
@@ -235,10 +234,10 @@ class CrashRounds:
                     for seed in seeds
                 ]
                 _sleep_unless_failed(ending.seconds, talkers)
-                ended_at = _end(server, ending, ended)
+                ended_at = _end(server, self._standby.faults, ending, ended)
             finally:
                 ended.set()
-                server.process.kill()
+                server.kill()
         for talker in talkers:
             talker.result()
         self.tally.n_answers += len(exchanges)
@@ -289,10 +288,10 @@ def _sleep_unless_failed(seconds: float, talkers: list[Future[None]]) -> None:
         time.sleep(0.01)
 
 
-def _end(server: ServerProcess, ending: Ending, ended: threading.Event) -> float:
+def _end(server: ServerProcess, faults: Faults, ending: Ending, ended: threading.Event) -> float:
     """When it was."""
     if ending.moment is not None:
-        tell(server, ending.moment.name)
+        faults.die_at(ending.moment)
         deadline = time.monotonic() + 1
         while server.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -301,8 +300,7 @@ def _end(server: ServerProcess, ending: Ending, ended: threading.Event) -> float
     if ending.is_clean:
         assert server.stop(signal.SIGTERM) == 0
     else:
-        server.process.kill()
-    server.process.wait()
+        server.kill()
     return ended_at
 
 

@@ -4,8 +4,8 @@
 
 One line per template and way of sending replies back. A letter for each turn says how the prompt
 behind it begins: `=` with the prompt before and the sampled reply, `r` not so, since the template
-rewrites what it rendered before, `M` not so although the template would have it. Then the tokens
-that have to be computed again because of rewriting.
+rewrites what it rendered before, `d` not so, since the client dropped the reasoning of a tool loop
+that is over, `M` not so for no such reason. Then the tokens that have to be computed again.
 Exits with 1 if anything broke: an error of ours, or tokens that are neither computed nor plain.
 """
 # ruff: noqa: T201
@@ -30,8 +30,9 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.chat.prompt.prompt import schemas_of
+from rekindle.chat.prompt.canonical_tools import schemas_of
 from rekindle.chat.reply.parser import ParsedReply, parse
+from rekindle.common_prefix import n_common
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ from rekindle.llama.model import GgufModel
 from rekindle.models.source import resolve_model
 from tests.campaigns.templates import SYSTEM, TOOL, user
 from tests.support.extended_tokenizer import CHANNEL, ExtendedTokenizer
+from tests.support.template_oracle import chosen, loaded
 from tests.support.turn_bench import Exchange, TurnBench, extended, message_of
 
 MAX_CLOSING_CHARS = 20  # of marks that end reasoning
@@ -128,9 +130,9 @@ def main() -> int:
                 else ()
             ):
                 print(f"          {note}")
-    kept, rewritten, missed = totals["="], totals["r"], totals["M"]
-    print(f"{kept} turns kept, {rewritten} rewritten by the template, {missed} missed, ", end="")
-    print(f"{totals['broken']} broken")
+    kept, rewritten, dropped, missed = (totals[letter] for letter in "=rdM")
+    print(f"{kept} turns kept, {rewritten} rewritten by the template, ", end="")
+    print(f"{dropped} dropped by the client, {missed} missed, {totals['broken']} broken")
     return 1 if totals["broken"] else 0
 
 
@@ -138,14 +140,19 @@ class Chat:
     def __init__(
         self, source: str, base: Tokenizer, history: ReasoningHistory, notes: list[str]
     ) -> None:
-        self._tokenizer = ExtendedTokenizer(base, source)
+        # Some templates put control strings together from parts.
+        answered = extended(START, Message(Role.ASSISTANT, STEPS[3].parts), START.messages[-1])
+        pieces = loaded(source).render(answered, add_generation_prompt=True)
+        self._tokenizer = ExtendedTokenizer(base, source + "".join(text for text, _ in pieces))
         self._bench = TurnBench(source, self._tokenizer, history=history)
+        self._bench.dialect = chosen(self._bench.template).dialect
+        self._bench.forget()
         self._notes = notes
 
-    def play(self, way: Way) -> TurnOutcome:
+    def play(self, way: Way, steps: Sequence[Step] = STEPS) -> TurnOutcome:
         outcome = TurnOutcome()
         sent = whole = START  # `whole` with all that was said
-        for number, step in enumerate(STEPS, start=1):
+        for number, step in enumerate(steps, start=1):
             if way is Way.NONE:
                 step = replace(step, reasoning="")
             text, self._bench.end_text = self._written(whole, step)
@@ -188,7 +195,9 @@ class Chat:
         follows = after.find(sent.messages[-1].text or "degrees.", len(before))
         moves = after.find(exchange.said.text.strip(), len(before), follows) < 0
         rewrites = len(shown) < len(before) or thought.strip() not in after or moves
-        outcome.letters += "r" if rewrites else "M"
+        *_, answer, then = sent.messages
+        is_dropped = bool(thought) and not answer.reasoning and then.role is Role.USER
+        outcome.letters += "r" if rewrites else "d" if is_dropped else "M"
         self._notes.append(
             f"turn {number}: the template {'rewrites' if rewrites else 'keeps'} it, "
             f"{len(known) - n_same} tokens again; wrote {before[len(shown) - 20 :]!r}, "
@@ -242,6 +251,8 @@ class Chat:
         ends = "|".join(map(re.escape, self._tokenizer.end_strings))
         for end in re.finditer(ends, shown[start:]):
             yield shown[start : start + end.start()], end[0]
+        if not re.search(ends, shown[start:]):  # the template writes nothing that ends a turn
+            yield shown[start:].rstrip(), self._tokenizer.eos_text
         for implied in ("<|observation|>", "<|tool_response>") if message.calls else ("<|user|>",):
             if implied in self._tokenizer.end_strings:
                 yield shown[start:], implied
@@ -250,6 +261,8 @@ class Chat:
         marks = self._bench.dialect.reasoning
         assert marks is not None
         if not reasoning:
+            if begins and body.lstrip().startswith(marks.closing):
+                yield body
             yield f"\n{marks.closing}\n\n{body.removeprefix(marks.closing)}" if begins else body
             return
         bare = body
@@ -280,6 +293,11 @@ def _end_of_prompt(prompt: str, opening: str, shown: str, tokenizer: ExtendedTok
     for text in heads:
         if shown.startswith(text):
             return len(text)
+    for text in heads:
+        tail = text[max(text.rfind(control) for control in tokenizer.special_strings) :]
+        n_same = n_common(text, shown)
+        if n_same >= len(text) - len(tail):  # an earlier turn has no header there
+            return n_same
     for text in heads:  # the template has rewritten what comes before
         tail = text[max(text.rfind(control) for control in tokenizer.special_strings) :]
         if tail in shown:

@@ -2,18 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 import pytest
 
-from rekindle.chat.dialects import choose
+from rekindle.chat.accounts.accounts import Accounts
+from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyEvent, ReplyOptions, ReplyText
+from rekindle.chat.responder import MAX_LARGE_PLANNERS
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.errors import EngineError
-from rekindle.generation.engine import PrefixStore
+from rekindle.errors import EngineError, PromptTooLong
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -25,9 +27,19 @@ from rekindle.generation.events import (
     TokenLogprobs,
     TokenSampled,
 )
-from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar, Sampling
+from rekindle.generation.forgetting import Scope, Tombstone, Tombstones
+from rekindle.generation.questions import Question
+from rekindle.generation.request import (
+    CacheTerms,
+    EmbeddingRequest,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Sampling,
+)
 from rekindle.generation.status import EngineStatus
 from tests.support.chat import chat_responder, reply_stream
+from tests.support.dialects import dialect_of
 
 T = TypeVar("T")
 SPANS = (
@@ -77,6 +89,8 @@ class ScriptedStream:
 
 
 class RecordingEngine:
+    finishes_calls = True
+
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
 
@@ -87,13 +101,18 @@ class RecordingEngine:
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise AssertionError(request.id)
 
-    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+    async def ask(self, question: Question[T]) -> T:
         raise AssertionError(question)
 
-    def check_grammar(self, grammar: Grammar) -> None: ...
+    def check_grammar(self, grammar: Grammar) -> Future[None]:
+        checked: Future[None] = Future()
+        checked.set_result(None)
+        return checked
 
     def status(self) -> EngineStatus:
         return EngineStatus(1, 0, 0, 1, 512, 512, 0)
+
+    async def refresh(self) -> None: ...
 
 
 def script(
@@ -174,11 +193,71 @@ def test_counts_come_from_the_engine() -> None:
 def test_cache_prompt_reaches_the_engine(cache_prompt: bool) -> None:  # noqa: FBT001
     engine, tokenizer = RecordingEngine(), ByteTokenizer()
     template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
-    dialect = choose(CHATML, supports_tools=False)
+    dialect = dialect_of(CHATML)
     responder = chat_responder(engine, tokenizer, template, dialect)
     options = ReplyOptions(sampling=Sampling(), cache_prompt=cache_prompt)
     asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
     assert [request.cache_prompt for request in engine.requests] == [cache_prompt]
+
+
+@pytest.mark.parametrize(("asked_at", "cache_prompt"), [(5.0, False), (15.0, True)])
+def test_a_request_that_waited_through_its_deletion_is_not_cached(
+    asked_at: float, *, cache_prompt: bool
+) -> None:
+    """Its model was loaded after the deletion, so the engine does not know of it."""
+    forgotten = Tombstones([Tombstone(scope=Scope(namespace=""), at=10.0)])
+    engine, tokenizer = RecordingEngine(), ByteTokenizer()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(
+        engine, tokenizer, template, dialect_of(CHATML), accounts=Accounts(forgotten)
+    )
+    options = ReplyOptions(sampling=Sampling(), terms=CacheTerms(asked_at=asked_at))
+    asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
+    assert [request.cache_prompt for request in engine.requests] == [cache_prompt]
+
+
+def test_a_lookup_of_a_prompt_beyond_the_context_does_not_ask_the_engine() -> None:
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(RecordingEngine(), ByteTokenizer(), template, dialect_of(CHATML))
+    with pytest.raises(PromptTooLong, match="600 tokens"):
+        asyncio.run(responder.look_up(Prompt((1,) * 600, (), ""), session="s"))
+
+
+class SlowEngine(RecordingEngine):
+    """Compiles no grammar that holds the word `slow`, and the others at once."""
+
+    def check_grammar(self, grammar: Grammar) -> Future[None]:
+        return Future() if "slow" in grammar.source else super().check_grammar(grammar)
+
+
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_a_large_grammar_that_is_known_does_not_wait_for_new_ones(has_tools: bool) -> None:  # noqa: FBT001
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(SlowEngine(), ByteTokenizer(), template, dialect_of(CHATML))
+
+    def start(word: str) -> Coroutine[object, object, object]:
+        schema = {"type": "object", "properties": {word: {"enum": ["x" * 40_000]}}}
+        function = {"name": "f", "parameters": schema}
+        tool = Tool("f", json.dumps({"type": "function", "function": function}))
+        said = (Message(Role.USER, (Text("?"),)),)
+        asked = Conversation(said, (tool,) if has_tools else ())
+        grammar = None if has_tools else Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+        options = ReplyOptions(sampling=Sampling(grammar=grammar))
+        prompt = Prompt((1,), (), "", conversation=asked)
+        return responder.start(prompt, options, request_id=word)
+
+    async def scenario() -> None:
+        await start("known")
+        waiting = [asyncio.create_task(start(f"slow{n}")) for n in range(2 * MAX_LARGE_PLANNERS)]
+        await asyncio.sleep(0.1)  # until they occupy the threads of large grammars
+        try:
+            await asyncio.wait_for(start("known"), 30)
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def test_an_engine_error_reaches_the_reader() -> None:

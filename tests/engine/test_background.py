@@ -1,22 +1,17 @@
 """Background requests use idle time and delay no other request."""
 
-import asyncio
-
 import pytest
 
 from rekindle.engine.orders import Cancel
-from rekindle.errors import ContextFull, Overloaded, ShuttingDown
+from rekindle.errors import ContextFull, ShuttingDown
 from rekindle.generation.events import (
     CachedSpan,
     CacheSource,
     Finished,
     PromptEvaluated,
     StopCause,
-    TokenEvent,
-    TokenStream,
 )
 from rekindle.generation.model_state import ModelClass
-from tests.engine.test_handle import request, running, until
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 
@@ -209,37 +204,3 @@ def test_a_background_request_can_be_cancelled_and_fails_when_the_engine_stops()
     bench.close()
     assert isinstance(bench.events("waits")[-1], ShuttingDown)
     bench.assert_nothing_is_left()
-
-
-def test_background_requests_take_no_place_in_the_queue() -> None:
-    async def scenario() -> None:
-        async with running(FakeBackend(n_slots=1, n_cells=10**9), queue_size=0) as handle:
-            ahead = [
-                handle.submit(request(f"ahead {n}", max_tokens=None, background=True))
-                for n in range(3)
-            ]
-            await until(lambda: handle.status().n_background == 3)
-            stream = handle.submit(request("a", max_tokens=None))
-            for each in ahead:
-                assert (await events(each))[-1] == YIELDED
-            with pytest.raises(Overloaded):
-                handle.submit(request("too many"))
-            assert await events(handle.submit(request("late", background=True))) == [YIELDED]
-            stream.cancel()
-
-    asyncio.run(scenario())
-
-
-def test_shutdown_does_not_wait_for_background_requests() -> None:
-    async def scenario() -> None:
-        async with running(FakeBackend(n_cells=10**9)) as handle:
-            ahead = handle.submit(request("ahead", max_tokens=None, background=True))
-            async with asyncio.timeout(10):
-                await handle.shut_down(grace_seconds=60)
-            assert (await events(ahead))[-1] == YIELDED
-
-    asyncio.run(scenario())
-
-
-async def events(stream: TokenStream) -> list[TokenEvent]:
-    return [event async for event in stream]

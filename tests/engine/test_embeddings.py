@@ -1,29 +1,16 @@
 """Embeddings beside sequences: their order, their errors, and that no slot is touched."""
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
 from rekindle.engine import embedding_queue
-from rekindle.engine.handle import EngineHandle
 from rekindle.engine.orders import Cancel
-from rekindle.errors import EngineError, InvalidRequest, Overloaded, ShuttingDown
+from rekindle.errors import EngineError, InvalidRequest, ShuttingDown
 from rekindle.generation.events import Embedded, Finished, StopCause
-from rekindle.generation.request import EmbeddingRequest
-from tests.engine.test_handle import reply, request, until
-from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.fake_embedder import FakeEmbedder, vector_of
 from tests.support.loop_driver import Bench
 
 FIRST, SECOND, THIRD = tuple(range(1, 11)), (20, 21), tuple(range(30, 36))
-
-
-def embedding(name: str, *inputs: tuple[int, ...]) -> EmbeddingRequest:
-    return EmbeddingRequest(id=name, inputs=inputs or (FIRST,))
 
 
 def embedded(*inputs: tuple[int, ...]) -> Embedded:
@@ -168,94 +155,3 @@ def test_the_embedder_frees_its_memory_when_idle(
     bench.run()
     bench.step()
     assert embedder.journal == [SECOND, SECOND, "rest"]
-
-
-def test_an_idle_engine_wakes_to_free_the_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_queue, "REST_SECONDS", 0.02)
-
-    async def scenario() -> None:
-        embedder = FakeEmbedder()
-        async with running(embedder) as handle:
-            await handle.embed(embedding("a", SECOND))
-            await until(lambda: embedder.journal == [SECOND, "rest"])
-
-    asyncio.run(scenario())
-
-
-@asynccontextmanager
-async def running(embedder: FakeEmbedder, *, queue_size: int = 8) -> AsyncIterator[EngineHandle]:
-    backend = FakeBackend(n_slots=1)
-    handle = EngineHandle(backend, cache_opener(), queue_size=queue_size, embedder=embedder)
-    handle.start()
-    try:
-        yield handle
-    finally:
-        await asyncio.to_thread(handle.close)
-
-
-def test_embeddings_and_replies_run_at_once_and_each_gets_its_own() -> None:
-    async def scenario() -> None:
-        async with running(FakeEmbedder(n_part=1)) as handle:
-            made = [
-                asyncio.create_task(handle.embed(embedding(f"e{i}", (i, i + 1))))
-                for i in range(1, 6)
-            ]
-            await asyncio.sleep(0)
-            assert await reply(handle.submit(request("a"))) == expected_reply(range(1, 21), 8)
-            for index, one in enumerate(await asyncio.gather(*made), start=1):
-                assert one == embedded((index, index + 1))
-
-    asyncio.run(scenario())
-
-
-def test_too_many_embedding_requests_are_refused_and_replies_are_not() -> None:
-    async def scenario() -> None:
-        gate = threading.Event()
-        async with running(FakeEmbedder(on_part=gate.wait), queue_size=2) as handle:
-            made = [asyncio.create_task(handle.embed(embedding(f"e{i}"))) for i in range(3)]
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded) as refusal:
-                await handle.embed(embedding("too many"))
-            assert 1 <= refusal.value.retry_after_seconds <= 60
-            stream = handle.submit(request("a"))
-            gate.set()
-            assert len(await reply(stream)) == 8
-            await asyncio.gather(*made)
-            assert await handle.embed(embedding("now there is room")) == embedded(FIRST)
-
-    asyncio.run(scenario())
-
-
-def test_cancelling_the_call_cancels_the_embedding_request() -> None:
-    async def scenario() -> None:
-        embedder = FakeEmbedder(n_ctx=10**6, n_part=1)
-        async with running(embedder) as handle:
-            waiting = asyncio.create_task(handle.embed(embedding("a", tuple(range(10**6)))))
-            await until(lambda: len(embedder.journal) > 3)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            assert await handle.embed(embedding("b", SECOND)) == embedded(SECOND)
-            status = handle.status().embedder
-            assert status is not None
-            assert status.n_requests == 0
-
-    asyncio.run(scenario())
-
-
-def test_shutdown_waits_for_embeddings_and_then_cuts_them() -> None:
-    async def scenario() -> None:
-        async with running(FakeEmbedder()) as handle:
-            short = asyncio.create_task(handle.embed(embedding("short")))
-            await asyncio.sleep(0)
-            await handle.shut_down(grace_seconds=30)
-            assert await short == embedded(FIRST)
-            with pytest.raises(ShuttingDown):
-                await handle.embed(embedding("late"))
-        async with running(FakeEmbedder(n_ctx=10**6, n_part=1)) as handle:
-            endless = asyncio.create_task(handle.embed(embedding("endless", (1,) * 10**6)))
-            await asyncio.sleep(0)
-            await handle.shut_down(grace_seconds=0.05)
-            with pytest.raises(ShuttingDown):
-                await endless
-
-    asyncio.run(scenario())

@@ -28,6 +28,19 @@ def test_a_reply_is_what_the_whole_prompt_gives() -> None:
     bench.assert_nothing_is_left()
 
 
+def test_a_turn_that_was_ended_for_its_length_says_so() -> None:
+    backend = FakeBackend(reply=lambda prefix: END if prefix[-1] == 8 else prefix[-1] + 1)
+    bench = Bench(backend)
+    bench.submit("whole", [1, 2, 3], max_tokens=50)
+    bench.run()
+    backend.lands_at = 6
+    bench.submit("ended", [1, 2, 3], max_tokens=50)
+    bench.run()
+    assert bench.tokens("whole") == bench.tokens("ended") == [4, 5, 6, 7, 8]
+    assert bench.events("whole")[-1] == Finished(StopCause.END_OF_TURN, END)
+    assert bench.events("ended")[-1] == Finished(StopCause.LENGTH, END)
+
+
 def test_every_request_beyond_the_slots_gets_the_reply_it_gets_alone() -> None:
     bench = Bench(FakeBackend(n_slots=4, n_cells=4096))
     lengths = [3, 900, 64, 1, 333, 512, 70, 1200, 5, 640, 128, 2]
@@ -149,14 +162,25 @@ def test_context_full_for_a_lone_request_is_its_error() -> None:
     bench.assert_nothing_is_left()
 
 
-def test_a_failed_decode_fails_only_the_sequences_in_its_batch() -> None:
+def test_a_decode_that_may_have_spoilt_rows_ends_the_engine() -> None:
+    """Its process: no live row can be trusted, and the next process continues every request."""
+    backend = FakeBackend(n_slots=2)
+    bench = Bench(backend)
+    bench.submit("a", prompt(1, 20))
+    bench.step()
+    backend.decode_failures.append(DecodeFailed("broken"))
+    with pytest.raises(DecodeFailed):
+        bench.run()
+
+
+def test_a_refused_batch_fails_only_the_sequences_in_it() -> None:
     backend = FakeBackend(n_slots=2)
     bench = Bench(backend)
     bench.submit("a", prompt(1, 20))
     bench.submit("b", prompt(100, 20))
     bench.submit("later", prompt(200, 20), max_tokens=4)
     bench.step()
-    backend.decode_failures.append(DecodeFailed("broken"))
+    backend.decode_failures.append(DecodeFailed("broken", rows_intact=True))
     bench.run()
     assert isinstance(bench.events("a")[-1], DecodeFailed)
     assert isinstance(bench.events("b")[-1], DecodeFailed)

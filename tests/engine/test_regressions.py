@@ -7,38 +7,12 @@ import pytest
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.orders import Cancel
-from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.events import Finished
 from rekindle.generation.model_state import ModelClass
 from tests.engine.reuse.test_reuse import text
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
-
-
-def test_a_failure_during_admission_fails_requests_not_the_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backend = FakeBackend(model_class=ModelClass.HYBRID, n_slots=3)
-    bench = Bench(backend)
-    bench.submit("runs", text(300), 50)
-    for _ in range(4):
-        bench.step()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(PrefixCache, "use", fail)
-    bench.submit("arrives", text(300), 50)
-    bench.loop.receive()
-    bench.loop._guarded(bench.loop.step)
-    bench.loop.outbox.flush()
-    for name in ("runs", "arrives"):
-        assert isinstance(bench.events(name)[-1], EngineError)
-    monkeypatch.undo()
-    prompt = text(300)
-    assert bench.ask("later", prompt).tokens == expected_reply(prompt, 8)
-    bench.assert_nothing_is_left()
 
 
 def test_a_context_smaller_than_reported_requeues_one_request_not_all() -> None:
@@ -121,24 +95,3 @@ def test_a_recurrent_models_turn_leaves_no_entry_that_leads_nowhere() -> None:
     assert cache is not None
     # One whole block, a checkpoint near the prompt's end, and one at the end of the turn.
     assert cache.tiers[0].n_entries == 3
-
-
-def test_new_requests_are_admitted_after_a_failure_in_a_full_context(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backend = FakeBackend(n_slots=2)
-    bench = Bench(backend)
-    bench.submit("a", text(99), 50)
-    bench.submit("b", text(100), 50)
-    bench.step()
-    bench.step()
-    backend.decode_failures.append(ContextFull("told to"))
-    bench.step()
-
-    def fail(*_: object) -> bool:
-        raise RuntimeError("told to")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(PrefixCache, "poll", fail)
-        bench.loop._guarded(bench.loop.step)
-    assert len(bench.ask("c", text(50)).tokens) == 8

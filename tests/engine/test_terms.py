@@ -9,11 +9,20 @@ import pytest
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.errors import EngineError, TierFailed
 from rekindle.generation.events import CachedSpan, CacheSource, Finished
+from rekindle.generation.forgetting import Place
 from rekindle.generation.model_state import ModelClass
+from rekindle.generation.questions import (
+    ListBranches,
+    ListStored,
+    LookUp,
+    PinStored,
+    ReadTokens,
+)
 from rekindle.generation.request import CacheTerms, Pin, Rank
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix
 from tests.engine.reuse.test_reuse import ALL_CLASSES, MAX_STEP_BACK, text
 from tests.support.caches import cache_opener
+from tests.support.deletions import forget, forget_key, n_deleted
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 
@@ -24,15 +33,15 @@ SUB_AGENT = CacheTerms(rank=Rank.EPHEMERAL)
 
 
 def listed(bench: Bench, namespace: str = "") -> Sequence[StoredPrefix]:
-    return bench.question(lambda store: store.list_stored(namespace=namespace, limit=100))
+    return bench.question(ListStored(namespace=namespace, limit=100))
 
 
 def forecast(bench: Bench, prompt: list[int], namespace: str = "") -> Forecast:
-    return bench.question(lambda store: store.look_up(prompt, namespace=namespace))
+    return bench.question(LookUp(tokens=tuple(prompt), namespace=namespace))
 
 
 def forest(bench: Bench, namespace: str = "") -> Sequence[StoredBranch]:
-    return bench.question(lambda store: store.forest(namespace=namespace, limit=100))
+    return bench.question(ListBranches(namespace=namespace, limit=100))
 
 
 def finish(bench: Bench, name: str, patience_seconds: float = 10.0) -> object:
@@ -245,8 +254,8 @@ def test_names_are_listed_found_after_a_restart_and_deleted(tmp_path: Path) -> N
     second = Bench(FakeBackend(), cache_opener(tmp_path))
     one = next(each for each in listed(second) if each.name == "one")
     assert (one.session, one.sources, one.n_tokens) == ("s", (CacheSource.DISK,), 600)
-    assert second.question(lambda store: store.forget("one", namespace="another namespace")) == 0
-    assert second.question(lambda store: store.forget("one", namespace="")) == 1 + 3
+    assert not n_deleted(second.question(forget_key("one", "another namespace")))
+    assert n_deleted(second.question(forget_key("one"))) == 1 + 3
     assert {each.name for each in listed(second)} == {"two", None}
     assert forecast(second, prompts["one"]).n_cached == 0
     assert forecast(second, prompts["two"]).n_cached == 599
@@ -265,12 +274,11 @@ def test_deleting_a_prompt_removes_its_continuations_and_keeps_shared_parts() ->
     bench.run()
     bench.ask("goes on", one + text(400), 1)
     bench.ask("other", other, 1)
-    n_gone = bench.question(lambda store: store.forget("one", namespace=""))
-    assert isinstance(n_gone, int)
+    n_gone = bench.question(forget_key("one")).counts[Place.MEMORY]
     assert n_gone > 1
     assert forecast(bench, one + text(1)).n_cached == 512
     assert forecast(bench, other).n_cached == 811
-    bench.question(lambda store: store.forget(None, namespace=""))
+    bench.question(forget())
     assert listed(bench) == []
     status = bench.loop.status().cache
     assert status is not None
@@ -327,12 +335,12 @@ def test_the_forest_shows_shared_prefixes_and_where_they_diverge() -> None:
         (1024, len(one), 0),
         (1024, len(two), 0),
     }
-    assert bench.question(lambda store: store.stored_tokens(limbs[0].key, namespace="")) in (
+    assert bench.question(ReadTokens(key=limbs[0].key, namespace="")) in (
         tuple(one),
         tuple(two),
     )
-    assert bench.question(lambda store: store.stored_tokens("head", namespace="")) == tuple(shared)
-    assert bench.question(lambda store: store.stored_tokens(trunk.key, namespace="another")) is None
+    assert bench.question(ReadTokens(key="head", namespace="")) == tuple(shared)
+    assert bench.question(ReadTokens(key=trunk.key, namespace="another")) is None
     assert forest(bench, "another") == []
 
 
@@ -340,12 +348,12 @@ def test_a_branch_can_be_pinned_and_unpinned() -> None:
     bench = Bench(FakeBackend(n_slots=1))
     bench.ask("one", text(600), 1)
     [branch] = forest(bench)
-    assert bench.question(lambda store: store.pin(branch.key, seconds=60.0, namespace="")) is True
+    assert bench.question(PinStored(key=branch.key, seconds=60.0, namespace="")) is True
     [pinned] = forest(bench)
     assert pinned.pinned_until is not None
-    assert bench.question(lambda store: store.pin(branch.key, seconds=0.0, namespace="")) is True
+    assert bench.question(PinStored(key=branch.key, seconds=0.0, namespace="")) is True
     assert forest(bench) == [branch]
-    assert bench.question(lambda store: store.pin("00", seconds=60.0, namespace="")) is False
+    assert bench.question(PinStored(key="00", seconds=60.0, namespace="")) is False
 
 
 def test_expired_pins_free_the_budget_for_new_ones(
@@ -403,11 +411,10 @@ def test_a_prompt_deleted_while_the_disk_refuses_is_gone(
     with monkeypatch.context() as away:
         away.setattr(DiskTier, "drop", refuse)
         away.setattr(DiskTier, "drop_names", refuse)
-        assert bench.question(lambda store: store.forget("p", namespace="")) == 1 + 3
-        deadline = time.monotonic() + 10
-        while len(bench.loop._cache._disk.transfers._deferred) < 2:  # type: ignore[union-attr]
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        away.setattr(DiskTier, "forget_after", refuse)
+        deleted = bench.question(forget_key("p"))
+        assert (deleted.counts[Place.NAMES], deleted.counts[Place.DISK]) == (1, 3)
+        assert "the disk is away" in str(deleted.unreached)
     bench.close()
     again = Bench(FakeBackend(), cache_opener(tmp_path))
     assert listed(again) == []
@@ -420,5 +427,5 @@ def test_a_pinned_system_prompt_survives_deleting_its_conversation() -> None:
     head = text(512)
     bench.ask("one", head + text(300), 1, terms=CacheTerms(pins=(Pin(512, 3600.0),)))
     [tip] = [each for each in listed(bench) if each.n_tokens > 512]
-    bench.question(lambda store: store.forget(tip.key, namespace=""))
+    bench.question(forget_key(tip.key))
     assert forecast(bench, head + text(5)).n_cached == 512

@@ -56,7 +56,7 @@ def continue_together(
     backend: Backend, slots: list[int], tokens: list[int], n_tokens: int = 12
 ) -> list[list[int]]:
     """The same for slots that hold the same, in one batch per step."""
-    samplers = [backend.new_sampler(Sampling(temperature=0), (), None) for _ in slots]
+    samplers = [backend.new_sampler(Sampling(temperature=0), (), 0, None) for _ in slots]
     replies: list[list[int]] = [[] for _ in slots]
     last, position = [tokens[-1]] * len(slots), len(tokens) - 1
     rows = list(range(len(slots)))

@@ -49,6 +49,8 @@ class FakeModel:
     def status(self) -> EngineStatus:
         return self.responder.status()
 
+    async def refresh(self) -> None: ...
+
     async def shut_down(self, grace_seconds: float) -> None:
         pass
 
@@ -360,8 +362,10 @@ def test_totals_add_up_and_what_was_counted_stays_counted() -> None:
             model_class="dense", off_because=None, tiers=tuple(tiers), counters=counters
         )
 
-    engine = FakeResponder().status()
-    both = total([engine, engine], [cache(5, 70), cache(7, 80)], CacheCounters())
+    def of(cache: CacheStatus) -> EngineStatus:
+        return replace(FakeResponder().status(), cache=cache)
+
+    both = total([of(cache(5, 70)), of(cache(7, 80))], CacheCounters(), {})
     assert both.cache is not None
     assert (both.n_slots, both.cache.counters.prefilled_tokens) == (8, 12)
     memory, disk = both.cache.tiers
@@ -369,10 +373,10 @@ def test_totals_add_up_and_what_was_counted_stays_counted() -> None:
     assert (disk.n_entries, disk.n_bytes, disk.budget_bytes) == (2, 80, 100)
 
     past = CacheCounters() + cache(7, 80).counters
-    one = total([engine], [cache(5, 70)], past)
+    one = total([of(cache(5, 70))], past, {})
     assert one.cache is not None
     assert one.cache.counters == both.cache.counters
-    none = total([], [], past + cache(5, 70).counters)
+    none = total([], past + cache(5, 70).counters, {})
     assert none.cache is not None
     assert (none.n_slots, none.cache.counters) == (0, both.cache.counters)
-    assert total([], [], CacheCounters()).cache is None
+    assert total([], CacheCounters(), {}).cache is None

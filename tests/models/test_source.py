@@ -15,8 +15,8 @@ import pytest
 
 from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
-from rekindle.models import embedded
-from rekindle.models.gguf_check import GGML_BLOCKS, check_gguf
+from rekindle.models.files import embedded
+from rekindle.models.files.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
     first_model,
@@ -63,6 +63,59 @@ def test_a_file_is_whole_until_its_last_weight_is_cut(tmp_path: Path, alignment:
         f"The file {path} is truncated: it has {n_needed - 1} bytes,"
         f" its header describes at least {n_needed}."
     )
+
+
+def header(*pairs: bytes, n_tensors: int = 0, n_pairs: int | None = None) -> bytes:
+    n_pairs = len(pairs) if n_pairs is None else n_pairs
+    return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_pairs) + b"".join(pairs)
+
+
+def pair(key: bytes, kind: int, value: bytes, *, key_bytes: int | None = None) -> bytes:
+    n_bytes = len(key) if key_bytes is None else key_bytes
+    return struct.pack("<Q", n_bytes) + key + struct.pack("<I", kind) + value
+
+
+def texts(*words: bytes, count: int | None = None) -> bytes:
+    n_words = len(words) if count is None else count
+    each = (struct.pack("<Q", len(word)) + word for word in words)
+    return struct.pack("<IQ", 8, n_words) + b"".join(each)
+
+
+TOKENS = b"tokenizer.ggml.tokens"
+ALIGNMENT = b"general.alignment"
+HOSTILE_HEADERS = {
+    "2^60 pairs": header(n_pairs=2**60),
+    "2^60 tensors": header(n_tensors=2**60),
+    "a key of 2^62 bytes": header(pair(b"k", 4, bytes(4), key_bytes=2**62)),
+    "a key of 2^64 - 1 bytes": header(pair(b"k", 4, bytes(4), key_bytes=2**64 - 1)),
+    "a long key": header(pair(b"k" * 65536, 4, bytes(4))),
+    "a text of 2^62 bytes": header(pair(b"k", 8, struct.pack("<Q", 2**62))),
+    "2^60 numbers": header(pair(b"k", 9, struct.pack("<IQ", 12, 2**60))),
+    "2^60 texts": header(pair(b"k", 9, texts(b"a", count=2**60))),
+    "2^60 tokens": header(pair(TOKENS, 9, texts(b"a", count=2**60))),
+    "lists in lists": header(pair(b"k", 9, struct.pack("<IQ", 9, 1) * 99)),
+    "a billion layers": header(pair(b"llama.block_count", 4, struct.pack("<I", 10**9))),
+    "an unknown type": header(pair(b"k", 99, b"")),
+    "alignment 0": header(pair(ALIGNMENT, 4, struct.pack("<I", 0))),
+    "alignment 7": header(pair(ALIGNMENT, 4, struct.pack("<I", 7))),
+    "the same token twice": header(pair(TOKENS, 9, texts(b"a", b"b", b"a"))),
+    "tokens that are numbers": header(pair(TOKENS, 9, struct.pack("<IQI", 4, 1, 1))),
+    "a long token": header(pair(TOKENS, 9, texts(b"a" * 65536))),
+    "99 dimensions": header(struct.pack("<Q1sI", 1, b"t", 99) + bytes(999), n_tensors=1, n_pairs=0),
+    "a tensor behind the end": header(
+        struct.pack("<Q1sIQIQ", 1, b"t", 1, 4, 0, 2**62), n_tensors=1, n_pairs=0
+    ),
+    "a huge tensor": header(
+        struct.pack("<Q1sI4QIQ", 1, b"t", 4, *[2**63] * 4, 0, 0), n_tensors=1, n_pairs=0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_HEADERS)
+def test_a_hostile_header_is_refused_before_llama_cpp_reads_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(HOSTILE_HEADERS[name])
+    assert str(path) in failure(lambda: check_gguf(path))
 
 
 def test_a_cut_anywhere_is_seen(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.errors import PrimeError
+from rekindle.errors import PrimeError, UnreadableFile
 from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -197,7 +197,7 @@ def test_packed_traffic_is_read() -> None:
         ("a.json", '{"system": "x", "tools": {}}', "a.json: `tools` must be a list."),
         ("a.json", '{"system": "x", "tools": [{}]}', "a.json: `tools.0` has no name."),
         ("a.pdf", "x", "a.pdf: a file to prime must end in one of .json, "),
-        ("a.json.gz", "x", "a.json.gz is not a gzip file: "),
+        ("a.json.gz", "x", "a.json.gz is not a complete gzip file: "),
         ("a.txt", b"\xff", "a.txt is not UTF-8 text."),
         ("a.jsonl", "", "a.jsonl holds no request that can be primed."),
     ],
@@ -205,7 +205,7 @@ def test_packed_traffic_is_read() -> None:
 def test_what_cannot_be_primed_is_named_with_file_and_line(
     name: str, content: str | bytes, message: str
 ) -> None:
-    with pytest.raises(PrimeError) as failed:
+    with pytest.raises((PrimeError, UnreadableFile)) as failed:
         parse_prime_file(Path(name), content.encode() if isinstance(content, str) else content)
     assert message in failed.value.message
 

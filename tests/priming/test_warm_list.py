@@ -114,6 +114,19 @@ def test_a_file_is_primed_again_when_its_content_changes_and_not_when_it_is_touc
     asyncio.run(run())
 
 
+def test_a_pipe_does_not_block_the_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, pipe, file = FakeServer(), tmp_path / "a.md", tmp_path / "b.md"
+    os.mkfifo(pipe)
+    file.write_text("here")
+
+    async def run() -> None:
+        async with running(server, pipe, file):
+            assert server.taken() == ["here"]
+
+    asyncio.run(run())
+    assert f"{pipe} is not a plain file." in caplog.text
+
+
 def test_a_file_that_appears_later_is_primed_then_and_again_when_it_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,7 +262,7 @@ def primed(body: dict[str, Any], responder: FakeResponder, key: str | None = Non
     app = app_of(responder, api_settings(api_keys=("secret",)) if key else None)
 
     async def send() -> Primed:
-        return await asgi_sender(app, key, persist=True)(request)
+        return await asgi_sender(app, [key] if key else [], persist=True)(request)
 
     return asyncio.run(send())
 
@@ -275,7 +288,7 @@ def test_only_where_there_is_a_disk_the_sender_asks_to_wait_for_it() -> None:
     async def run() -> None:
         [request] = parse_prime_file(Path("agent.md"), b"Be brief.")
         for persist in (True, False):
-            primed = await asgi_sender(app, None, persist=persist)(request)
+            primed = await asgi_sender(app, [], persist=persist)(request)
             assert primed == Primed(n_cached=1, n_computed=2)
 
     asyncio.run(run())

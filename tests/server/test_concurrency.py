@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
+from rekindle.generation.status import EngineStatus
 from rekindle.models.source import ModelFile
-from rekindle.server import assemble, background
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 from tests.conftest import TinyModels
 from tests.support.server_process import ServerProcess
 from tests.support.tiny_models import TinyArchitecture
@@ -113,6 +115,10 @@ def test_no_class_of_model_mixes_up_its_sequences(
         assert_same_but_for_near_ties(mine, other)
 
 
+def is_busy(status: EngineStatus) -> bool:
+    return bool(status.n_running or status.n_waiting)
+
+
 def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
     """Replies that end, replies whose client leaves, and refusals, all in one event loop."""
     settings = Settings(
@@ -130,7 +136,7 @@ def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
         assembly.pool.start()
         before = asyncio.all_tasks()
         transport = httpx.ASGITransport(assembly.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await asyncio.gather(
                 *(complete(client, i, is_streaming=i % 2 == 0) for i in range(N_REQUESTS)),
                 *(leave_early(client, i) for i in range(8)),
@@ -138,7 +144,7 @@ def test_no_task_and_no_slot_is_left_behind(tiny_models: TinyModels) -> None:
             )
             async with asyncio.timeout(30):
                 # The engine is another thread and gives no event to wait for.
-                while assembly.pool.statuses()[0].n_running:  # noqa: ASYNC110
+                while is_busy(assembly.pool.statuses()[0]):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         [status] = assembly.pool.statuses()
         assert (status.n_running, status.n_waiting) == (0, 0)

@@ -28,10 +28,9 @@ from tests.support.cache_traffic import (
     cold_answers,
     eventually,
     random_tokens,
-    tell,
 )
+from tests.support.faults import Moment
 from tests.support.server_process import ServerProcess, serve
-from tests.support.standby_server import Moment, armed
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.tiny_vocabulary import no_words
 
@@ -127,8 +126,7 @@ def test_two_conversations_of_a_killed_process_are_both_found(
         for conversation in conversations:
             cold.check(caller.ask(conversation), conversation)
         n_entries = eventually_quiet(caller)
-        server.process.kill()
-        server.process.wait()
+        server.kill()
     assert len(read_stored(tmp_path).inventory.entries) == n_entries
     with running(model, tmp_path) as (server, caller):
         for conversation in conversations:
@@ -166,7 +164,7 @@ def test_a_prefill_that_was_killed_is_resumed_by_the_retry(
             assert caller.metrics().get("rekindle_cache_writes_total", 0) >= n_written
 
         eventually(check)
-        server.process.kill()
+        server.kill()
         asking.join()
     with running(model, tmp_path) as (server, caller):
         assert_found(caller, cold_for(architecture), long, n_least=CHECKPOINT_INTERVAL)
@@ -189,8 +187,7 @@ def test_a_turn_survives_a_kill_while_its_replacement_is_written(
         with standby.started() as (server, caller):
             second = first + caller.ask(first).tokens + prompt("second", 20)
             eventually_quiet(caller)
-            tell(server, Moment.WHOLE_FILE.name)
-            server.wait_for_log(armed(Moment.WHOLE_FILE))
+            standby.faults.die_at(Moment.WHOLE_FILE)
             with suppress(httpx.TransportError):
                 caller.ask(second)
             server.process.wait(timeout=60)
@@ -237,7 +234,7 @@ def test_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Pat
     model = tiny_models(TinyArchitecture.QWEN35)
     with running(model, tmp_path) as (_, caller):
         caller.ask(prompt("long", 700), n_tokens=1)
-        caller.ask(prompt("talkative", 200), n_tokens=100)
+        caller.ask(prompt("talkative", 200), n_tokens=300)  # long enough for an export
         eventually_quiet(caller)
     headers = [entry.row.header for entry in read_stored(tmp_path).inventory.entries]
     assert Counter((header.kind, header.stop, header.reason) for header in headers) == Counter(
@@ -249,7 +246,7 @@ def test_each_entry_says_why_it_was_saved(tiny_models: TinyModels, tmp_path: Pat
             (Kind.CHECKPOINT, 700, Reason.TURN_END),
             (Kind.CHECKPOINT, 192, Reason.BOUNDARY),
             (Kind.BLOCK, 256, Reason.DECODE),
-            (Kind.BLOCK, 299, Reason.TURN_END),
-            (Kind.CHECKPOINT, 299, Reason.TURN_END),
+            (Kind.BLOCK, 499, Reason.TURN_END),
+            (Kind.CHECKPOINT, 499, Reason.TURN_END),
         ]
     )

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import snapshot_of
 from rekindle.generation.events import NO_SPANS, CacheSource
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import Rank
 from rekindle.generation.status import CacheCounters, CacheStatus, StoredBranch, TierStatus
 from tests.api.client import serving
@@ -328,7 +329,7 @@ def test_a_shared_store_has_its_place_in_legends_charts_and_budgets(open_page: O
         model_class="dense", off_because=None, tiers=(tier,), counters=CacheCounters()
     )
     responder.cache = cache
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     spans = NO_SPANS.extended(CacheSource.SHARED, 60).extended(CacheSource.UPSTREAM, 75)
     history.observe(replace(RECORD, n_prompt=100, is_evaluated=True, spans=spans))
     with serving(responder) as url:
@@ -367,8 +368,8 @@ CANVAS_IS_SHARED = """() => {
 
 
 def feed_of(responder: FakeResponder, history: HourHistory) -> bytes:
-    hour = {"bucket_seconds": BUCKET_SECONDS, "buckets": history.buckets(), "requests": []}
-    snapshot = snapshot_of(FixedModels(responder, CARD), history)
+    hour = {"bucket_seconds": BUCKET_SECONDS, "buckets": history.buckets(None), "requests": []}
+    snapshot = snapshot_of(FixedModels(responder, CARD), history, None)
     frames = (("hour", hour), ("snapshot", snapshot))
     return "".join(f"event: {name}\ndata: {json.dumps(body)}\n\n" for name, body in frames).encode()
 
@@ -380,6 +381,7 @@ def test_an_open_page_does_not_delay_the_shutdown(
         with httpx.stream("GET", f"{server.url}/v1/events", timeout=WAIT_MS) as feed:
             lines = feed.iter_lines()
             assert next(lines) == "event: hour"
+            assert "event: snapshot" in lines
             server.process.terminate()
-            assert "event: snapshot" in list(lines)  # to its end, which is a proper one
+            assert list(lines)[-1] == ""  # to its end, which is a proper one
         assert server.process.wait(timeout=60) == 0

@@ -13,7 +13,8 @@ import pytest
 
 from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
 from rekindle.models.source import ModelFile
-from rekindle.server import assemble, background
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 from tests.conftest import TinyModels
 from tests.support.cache_traffic import (
     N_SCORES,

@@ -61,12 +61,12 @@ def prompt_of(client: Client, seed: str, model: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "source"), [((), "disk"), (("--no-cache-disk",), "memory")], ids=["disk", "memory"]
+    ("settings", "sources"), [((), {"disk"}), (("--no-cache-disk",), set())], ids=["disk", "memory"]
 )
 def test_stored_rows_are_found_when_the_model_is_loaded_again(
-    folder: Path, settings: tuple[str, ...], source: str
+    folder: Path, settings: tuple[str, ...], sources: set[str]
 ) -> None:
-    """Live rows go with the model, and no other model finds any of its rows."""
+    """The memory of a model goes with its process, and no other model finds any of its rows."""
     with several(folder, *settings) as (_, client):
         prompt = prompt_of(client, "a6", "alpha")
         first = client.complete(prompt, model="alpha", prompt_cache_key="one")
@@ -80,8 +80,8 @@ def test_stored_rows_are_found_when_the_model_is_loaded_again(
         client.post("/v1/models/alpha/unload", {})
         assert states(client) == {"alpha": "unloaded", "beta": "loaded"}
         returned = client.complete(prompt, model="alpha", prompt_cache_key="one")
-        assert returned.sources == {source}
-        assert returned.n_prefilled < len(prompt) // 2
+        assert returned.sources == sources
+        assert (returned.n_prefilled < len(prompt) // 2) == bool(sources)
         assert states(client) == {"alpha": "loaded", "beta": "loaded"}
 
 

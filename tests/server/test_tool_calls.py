@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
 from tests.support.clear_replies import say
@@ -56,6 +57,32 @@ BONN = {
                 "days": {"type": "integer", "enum": [3]},
             },
             "required": ["city", "unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+STORY_SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 150, "maxLength": 200}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+STORY = {"name": "write_story", "description": "Writes a story.", "parameters": STORY_SCHEMA}
+STORY_TOKENS = 400  # enough to land the call
+TELL = [{"role": "user", "content": "Write a story about a ship."}]
+WRITE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "write",
+        "description": "Writes a file.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "content": {"type": "string", "minLength": 400},
+                "path": {"type": "string"},
+                "mode": {"enum": ["append", "overwrite"]},
+            },
+            "required": ["content", "path", "mode"],
             "additionalProperties": False,
         },
     },
@@ -139,6 +166,104 @@ def test_a_streamed_call_equals_the_unstreamed_one(create: Any) -> None:
     assert json.loads(arguments) == {"city": "Bonn", "unit": "celsius", "days": 3}
 
 
+def check_story(arguments: Any) -> None:
+    assert set(arguments) == {"text"}
+    assert 150 <= len(arguments["text"]) <= 200
+
+
+def test_a_call_is_streamed_while_it_is_sampled(create: Any) -> None:
+    stream = create(
+        TELL,
+        tools=[{"type": "function", "function": STORY}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=STORY_TOKENS,
+        logprobs=True,
+        stream=True,
+    )
+    n_scored, n_at_name, pieces = 0, 0, []
+    for chunk in stream:
+        [choice] = chunk.choices
+        n_scored += len(choice.logprobs.content) if choice.logprobs else 0
+        for call in choice.delta.tool_calls or ():
+            if call.function.name:
+                assert call.id
+                assert (call.type, call.function.name) == ("function", "write_story")
+                n_at_name = n_scored
+            elif call.function.arguments:
+                pieces.append(call.function.arguments)
+    assert 0 < n_at_name < n_scored / 2  # held back, it would come with the scores of all tokens
+    assert len(pieces) > 10
+    check_story(json.loads("".join(pieces)))
+
+
+def test_a_response_streams_the_arguments_of_a_call(server: ServerProcess) -> None:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600) as sdk:
+        responses: Any = sdk.responses
+        with responses.stream(
+            model="any",
+            input=TELL,
+            tools=[{"type": "function", **STORY}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=0,
+            max_output_tokens=STORY_TOKENS,
+        ) as stream:
+            kinds = [event.type for event in stream]
+            reply = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.delta") > 10
+    assert kinds.count("response.function_call_arguments.done") == 1
+    [call] = reply.output
+    check_story(json.loads(call.arguments))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_calls_a_call_incomplete_that_was_ended_at_max_output_tokens(
+    server: ServerProcess,
+    stream: bool,  # noqa: FBT001
+) -> None:
+    fields = {
+        "model": "any",
+        "input": TELL,
+        "tools": [{"type": "function", **WRITE["function"]}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600) as sdk:
+        responses: Any = sdk.responses
+        if stream:
+            *_, last = responses.create(**fields, stream=True)
+            reply = last.response
+        else:
+            reply = responses.create(**fields)
+    assert reply.status == "incomplete"
+    [call] = reply.output
+    assert call.status == "incomplete"
+    assert set(json.loads(call.arguments)) == {"content", "path", "mode"}
+
+
+def test_a_message_streams_the_input_of_a_tool_use(server: ServerProcess) -> None:
+    with Anthropic(base_url=server.url, api_key="none", timeout=600) as sdk:
+        messages: Any = sdk.messages
+        tool = {"name": STORY["name"], "input_schema": STORY_SCHEMA}
+        with messages.stream(
+            model="any",
+            messages=TELL,
+            tools=[tool],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            max_tokens=STORY_TOKENS,
+            extra_body={"temperature": 0},
+        ) as stream:
+            snapshots = [event.snapshot for event in stream if event.type == "input_json"]
+            reply = stream.get_final_message()
+    assert len(snapshots) > 10
+    [block] = reply.content
+    assert (block.type, block.name) == ("tool_use", "write_story")
+    check_story(block.input)
+
+
 def test_under_auto_a_call_once_begun_is_completed_and_valid(create: Any) -> None:
     [choice] = create([*rounds(3), *ASKED], parallel_tool_calls=False).choices
     assert choice.finish_reason == "tool_calls"
@@ -160,6 +285,52 @@ def test_a_call_cut_by_max_tokens_is_returned_as_text(create: Any, stream: bool)
         text, finish = choice.message.content, choice.finish_reason
     assert finish == "length"
     assert "<tool_call>" in text
+
+
+def test_a_long_call_is_ended_at_max_tokens_and_is_valid(create: Any) -> None:
+    asked = [{"role": "user", "content": "Write a very long story about a ship to a file."}]
+    reply = create(asked, tools=[WRITE], tool_choice="required", max_tokens=200)
+    [choice] = reply.choices
+    assert choice.finish_reason == "length"
+    assert reply.usage.completion_tokens == 200
+    [call] = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"content", "path", "mode"}
+    assert len(arguments["content"]) >= 400
+    assert arguments["mode"] in ("append", "overwrite")
+
+
+def test_a_call_that_streams_is_ended_at_max_tokens_and_is_valid(create: Any) -> None:
+    parameters = {
+        "type": "object",
+        # Long, but an end of this length still fits when the call begins.
+        "properties": {"text": {"type": "string", "pattern": "^[a-zA-Z ,.]{300,}$"}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    stream = create(
+        TELL,
+        tools=[{"type": "function", "function": {**STORY, "parameters": parameters}}],
+        tool_choice="required",
+        max_tokens=520,
+        stream=True,
+    )
+    choices = [chunk.choices[0] for chunk in stream]
+    deltas = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    assert len(deltas) > 50
+    assert not any(choice.delta.content for choice in choices)
+    assert choices[-1].finish_reason == "length"
+    arguments = json.loads("".join(call.function.arguments for call in deltas))
+    assert len(arguments["text"]) >= 300
+
+
+def test_under_auto_a_call_is_ended_at_max_tokens_and_is_valid(create: Any) -> None:
+    fields = {"messages": [*rounds(3), *ASKED], "parallel_tool_calls": False}
+    n_tokens = create(**fields).usage.completion_tokens
+    [choice] = create(**fields, max_tokens=n_tokens - 2).choices
+    assert choice.finish_reason == "length"
+    [call] = choice.message.tool_calls
+    check_weather(call)
 
 
 def test_under_none_the_prompt_is_the_same_and_nothing_is_called(create: Any) -> None:

@@ -136,15 +136,29 @@ class AuditedBackend:
         return self.inner.sample([sampler.inner for sampler in samplers], rows)
 
     def new_sampler(
-        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        n_reply: int,
+        n_top_logprobs: int | None,
+        *,
+        n_left: int = 0,
+        is_landing: bool = False,
     ) -> Sampler:
-        self.samplers.append(
-            WatchedSampler(self.inner.new_sampler(sampling, prompt, n_top_logprobs))
+        sampler = self.inner.new_sampler(
+            sampling, tokens, n_reply, n_top_logprobs, n_left=n_left, is_landing=is_landing
         )
+        self.samplers.append(WatchedSampler(sampler))
         return self.samplers[-1]
 
     def check_grammar(self, grammar: Grammar) -> None:
         self.inner.check_grammar(grammar)
+
+    def compiles_quickly(self, grammar: Grammar) -> bool:
+        return self.inner.compiles_quickly(grammar)
+
+    def prepare_grammars(self) -> None:
+        self.inner.prepare_grammars()
 
     def clear_slot(self, slot: int) -> None:
         self.inner.clear_slot(slot)

@@ -6,6 +6,7 @@ another size differ in their last bits, and where two tokens are nearly equal ei
 """
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from tests.support.faults import Faults
 from tests.support.server_process import ServerProcess, free_port, serve
 from tests.support.tiny_vocabulary import CONTROL_TOKENS, vocabulary
 
@@ -181,9 +183,13 @@ def eventually(check: Callable[[], None]) -> None:
 
 
 class Standby:
-    """Servers with equal arguments, one after the other. The next one imports in advance."""
+    """Servers with equal arguments, one after the other. The next one imports in advance.
+
+    `faults` sets the moment of a server's death.
+    """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
+        self.faults = Faults(folder / "faults")
         self._folder = folder
         self._arguments = arguments
         self._n_started = 0
@@ -192,8 +198,9 @@ class Standby:
     @contextmanager
     def started(self) -> Iterator[tuple[ServerProcess, Caller]]:
         server, self._next = self._next, self._prepare()
+        self.faults.clear()
         try:
-            tell(server, "serve")
+            _tell_to_serve(server)
             server.wait_until_ready()
             with closing(Caller(server.url)) as caller:
                 yield server, caller
@@ -202,7 +209,8 @@ class Standby:
 
     def kill_while_starting(self, after_seconds: float) -> None:
         server, self._next = self._next, self._prepare()
-        tell(server, "serve")
+        self.faults.clear()
+        _tell_to_serve(server)
         time.sleep(after_seconds)
         _end(server)
 
@@ -220,21 +228,21 @@ class Standby:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **self.faults.environment},
             )
         return ServerProcess(process, port, log)
 
 
-def tell(server: ServerProcess, line: str) -> None:
-    """Order a standby server to start, or set the moment of its death."""
+def _tell_to_serve(server: ServerProcess) -> None:
     assert isinstance(server.process, subprocess.Popen)
     assert server.process.stdin is not None
-    server.process.stdin.write(f"{line}\n".encode())
+    server.process.stdin.write(b"serve\n")
     server.process.stdin.flush()
 
 
 def _end(server: ServerProcess) -> None:
     assert isinstance(server.process, subprocess.Popen)
-    server.process.kill()
+    server.kill()
     server.process.communicate()  # closes its pipe, too
 
 

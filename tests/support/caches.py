@@ -2,17 +2,32 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rekindle.cache.disk.tier import DiskTier
 from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
+from rekindle.cache.listing.slices import Sliced
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.shared.transfers import SharedTransfers
+from rekindle.cache.stores.transfers import TransferPool
 from rekindle.config import MIB, WritePolicy
 from rekindle.engine.orders import OpenCache
 from rekindle.generation.model_state import StateTraits
 
+T = TypeVar("T")
+
 ROOT = b"r" * 16
+
+
+def in_one_go(sliced: Sliced[T]) -> T:
+    """Do all slices of some long work. Return its result."""
+    while True:
+        try:
+            next(sliced)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 def cache_opener(
@@ -26,6 +41,7 @@ def cache_opener(
     may_recompute: bool = False,
     opened: list[PrefixCache] | None = None,
     shared: Callable[[StateTraits, Callable[[], None]], SharedTransfers] | None = None,
+    make_pool: Callable[[Callable[[], None]], TransferPool] = disk_pool,
 ) -> OpenCache:
     """`opened` gets the cache, for tests that look inside."""
     policy = CachePolicy(
@@ -48,7 +64,7 @@ def cache_opener(
                 budget_bytes=disk_bytes,
                 is_leased=lambda key: cache.is_leased(key),
             )
-            disk = DiskTransfers(tier, disk_pool(notify))
+            disk = DiskTransfers(tier, make_pool(notify))
         access = shared(traits, notify) if shared is not None else None
         cache = PrefixCache(ROOT, traits, policy, disk, access)
         if opened is not None:

@@ -7,6 +7,7 @@ from rekindle.chat.accounts.accounts import Account, Accounts
 from rekindle.chat.accounts.recent_prompts import past_prompt
 from rekindle.chat.accounts.request_log import log_request
 from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.choice import chosen
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
@@ -18,6 +19,7 @@ from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import Overflow, ReasoningHistory
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import TokenStream
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import CacheTerms, Sampling
 from rekindle.generation.tokenizer import Tokenizer
 
@@ -29,7 +31,7 @@ def prompt_builder(
     memory: TurnMemory | None = None,
     reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
 ) -> PromptBuilder:
-    memory = memory or TurnMemory(MemoryTurns())
+    memory = memory or TurnMemory(MemoryTurns(Tombstones()))
     rules = VolatileRules(())
     return PromptBuilder(template, tokenizer, dialect, memory, reasoning_history, volatile=rules)
 
@@ -47,14 +49,15 @@ def chat_responder(
         engine,
         tokenizer,
         prompt_builder(template, tokenizer, dialect),
-        dialect,
+        chosen(dialect),
         Sampling(),
         default_cache_prompt=True,
         default_overflow=Overflow.ERROR,
+        stream_calls=True,
         rewarmer=None,
         embedding_end_token=None,
         model=model,
-        accounts=accounts or Accounts(),
+        accounts=accounts or Accounts(Tombstones()),
         observers=(),
     )
 
@@ -83,4 +86,6 @@ def reply_stream(
 
 def account_of(prompt: Prompt, **options: Any) -> Account:
     asked = past_prompt(prompt, CacheTerms(), model="", reply_id=None)
-    return Accounts().open(asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True)
+    return Accounts(Tombstones()).open(
+        asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True
+    )

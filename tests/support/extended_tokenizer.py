@@ -10,13 +10,18 @@ from rekindle.generation.tokenizer import Tokenizer
 CONTROL_STRING = re.compile(
     r"<[|\uff5c][^<>'\"\s]+?[|\uff5c]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\[/?[A-Z_]{3,}\]"
     r"|</?s>|<SPECIAL_\d+>|<(?:start|end)_of_turn>|\[e~\[|\]~b\]|\]~!b\["
+    r"|<sep>|<seed:[be]os>|<(?:beginning|end)_of_sentence>|</?(?:assistant|user)>"
 )
 # Those that end a turn.
 END_STRINGS = (
     *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>"),
     *("<|end_of_text|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>"),
     *("<|user|>", "<|observation|>", "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>", "[e~["),
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    *("<sep>", "<seed:eos>", "<end_of_sentence>", "</assistant>", "<|role_end|>", "<|calls|>"),
+    *("<|message_sep|>", "<|end_of_msg|>", "<|assistant_end|>", "<|eot|>", "<|eom|>"),
+    "<|tools_suffix|>",
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<\uff5chy_eos:opensource\uff5c>"),
+    "<|START_OF_TURN_TOKEN|>",  # Command R+ does not end a turn with calls
 )
 CHANNEL = "<|channel|>"  # where it is used, <|end|> ends a part of a turn
 

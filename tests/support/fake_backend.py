@@ -35,12 +35,16 @@ def next_token(prefix: Sequence[int]) -> int:
 class InspectedBackend(Backend, Protocol):
     """A backend whose slots a test can measure."""
 
+    def clear_all(self) -> None: ...
+
     def n_positions(self, slot: int) -> int: ...
 
 
 class FakeSampler:
-    def __init__(self) -> None:
+    def __init__(self, *, n_left: int = 0, is_landing: bool = False) -> None:
         self.closed = False
+        self.n_left = n_left  # when it was made
+        self.is_landing = is_landing
 
     def close(self) -> None:
         assert not self.closed
@@ -79,6 +83,7 @@ class FakeBackend:
         window_slack: int = 32,  # positions before the window that are still there
         off_because: str | None = None,
         reply: Callable[[Sequence[int]], int] = next_token,
+        lands_at: int | None = None,  # this token and all after it are forced
     ) -> None:
         self.n_slots = n_slots
         self.n_cells = n_cells
@@ -105,6 +110,7 @@ class FakeBackend:
         self.has_room_to_move = True
         self.moved: list[int] = []  # slots
         self.move_failures: list[DecodeFailed] = []
+        self.lands_at = lands_at
         self.fail_sampling_of: set[int] = set()  # last tokens whose row cannot be sampled
         self._model_class = model_class
         self._window = window
@@ -159,22 +165,39 @@ class FakeBackend:
         self, samplers: Sequence[FakeSampler], rows: Sequence[int]
     ) -> list[TokenSampled | Exception]:
         assert not any(sampler.closed for sampler in samplers)
-        return [
-            ValueError("no token fits")
-            if self._rows[row][-1] in self.fail_sampling_of
-            else TokenSampled(self._reply(self._rows[row]))
-            for row in rows
-        ]
+        return [self._sample(*each) for each in zip(samplers, rows, strict=True)]
+
+    def _sample(self, sampler: FakeSampler, row: int) -> TokenSampled | Exception:
+        if self._rows[row][-1] in self.fail_sampling_of:
+            return ValueError("no token fits")
+        token = self._reply(self._rows[row])
+        sampler.is_landing |= token == self.lands_at
+        return TokenSampled(token, lands=sampler.is_landing)
 
     def new_sampler(
-        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        n_reply: int,
+        n_top_logprobs: int | None,
+        *,
+        n_left: int = 0,
+        is_landing: bool = False,
     ) -> FakeSampler:
-        self.samplers.append(FakeSampler())
+        if sampling.grammar is not None:
+            self.check_grammar(sampling.grammar)
+        self.samplers.append(FakeSampler(n_left=n_left, is_landing=is_landing))
         return self.samplers[-1]
 
     def check_grammar(self, grammar: Grammar) -> None:
         if grammar.source == "bad":
             raise InvalidRequest("bad grammar")
+
+    def compiles_quickly(self, grammar: Grammar) -> bool:
+        return not grammar.source.startswith("heavy")
+
+    def prepare_grammars(self) -> None:
+        pass
 
     def clear_slot(self, slot: int) -> None:
         if slot in self.slots:

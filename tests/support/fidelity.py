@@ -33,6 +33,7 @@ from rekindle.errors import (
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause, TokenSampled
 from rekindle.generation.model_state import StateTraits
 from rekindle.generation.request import GenerationRequest, Sampling
+from rekindle.link.activity_page import ActivityPage, new_page_file
 from tests.support.accounts import (
     being_read,
     being_written,
@@ -47,6 +48,7 @@ from tests.support.audited_backend import AuditedBackend, Ledger
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_embedder import FakeEmbedder
 from tests.support.fidelity_setup import ROOMY_ENTRIES, ROOT, FlakyDiskTier, Setup, Subject
+from tests.support.preparers import PreparingAtOnce
 from tests.support.stepped_transfers import AT_ONCE, Clock, Pace, SteppedPool
 
 MAX_STEPS = 20_000  # of one request; far more than any needs
@@ -82,7 +84,6 @@ class Damage(Enum):
 
 class Failure(Enum):
     DECODE = auto()
-    DECODE_IN_DISORDER = auto()
     DECODE_FULL = auto()
     EXPORT = auto()
     IMPORT = auto()
@@ -130,6 +131,8 @@ class World:
             self._open_cache,
             queue_size=8,
             embedder=FakeEmbedder(),
+            preparer=PreparingAtOnce(),
+            activity=ActivityPage(new_page_file()),
         )
         self.loop.start()
 
@@ -314,8 +317,6 @@ class World:
         match failure:
             case Failure.DECODE:
                 backend.decode_failures.append(DecodeFailed("told to", rows_intact=True))
-            case Failure.DECODE_IN_DISORDER:
-                backend.decode_failures.append(DecodeFailed("told to"))
             case Failure.DECODE_FULL:
                 backend.decode_failures.append(ContextFull("told to"))
             case Failure.EXPORT:

@@ -1,13 +1,16 @@
 """The engine loop on the test's own thread, step by step."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from rekindle.engine.backend import Embedder
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache
-from rekindle.generation.engine import PrefixStore
+from rekindle.engine.scheduler.sampler_queue import Preparer
 from rekindle.generation.events import PromptEvaluated, TokenSampled
+from rekindle.generation.questions import Question
 from rekindle.generation.request import (
     USUAL_TERMS,
     CacheTerms,
@@ -15,11 +18,17 @@ from rekindle.generation.request import (
     GenerationRequest,
     Sampling,
 )
+from rekindle.link.activity_page import ActivityPage, new_page_file
 from tests.support.caches import cache_opener
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_embedder import FakeEmbedder
+from tests.support.preparers import PreparingAtOnce
 
 T = TypeVar("T")
+
+GREEDY = Sampling(temperature=0)
+MAX_STEPS = 500
+MAX_SECONDS = 30  # for the answer to a question
 
 
 class Asked(NamedTuple):
@@ -36,6 +45,7 @@ class Bench:
         backend: FakeBackend,
         open_cache: OpenCache | None = None,
         embedder: Embedder | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self.backend = backend
         self.said: list[Delivery] = []
@@ -45,6 +55,8 @@ class Bench:
             open_cache or cache_opener(),
             queue_size=8,
             embedder=embedder or FakeEmbedder(),
+            preparer=preparer or PreparingAtOnce(),
+            activity=ActivityPage(new_page_file()),
         )
         self.loop.start()
 
@@ -58,12 +70,17 @@ class Bench:
         cache_prompt: bool = True,
         background: bool = False,
         terms: CacheTerms = USUAL_TERMS,
+        sampling: Sampling = GREEDY,
+        number: int = 0,
     ) -> None:
+        if not terms.asked_at:
+            terms = replace(terms, asked_at=time.time())
         request = GenerationRequest(
             id=name,
             prompt=tuple(prompt),
             boundaries=boundaries,
-            sampling=Sampling(temperature=0),
+            sampling=sampling,
+            number=number,
             max_tokens=max_tokens,
             cache_prompt=cache_prompt,
             background=background,
@@ -74,10 +91,14 @@ class Bench:
     def embed(self, name: str, *inputs: Sequence[int]) -> None:
         self.loop.inbox.put(EmbeddingRequest(id=name, inputs=tuple(map(tuple, inputs))))
 
-    def question(self, question: Callable[[PrefixStore], T]) -> T:
+    def question(self, question: Question[T]) -> T:
         order = Ask(question)
         self.loop.inbox.put(order)
-        self.step()
+        deadline = time.monotonic() + MAX_SECONDS
+        while not order.outcome.done() and time.monotonic() < deadline:
+            self.step()
+            if self.loop._is_stalled:
+                time.sleep(0.001)  # it waits for the disk
         return order.outcome.result(timeout=0)
 
     def step(self) -> None:
@@ -91,7 +112,9 @@ class Bench:
             self.step()
             status = self.loop.status()
             n_embedding = status.embedder.n_requests if status.embedder else 0
-            if status.n_running == status.n_waiting == status.n_background == n_embedding == 0:
+            is_over = status.n_running == status.n_waiting == status.n_background == 0
+            # The loop itself goes on until a step has found nothing to do.
+            if is_over and not n_embedding and self.loop._is_stalled:
                 return
         raise AssertionError("still running")
 

@@ -6,12 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.sealing import NoSeal, Seal
+from rekindle.cache.shared.objects import KEEP_SECONDS
+from rekindle.cache.shared.sealing import Authenticated, Encrypted, Seal, Unsealed
 from rekindle.errors import StoreUnreachable, TierFailed, TierFull
 from rekindle.generation.model_state import Payload
 
 HANG_SECONDS = 10.0  # the longest that a call hangs, so that a test that fails ends
 SECRET = bytes(range(32))
+PAGE_NAMES = 10
+SEALS: dict[str, Seal] = {
+    "plain": Unsealed(),
+    "mac": Authenticated(SECRET),
+    "sealed": Encrypted(SECRET),
+}
 
 
 class MemoryObjects:
@@ -68,11 +75,11 @@ class MemoryObjects:
 
     # -- ObjectStore ----------------------------------------------------------------------------
 
-    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
+    def read(self, names: Sequence[str], *, max_bytes: int) -> list[bytes | None]:
         self._called("read")
         self.names_read.append(len(names))
         found = [self.objects.get(name) for name in names]
-        return [data[:first_bytes] if data is not None else None for data in found]
+        return [data[:max_bytes] if data is not None else None for data in found]
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
         self._called("write")
@@ -80,7 +87,12 @@ class MemoryObjects:
             raise TierFull("there is no room")
         self.objects[name] = b"".join(parts)
 
-    def add(self, group: str, member: str) -> None:
+    def overwrite(self, name: str, start: Payload) -> None:
+        self._called("overwrite")
+        with self._lock:
+            self.objects[name] = bytes(start) + self.objects[name][len(start) :]
+
+    def add(self, group: str, member: str, *, keep_seconds: int = KEEP_SECONDS) -> None:
         self._called("add")
         with self._lock:
             self.groups.setdefault(group, set()).add(member)
@@ -94,10 +106,21 @@ class MemoryObjects:
         self.touched += names
         return [name in self.objects for name in names]
 
+    def discard(self, group: str, members: Sequence[str]) -> None:
+        self._called("discard")
+        with self._lock:
+            self.groups.get(group, set()).difference_update(members)
+
     def remove(self, names: Sequence[str]) -> None:
         self._called("remove")
-        for name in names:
-            self.objects.pop(name, None)
+        self.lose(*names)
+
+    def pages(self, kinds: str, folder: str) -> Iterator[list[str]]:
+        starts = tuple(f"{kind}/{folder}" for kind in kinds)
+        names = [name for name in (*self.objects, *self.groups) if name.startswith(starts)]
+        for first in range(0, len(names), PAGE_NAMES):
+            self._called("page")
+            yield names[first : first + PAGE_NAMES]
 
     def ping(self) -> None:
         self._called("ping")
@@ -113,6 +136,6 @@ class MemoryObjects:
             raise self.trouble
 
 
-def memory_store(objects: MemoryObjects, *, is_sealed: bool = False) -> SharedStore:
+def memory_store(objects: MemoryObjects, *, seal: str = "plain") -> SharedStore:
     """Open the store for one server. Several may share the same objects."""
-    return SharedStore(objects, Seal(SECRET) if is_sealed else NoSeal())
+    return SharedStore(objects, SEALS[seal])

@@ -8,6 +8,7 @@ import pytest
 DEBIAN_PACKAGES = {
     "chromium": "chromium",
     "haproxy": "haproxy",
+    "prlimit": "util-linux",
     "redis-server": "redis-server",
     "setpriv": "util-linux",
     "systemd-analyze": "systemd",

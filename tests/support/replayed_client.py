@@ -8,14 +8,13 @@ So the memory of turns meets replies exactly as real clients rewrite them.
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle import server
 from rekindle.config import (
     Bytes,
     CacheSettings,
@@ -25,14 +24,19 @@ from rekindle.config import (
     ReasoningHistory,
     Settings,
 )
+from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Sampling
-from rekindle.llama.context import ContextParams
-from rekindle.llama.model import GgufModel
+from rekindle.link.messages import Load
+from rekindle.llama.model import VocabularyFile
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from rekindle.models import llama_model as loaded_model
 from rekindle.models.source import ModelFile
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 from tests.support.fake_backend import FakeBackend, FakeSampler
+from tests.support.fake_embedder import FakeEmbedder
+from tests.support.thread_process import Fate, ThreadProcess, loaded_engine
 from tests.support.tiny_vocabulary import TURN_END
 
 # As Qwen 3 writes: tools in the system message, calls in tags, and reasoning only behind the last
@@ -254,16 +258,25 @@ class ScriptedSampler(FakeSampler):
 class ScriptedBackend(FakeBackend):
     """Checks the engine's account of every row and computes none: agents' prompts are long."""
 
-    def __init__(self, model: GgufModel, params: ContextParams, script: Script) -> None:
-        super().__init__(n_slots=params.n_slots, n_cells=params.n_cells, n_ubatch=params.n_ubatch)
-        self.eog_tokens = model.vocabulary.eog_tokens
+    def __init__(self, vocabulary: Vocabulary, settings: EngineSettings, script: Script) -> None:
+        super().__init__(
+            n_slots=settings.parallel, n_cells=settings.ctx_size, n_ubatch=settings.ubatch_size
+        )
+        self.eog_tokens = vocabulary.eog_tokens
         self._script = script
 
     def new_sampler(
-        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        n_reply: int,
+        n_top_logprobs: int | None,
+        *,
+        n_left: int = 0,
+        is_landing: bool = False,
     ) -> FakeSampler:
         assert sampling.seed is not None
-        self._script.prompts[sampling.seed] = prompt
+        self._script.prompts[sampling.seed] = tuple(tokens)
         return ScriptedSampler(self._script.replies[sampling.seed])
 
     def sample(
@@ -302,6 +315,43 @@ class ScriptedServer:
 
 
 @contextmanager
+def serve_backend(
+    model: Path,
+    folder: Path,
+    make_backend: Callable[[Vocabulary, EngineSettings], FakeBackend],
+    *,
+    template: str,
+    n_cells: int,
+    n_slots: int,
+    name: str = "tiny",
+    reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
+) -> Iterator[tuple[str, Vocabulary]]:
+    """Run a server in this process, without rewarm: that would hide the cost of requests.
+
+    Yields its address and the vocabulary of `model`, from which nothing else is loaded.
+    """
+    settings = Settings(
+        model=ModelSettings(chat_template=template),
+        chat=ChatSettings(rewarm=False, reasoning_history=reasoning_history),
+        engine=EngineSettings(ctx_size=n_cells, parallel=n_slots),
+        cache=CacheSettings(cache_dir=folder, cache_write_budget=Bytes(0), cache_recompute=False),
+    )
+    vocabulary = VocabularyFile(model).vocabulary
+
+    class BackendProcess(ThreadProcess):
+        def __init__(self) -> None:
+            super().__init__(Fate())
+
+        def _load(self, order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
+            return loaded_engine(order, make_backend(vocabulary, order.engine), FakeEmbedder())
+
+    with patch.object(loaded_model, "EngineProcess", BackendProcess):
+        assembly = assemble(settings, ModelFile(model, name))
+        with background(assembly) as url:
+            yield url, vocabulary
+
+
+@contextmanager
 def serve_script(
     model: Path,
     folder: Path,
@@ -311,21 +361,14 @@ def serve_script(
     n_slots: int,
     reasoning_history: ReasoningHistory = ReasoningHistory.AUTO,
 ) -> Iterator[ScriptedServer]:
-    """Run a server in this process, without rewarm: that would hide the cost of requests."""
-    settings = Settings(
-        model=ModelSettings(chat_template=template),
-        chat=ChatSettings(rewarm=False, reasoning_history=reasoning_history),
-        engine=EngineSettings(ctx_size=n_cells, parallel=n_slots),
-        cache=CacheSettings(cache_dir=folder, cache_write_budget=Bytes(0), cache_recompute=False),
-    )
     script = Script()
-    loaded: list[GgufModel] = []
-
-    def backend(model: GgufModel, params: ContextParams) -> ScriptedBackend:
-        loaded.append(model)
-        return ScriptedBackend(model, params, script)
-
-    with patch.object(loaded_model, "LlamaBackend", backend):
-        assembly = server.assemble(settings, ModelFile(model, "tiny"))
-    with server.background(assembly) as url:
-        yield ScriptedServer(url, loaded[0].vocabulary, script)
+    with serve_backend(
+        model,
+        folder,
+        lambda vocabulary, settings: ScriptedBackend(vocabulary, settings, script),
+        template=template,
+        n_cells=n_cells,
+        n_slots=n_slots,
+        reasoning_history=reasoning_history,
+    ) as (url, vocabulary):
+        yield ScriptedServer(url, vocabulary, script)

@@ -54,7 +54,7 @@ class S3Server:
             stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + START_SECONDS
-        while not self._has_bucket():
+        while not self._takes_objects():
             assert self._process.poll() is None, "the S3 server ended"
             assert time.monotonic() < deadline, "the S3 server does not answer"
             time.sleep(0.02)
@@ -92,12 +92,15 @@ class S3Server:
             *(f"{option}={port}" for option, port in ports.items()),
         ]
 
-    def _has_bucket(self) -> bool:
+    def _takes_objects(self) -> bool:
+        # It creates a bucket before its volumes are ready, and then a write may take seconds.
         try:
-            answer = httpx.put(f"{self.endpoint}/{BUCKET}", timeout=5)
+            bucket = httpx.put(f"{self.endpoint}/{BUCKET}", timeout=5)
+            if bucket.status_code not in (200, 409):
+                return False
+            return httpx.put(f"{self.endpoint}/{BUCKET}/ready", content=b"?", timeout=5).is_success
         except httpx.HTTPError:
             return False
-        return answer.status_code in (200, 409)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import httpx
 
+from tests.support.engine_processes import kill_with_engines
 from tests.support.fork_server import fork_rekindle
 
 START_SECONDS = 120  # a machine under load; nothing is measured here
@@ -90,6 +91,14 @@ class ServerProcess:
         """A connection that the client closed is open here for a moment longer."""
         _wait(lambda: self.n_file_descriptors <= limit, "file descriptors leak")
 
+    def kill(self) -> None:
+        """End the server and its engine processes at once, as a power cut does."""
+        if self.process.poll() is None:
+            if sys.platform == "linux":
+                kill_with_engines(self.process.pid)
+            self.process.kill()
+            self.process.wait()
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
@@ -156,6 +165,4 @@ def serve(
             server.wait_until_ready()
             yield server
         finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            server.kill()

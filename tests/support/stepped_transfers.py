@@ -8,7 +8,7 @@ from unittest.mock import patch
 from rekindle.cache import entry_writer, prefix_cache
 from rekindle.cache.disk import residency as disk_residency
 from rekindle.cache.disk import transfers as disk_transfers
-from rekindle.cache.stores import back_store, transfers
+from rekindle.cache.stores import back_store, read_queue, transfers
 from rekindle.cache.stores.transfers import Lane, TransferPool
 from rekindle.engine import loop, reports, sequence
 from rekindle.engine.export import slot_saver
@@ -32,6 +32,7 @@ _TIMED = (
     back_store,
     disk_residency,
     disk_transfers,
+    read_queue,
     transfers,
 )
 

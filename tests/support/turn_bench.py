@@ -7,13 +7,16 @@ from typing import Any
 
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Part, Reasoning, Role, Text, ToolCall
-from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import Prompt, PromptBuilder, schemas_of
+from rekindle.chat.dialects.choice import apply, choose
+from rekindle.chat.prompt.canonical_tools import schemas_of
+from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
+from rekindle.generation.forgetting import Tombstones
+from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
 from tests.support.chat import prompt_builder
@@ -51,10 +54,9 @@ class TurnBench:
             eos_text=tokenizer.eos_text,
             guard=Guard(tokenizer.special_strings),
         )
-        traits = self.template.traits
-        self.dialect = choose(
-            source, supports_tools=traits.tools and traits.calls, override=dialect
-        )
+        choice = choose(self.template, name=dialect)
+        apply(choice, self.template)
+        self.dialect = choice.dialect
         self.end_text = end_text or tokenizer.eos_text
         self.history = history
         self._n_calls = 0
@@ -62,7 +64,7 @@ class TurnBench:
 
     def forget(self, store: TurnStore | None = None) -> None:
         """Restart with the turns of the store."""
-        self.memory = TurnMemory(store or MemoryTurns())
+        self.memory = TurnMemory(store or MemoryTurns(Tombstones()))
         self.prompts = self.builder(self.memory)
 
     def builder(self, memory: TurnMemory) -> PromptBuilder:
@@ -70,7 +72,8 @@ class TurnBench:
 
     def plain(self, conversation: Conversation) -> tuple[int, ...]:
         """Return the prompt of a server that remembers no turn."""
-        return self.builder(TurnMemory(MemoryTurns())).from_conversation(conversation).tokens
+        builder = self.builder(TurnMemory(MemoryTurns(Tombstones())))
+        return builder.from_conversation(conversation).tokens
 
     def reply(
         self, conversation: Conversation, text: str, tokens: Sequence[int] | None = None
@@ -89,7 +92,7 @@ class TurnBench:
         for call in said.calls:
             self._n_calls += 1
             ids.append(call.id or f"call_{self._n_calls:04}")
-        prompt.remember(tokens, self.end_text, said, ids)
+        prompt.remember(tokens, self.end_text, said, ids, USUAL_TERMS.owner)
         return Exchange(prompt, tuple(tokens), said, message_of(said, ids))
 
 

@@ -86,18 +86,15 @@ class Oracle:
         pieces = self._pieces(conversation)
         return (*self._bos(pieces), *(t for piece in pieces for t in self._tokens(piece)))
 
-    def keeps(self, conversation: Conversation, index: int) -> bool:
-        """Whether reasoning stays in this message, also where the template leaves it out."""
+    def restores(self, conversation: Conversation, index: int) -> bool:
+        """Whether this message gets reasoning back that the client or the template left out."""
         match self._bench.history:
             case ReasoningHistory.KEEP:
                 return True
             case ReasoningHistory.TEMPLATE:
                 return False
             case ReasoningHistory.AUTO:
-                users = [i for i, m in enumerate(conversation.messages) if m.role is Role.USER]
-                switched = SWITCH in self._bench.template.source
-                preserves = switched and conversation.template_kwargs.get(SWITCH, True)
-                return bool(preserves) or index > max(users, default=-1)
+                return index > last_user(conversation)
 
     def _choices(
         self, conversation: Conversation, prompt: Prompt
@@ -120,7 +117,8 @@ class Oracle:
     def _expected(
         self, conversation: Conversation, chosen: Mapping[int, Computed]
     ) -> tuple[int, ...]:
-        shown = _restored(conversation, chosen)
+        restored = {i: said for i, said in chosen.items() if self.restores(conversation, i)}
+        shown = _restored(conversation, restored)
         pieces = self._pieces(shown)
         text = "".join(piece.text for piece in pieces)
         regions = self._regions(shown)
@@ -128,10 +126,11 @@ class Oracle:
         position = 0
         for index, computed in chosen.items():
             region = regions[index]
-            keeps = self.keeps(conversation, index)
-            self._check_body(text[region.body : region.end], computed.said, keeps=keeps)
+            body = text[region.body : region.end]
+            self._check_body(body, computed.said, restores=index in restored)
             opened = text.startswith(computed.opening, region.head)
-            if not opened and not keeps:
+            nearly = text.startswith(computed.opening.rstrip(), region.head)
+            if not nearly and index not in restored:
                 raise Unexplained(f"message {index} does not begin with {computed.opening!r}")
             if opened:
                 before = _cut(pieces, position, region.head + len(computed.opening))
@@ -146,14 +145,14 @@ class Oracle:
         rest = _cut(pieces, position, len(text))
         return (*tokens, *(token for piece in rest for token in self._tokens(piece)))
 
-    def _check_body(self, body: str, said: ParsedReply, *, keeps: bool) -> None:
+    def _check_body(self, body: str, said: ParsedReply, *, restores: bool) -> None:
         words = [said.text.strip()]
         for call in said.calls:
             words += [call.name, *_leaves(json.loads(call.arguments_json))]
         if missing := [word for word in words if not _is_written(word, body)]:
             raise Unexplained(f"{missing} is not in {body!r}")
         reasoning = said.reasoning.strip()
-        if not keeps and reasoning not in body:
+        if not restores and reasoning not in body:
             raise Unexplained(f"the template does not show {reasoning!r} in {body!r}")
 
     def _regions(self, conversation: Conversation) -> dict[int, Region]:
@@ -242,6 +241,12 @@ class RawOracle:
         return [self._data((token,)) for token in tokens]
 
 
+def last_user(conversation: Conversation) -> int:
+    """The index of the message that began the tool loop; -1: none."""
+    users = [i for i, m in enumerate(conversation.messages) if m.role is Role.USER]
+    return max(users, default=-1)
+
+
 def _n_shared(left: Sequence[int], right: Sequence[int]) -> int:
     pairs = zip(left, right, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
@@ -294,7 +299,7 @@ def _is_written(word: str, body: str) -> bool:
 
 
 def _restored(conversation: Conversation, chosen: Mapping[int, Computed]) -> Conversation:
-    """Restore reasoning in spliced messages only."""
+    """Restore the reasoning of these spliced messages only."""
     messages = list(conversation.messages)
     for index, computed in chosen.items():
         message = messages[index]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,14 @@ from rekindle.generation.events import (
     TokenLogprobs,
     TokenSampled,
 )
-from rekindle.generation.request import CacheTerms, EmbeddingRequest, GenerationRequest, Sampling
+from rekindle.generation.questions import LookUp
+from rekindle.generation.request import (
+    CacheTerms,
+    EmbeddingRequest,
+    GenerationRequest,
+    ReasoningLimit,
+    Sampling,
+)
 from tests.support.fake_vllm import FakeVllm, fake_vllm
 from tests.vllm.engines import (
     engine_on,
@@ -66,7 +74,7 @@ def test_the_next_turn_finds_in_vllm_what_the_last_one_left(switches: dict[str, 
             said = tokens_in(first)
             follow_up = [*range(100, 164), *said, 2, *range(300, 330)]
             second = evaluated_in(await events_of(engine.submit(request("b", follow_up))))
-            forecast = engine.look_up(follow_up, namespace="")
+            forecast = await engine.ask(LookUp(tokens=tuple(follow_up), namespace=""))
             cache = engine.status().cache
         # 64 tokens of the prompt and 5 of 6 of the reply were computed: four blocks of 16.
         assert second.spans == (CachedSpan(CacheSource.UPSTREAM, 0, 64),)
@@ -118,6 +126,24 @@ def test_an_upstream_that_reports_nothing_is_named_once(caplog: pytest.LogCaptur
     assert caplog.text.count("--enable-prompt-tokens-details") == 1
 
 
+def test_a_budget_for_reasoning_is_said_once_not_to_be_applied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limit = ReasoningLimit(max_tokens=3, opening="<think>", closing="</think>")
+
+    async def play(fake: FakeVllm) -> None:
+        async with engine_on(fake) as engine:
+            for name in "ab":
+                asked = request(name)
+                limited = replace(asked.sampling, reasoning_limit=limit)
+                events = await events_of(engine.submit(replace(asked, sampling=limited)))
+                assert tokens_in(events) == fake.reply_to(list(asked.prompt))[:-1]
+
+    with fake_vllm() as fake, caplog.at_level(logging.WARNING):
+        asyncio.run(play(fake))
+    assert caplog.text.count("a budget of reasoning tokens is not applied") == 1
+
+
 def test_log_probabilities_come_with_each_token() -> None:
     async def play(fake: FakeVllm) -> list[TokenLogprobs | None]:
         async with engine_on(fake) as engine:
@@ -160,8 +186,10 @@ def test_namespaces_do_not_share_and_a_request_without_cache_finds_nothing() -> 
             ):
                 asked = request(name, namespace=namespace, cache_prompt=uses_cache)
                 found.append(evaluated_in(await events_of(engine.submit(asked))).n_cached)
+            prompt = tuple(range(100, 164))
             forecasts = [
-                engine.look_up(range(100, 164), namespace=each).n_cached for each in ("one", "")
+                (await engine.ask(LookUp(tokens=prompt, namespace=each))).n_cached
+                for each in ("one", "")
             ]
         assert found == [0, 0, 0, 32]
         assert forecasts == [0, 0]  # less than a chunk

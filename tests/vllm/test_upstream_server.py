@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rekindle.config import CacheSettings, EngineKind, EngineSettings, ModelSettings, Settings
 from rekindle.errors import StartupError
 from rekindle.models.vllm_model import find_upstreams
-from rekindle.server import assemble, background
+from rekindle.server.assembly import assemble
+from rekindle.server.serving import background
 from tests.support.fake_vllm import FakeVllm, fake_vllm
 
 SYSTEM = "You are terse. " * 20

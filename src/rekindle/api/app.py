@@ -9,17 +9,25 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from rekindle import __version__
+from rekindle.api.admission.body_deadline import BodyDeadline
+from rekindle.api.admission.body_limit import BodyLimit
+from rekindle.api.admission.content_type import ContentType
+from rekindle.api.admission.head_checks import HeadChecks
+from rekindle.api.admission.hosts import HostCheck
+from rekindle.api.admission.keys import ApiKeys
+from rekindle.api.admission.origins import AllowedOrigins, OriginCheck
 from rekindle.api.anthropic.routes import add_token_count
 from rekindle.api.anthropic.wire_format import MESSAGES
+from rekindle.api.body import BodyReader
 from rekindle.api.cache.routes import CacheApi
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
-from rekindle.api.http.middleware import ApiKeys, BodyLimit, HeadAsGet, RequestScope
+from rekindle.api.http.middleware import HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
-from rekindle.api.models import Models
+from rekindle.api.models import ForgetScope, Models
 from rekindle.api.native.routes import NativeApi
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.models import ModelsApi
@@ -40,6 +48,7 @@ def create_app(
     stored_responses: ResponseStore,
     feed: Feed,
     drain: Drain,
+    forget: ForgetScope,
 ) -> FastAPI:
     app = FastAPI(
         title="Rekindle",
@@ -53,19 +62,20 @@ def create_app(
         },
     )
     routes = Routes(app)
-    context = RequestContext(models, telemetry, settings)
+    context = RequestContext(models, telemetry, settings, BodyReader(telemetry))
     pipeline = Pipeline(context)
-    formats = (CHAT, COMPLETIONS, MESSAGES, responses_format(stored_responses))
+    responses = responses_format(stored_responses, telemetry, max_bytes=settings.body_limit_bytes)
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses)
     for wire_format in formats:
         pipeline.add_routes(routes, wire_format)
-    NativeApi(models, telemetry).add_routes(routes)
+    NativeApi(context).add_routes(routes)
     # llama-server serves each path of OpenAI with and without the prefix.
     for prefix in ("/v1", ""):
-        EmbeddingsApi(models, telemetry).add_routes(routes, prefix)
-        ModelsApi(models).add_routes(routes, prefix)
+        EmbeddingsApi(context).add_routes(routes, prefix)
+        ModelsApi(context).add_routes(routes, prefix)
         StoredResponsesApi(context, stored_responses).add_routes(routes, prefix)
     add_token_count(routes, context)
-    CacheApi(context, pipeline, formats).add_routes(routes)
+    CacheApi(context, pipeline, formats, forget).add_routes(routes)
     DashboardApi(context, feed).add_routes(routes)
 
     @cache
@@ -81,12 +91,18 @@ def create_app(
 
 def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> list[Middleware]:
     """List middleware from the outside in. Refusals need CORS headers, or browsers hide them."""
-    stack = [Middleware(HeadAsGet), Middleware(RequestScope, telemetry=telemetry)]
-    if settings.cors_origins:
+    origins = AllowedOrigins(settings.cors_origins)
+    stack = [
+        Middleware(HeadAsGet),
+        Middleware(RequestScope, telemetry=telemetry),
+        Middleware(HeadChecks, checks=[HostCheck(settings.server_names), OriginCheck(origins)]),
+    ]
+    if origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=settings.cors_origins,
+                allow_origins=origins.exact,
+                allow_origin_regex=origins.pattern,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=[
@@ -98,8 +114,9 @@ def _middleware(settings: ApiSettings, telemetry: Telemetry, drain: Drain) -> li
                 ],
             )
         )
-    if settings.api_keys:
-        stack.append(Middleware(ApiKeys, keys=settings.api_keys))
+    stack.append(Middleware(ApiKeys, keys=settings.keys))
+    stack.append(Middleware(ContentType))
+    stack.append(Middleware(BodyDeadline, pause_seconds=settings.receive_seconds))
     stack.append(Middleware(BodyLimit, limit_bytes=settings.body_limit_bytes))
     stack.append(Middleware(DrainGate, drain=drain))
     return stack

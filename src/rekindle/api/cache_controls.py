@@ -14,6 +14,8 @@ from pydantic import Field
 
 from rekindle.api.body import Ignored, WireModel
 from rekindle.api.http.caller import Caller, Hints
+from rekindle.api.requests.json_values import Int64
+from rekindle.api.requests.limits import MAX_ID_CHARS, Id
 from rekindle.chat.conversation import Conversation, Role
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.generation.request import CacheTerms, Pin, Rank
@@ -27,15 +29,15 @@ AUTO_KEY_BYTES = 8
 class CommonFields(WireModel):
     """Fields of every wire format that generates. All but the first two are ours."""
 
-    model: str | None = None
+    model: Id | None = None
     stream: bool | None = None
     cache_prompt: bool | None = None
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
     persist: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | None = None
     cache_class: Literal["main", "background", "ephemeral"] | None = None
-    id_slot: Annotated[int | None, Ignored()] = (
+    id_slot: Annotated[Int64 | None, Ignored()] = (
         None  # llama-server's; prefixes are found in any slot
     )
 
@@ -54,7 +56,7 @@ class PromptCacheOptions(WireModel):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["5m", "30m", "1h", "24h"] | None = None
     prewarm: bool | None = None
-    comparison_response_id: str | None = None
+    comparison_response_id: Id | None = None
 
 
 class PromptCacheBreakpoint(WireModel):
@@ -64,8 +66,8 @@ class PromptCacheBreakpoint(WireModel):
 class OpenAiFields(CommonFields):
     """Fields that chat completions, completions and Responses share."""
 
-    user: str | None = None
-    prompt_cache_key: str | None = None
+    user: Id | None = None
+    prompt_cache_key: Id | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 
@@ -161,6 +163,7 @@ def terms_of(
         pins=pins_of(marks, prompt),
         name=name,
         persist=bool(body.persist),
+        asked_at=caller.asked_at,
     )
 
 

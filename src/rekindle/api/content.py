@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rekindle.api.body import WireModel, fault
 from rekindle.api.cache_controls import PromptCacheBreakpoint
+from rekindle.api.requests.media import MediaReader
 from rekindle.chat.conversation import Message, Part, Reasoning, Role, Text, ToolCall
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
@@ -38,11 +39,13 @@ def assistant_message(reasoning: str, text: str, calls: Iterable[ToolCall]) -> M
     return Message(Role.ASSISTANT, (*parts, *calls))
 
 
-def part_text(part: TextPart, path: str) -> str:
-    """Return the text of a part. Raise InvalidRequest for anything but text."""
+def part_text(part: TextPart, path: str, media: MediaReader) -> str:
+    """Return the text of a part, or about its media. Raise InvalidRequest for other parts."""
     if part.type == "refusal":
         return (part.refusal if isinstance(part, ContentPart) else None) or ""
     if part.type not in TEXT_PARTS:
+        if (text := media.text_of(dict(part))) is not None:
+            return text
         raise fault(f"{path}.type", f": content of type `{part.type}` is not supported. Send text.")
     if part.text is None:
         raise fault(f"{path}.text", " is required.")

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from rekindle.errors import (
     EngineError,
+    EngineFailed,
     InvalidRequest,
     ModelInUse,
     ModelLoadFailed,
@@ -21,12 +22,15 @@ from rekindle.errors import (
     RekindleError,
     RequestError,
     ShuttingDown,
+    TierFailed,
     UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
 )
 
 logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 1000  # characters of a message: clients send long names; picked
 
 
 class ErrorDetail(TypedDict):
@@ -59,6 +63,7 @@ class MessagesErrorBody(TypedDict):
 ANTHROPIC_ROOT = "/v1/messages"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     500: "api_error",
@@ -76,6 +81,10 @@ class NotFound(RequestError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class Forbidden(RequestError):
+    """Only the administrator may do this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
     match error:
         case InvalidRequest():
             return failure(400, error.message, param=error.param)
+        case Forbidden():
+            return failure(403, error.message, "admin_key_required")
         case NotFound():
             return failure(404, error.message, error.code, param=error.param)
         case UnknownModel():
@@ -126,6 +137,9 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
         case Overloaded():
             headers = {"retry-after": str(error.retry_after_seconds)}
             return failure(429, error.message, "queue_full", headers=headers)
+        case EngineFailed():
+            headers = {"retry-after": str(error.retry_after_seconds)}
+            return failure(503, error.message, "engine_failed", headers=headers)
         case ShuttingDown():
             # Another server, or the one that replaces this one, can answer at once.
             return failure(503, error.message, "shutting_down", headers={"retry-after": "1"})
@@ -133,6 +147,9 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
             return failure(504, error.message, "upstream_timed_out")
         case UpstreamFailed():
             return failure(502, error.message, "upstream_failed")
+        case TierFailed():
+            message = f"What is stored on this server cannot be used now: {error.message}."
+            return failure(503, message, "storage_failed", headers={"retry-after": "5"})
         case ModelLoadFailed():
             return failure(500, error.message, "model_load_failed")
         case EngineError():
@@ -154,6 +171,7 @@ def failure(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Failure:
+    message, param = _shortened(message), _shortened(param) if param else param
     type_ = "server_error" if status >= 500 else "invalid_request_error"
     if status == 429:
         type_ = "rate_limit_error"
@@ -179,6 +197,10 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     }.get(error.status_code, (error.detail, None))
     failed = failure(error.status_code, message, code, headers=error.headers)
     return failed.response(request.scope)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _anthropic_status(failure: Failure) -> int:

@@ -1,6 +1,7 @@
 """JSON as the wire formats write it."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar, cast
@@ -10,6 +11,11 @@ from pydantic_core import to_json
 
 B = TypeVar("B")
 PIECE_CHARACTERS = 1024  # picked
+# The characters of a JSON string, without an escape that is still incomplete.
+WHOLE_CHARACTERS = re.compile(
+    r"""(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
+    r"""|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"""
+)
 
 
 def body_from(kind: type[B], source: object, **others: Any) -> B:
@@ -33,6 +39,36 @@ def string_in(source: str | bytes, key: str) -> str | None:
         return None
     text = value.get(key) if isinstance(value, dict) else None
     return text if isinstance(text, str) else None
+
+
+class GrowingString:
+    """Decodes the first member of a JSON object, a string, while the object's text grows."""
+
+    def __init__(self, key: str) -> None:
+        self._opening = re.compile(rf'\s*\{{\s*"{re.escape(key)}"\s*:\s*"')
+        self._is_open = False
+        self._is_ended = False
+        self._source = ""  # not decoded yet
+
+    def feed(self, piece: str) -> str:
+        """Return the part of the string that this piece completes."""
+        if self._is_ended:
+            return ""
+        self._source += piece
+        if not self._is_open:
+            opening = self._opening.match(self._source)
+            if opening is None:
+                self._is_ended = len(self._source) > PIECE_CHARACTERS  # it has another shape
+                return ""
+            self._is_open = True
+            self._source = self._source[opening.end() :]
+        match = WHOLE_CHARACTERS.match(self._source)
+        assert match is not None
+        self._source = self._source[match.end() :]
+        self._is_ended = self._source.startswith('"')
+        text = json.loads(f'"{match[0]}"', strict=False)
+        assert isinstance(text, str)
+        return text
 
 
 def pieces(text: str) -> Iterator[str]:

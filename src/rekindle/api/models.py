@@ -1,14 +1,17 @@
 """The models of this server as endpoints see them: leased by name."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from rekindle.chat.responder import Responder
+from rekindle.generation.forgetting import Deleted, Scope
 from rekindle.generation.status import EngineStatus
 from rekindle.models.card import Lease as ModelLease
 from rekindle.models.card import ListedModel
 
 Lease = ModelLease[Responder]
+# Deletes a scope of every model, if the request had arrived by that time (seconds since the epoch).
+ForgetScope = Callable[[Scope, float], Awaitable[Deleted]]
 
 
 class Models(Protocol):
@@ -34,5 +37,12 @@ class Models(Protocol):
         ...
 
     def status(self, name: str | None) -> EngineStatus | None:
-        """Return the engine's status, or None if the model is not loaded. Raise UnknownModel."""
+        """Return the engine's status, or None if the model is not loaded. Raise UnknownModel.
+
+        The numbers may be a second old: `refresh` renews them.
+        """
+        ...
+
+    async def refresh(self) -> None:
+        """Ask every engine for its status, and wait a moment for the answers."""
         ...

@@ -9,27 +9,30 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
-from rekindle.api.body import read_body
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
 from rekindle.api.errors import ErrorBody
 from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
-from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
+from rekindle.api.http.disconnect import unless_client_leaves
 from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
 from rekindle.api.json import json_response
+from rekindle.api.models import Lease
 from rekindle.api.openapi import Routes
-from rekindle.api.replies import Envelope, Reply, WantedReply, start_replies
+from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_replies
+from rekindle.api.requests.media import MediaReader
+from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.sse import KEEP_ALIVE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
 from rekindle.config import Overflow
 from rekindle.errors import InvalidRequest
@@ -63,6 +66,8 @@ class Exchange:
     overflow: Overflow | None = None  # None: the server's default
     n_per_prompt: int = 1
     ignored: Sequence[str] = ()  # parts of the request to count as ignored
+    media_omitted: tuple[OmittedMedia, ...] = ()
+    reasoning_budget: int | None = None  # None: as the server is set
     # Takes the model's default sampling and the size of its vocabulary.
     options: Callable[[Sampling, int], ReplyOptions]
     encoder: Callable[[Envelope], Encoder]
@@ -81,7 +86,9 @@ class WireFormat(Generic[B]):
     event: type  # of a streamed reply
     error: type = ErrorBody
     id_prefix: str
-    read: Callable[[B, Caller, Mapping[str, str]], Awaitable[Exchange]]  # also takes the headers
+    # Takes the headers as well.
+    read: Callable[[B, Caller, Mapping[str, str], MediaReader], Exchange]
+    blocks: bool = False  # `read` may wait for a disk
     keep_alive: bytes = KEEP_ALIVE
 
 
@@ -90,6 +97,7 @@ class Pipeline:
         self._context = context
         self._models = context.models
         self._telemetry = context.telemetry
+        self._bodies = context.bodies
         self._names_logged: set[str] = set()
 
     def add_routes(self, routes: Routes, wire_format: WireFormat[Any]) -> None:
@@ -112,18 +120,12 @@ class Pipeline:
         body, caller, exchange = await self._read(request, wire_format)
         for name in exchange.ignored:
             self._telemetry.count_ignored_field(name)
+        for each in exchange.media_omitted:
+            self._telemetry.count_media_omitted(each.kind, each.count)
         with await self._models.lease(body.model) as served:
             self._log_other_name(body.model, served.card.id)
-            key = uuid.uuid4().hex
-            envelope = Envelope(
-                id=wire_format.id_prefix + key,
-                key=key,
-                created=int(time.time()),
-                model=served.card.id,
-                wanted=await self._wanted(request, body, caller, exchange, served.responder),
-            )
-            encoder = exchange.encoder(envelope) if body.stream else None
-            replies = await start_replies(served, envelope, self._telemetry, request=request)
+            starting = self._start(request, body, caller, exchange, served, wire_format.id_prefix)
+            envelope, encoder, replies = await unless_client_leaves(request.receive, starting)
         if encoder is not None:
             return EventStream(
                 replies,
@@ -133,12 +135,31 @@ class Pipeline:
             )
         try:
             collected = await unless_client_leaves(request.receive, replies.collect())
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
             replies.close()
         headers = {CACHE_HEADER: cache_header_value(collected[0].done)}
         return json_response(exchange.whole(envelope, collected), headers)
+
+    async def _start(
+        self,
+        request: Request,
+        body: CommonFields,
+        caller: Caller,
+        exchange: Exchange,
+        served: Lease,
+        id_prefix: str,
+    ) -> tuple[Envelope, Encoder | None, Replies]:
+        key = uuid.uuid4().hex
+        envelope = Envelope(
+            id=id_prefix + key,
+            key=key,
+            created=int(time.time()),
+            model=served.card.id,
+            wanted=await self._wanted(request, body, caller, exchange, served.responder),
+        )
+        encoder = exchange.encoder(envelope) if body.stream else None
+        replies = await start_replies(served, envelope, self._telemetry, request=request)
+        return envelope, encoder, replies
 
     async def look_up(
         self, request: Request, wire_format: WireFormat[B]
@@ -155,9 +176,21 @@ class Pipeline:
     async def _read(
         self, request: Request, wire_format: WireFormat[B]
     ) -> tuple[B, Caller, Exchange]:
-        body = await read_body(request, wire_format.schema, self._telemetry)
+        body = await self._bodies.read(request, wire_format.schema)
         caller = self._context.caller(request, hints_of(body))
-        return body, caller, await wire_format.read(body, caller, request.headers)
+        media = MediaReader(self._context.settings.media)
+        read = partial(wire_format.read, body, caller, request.headers, media)
+        exchange = await self._bodies.work(request, read, blocks=wire_format.blocks)
+        return body, caller, self._with_budget(exchange)
+
+    def _with_budget(self, exchange: Exchange) -> Exchange:
+        """Settle the reasoning budget: it may change the prompt."""
+        if not isinstance(exchange.prompt, Conversation):
+            return exchange
+        limit = self._context.settings.reasoning_limit
+        budget = effective_budget(exchange.reasoning_budget, limit)
+        prompt = for_budget(exchange.prompt, budget)
+        return replace(exchange, prompt=prompt, reasoning_budget=budget)
 
     async def _wanted(
         self,
@@ -168,18 +201,25 @@ class Pipeline:
         responder: Responder,
     ) -> list[WantedReply]:
         """Build the prompts, each with the options of its replies."""
-        options = exchange.options(responder.default_sampling, responder.tokenizer.n_vocab)
+        options = await self._bodies.work(
+            request,
+            partial(exchange.options, responder.default_sampling, responder.tokenizer.n_vocab),
+        )
         cache_prompt = body.cache_prompt
         options = replace(
             options,
             max_tokens=0 if body.primes else options.max_tokens,
             cache_prompt=responder.default_cache_prompt if cache_prompt is None else cache_prompt,
+            streams=bool(body.stream),
             rank=caller.rank,
             explain=self._context.settings.explains or request.headers.get(EXPLAIN_HEADER) == "1",
+            reasoning_budget=exchange.reasoning_budget,
+            media_omitted=exchange.media_omitted,
         )
         conversation = exchange.prompt if isinstance(exchange.prompt, Conversation) else None
         if SCOPE_KEY not in request.scope and conversation is not None:
-            show_session(request.scope, conversation_name(conversation))
+            name = await self._bodies.work(request, partial(conversation_name, conversation))
+            show_session(request.scope, name)
         prompts = await _prompts(
             exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace
         )

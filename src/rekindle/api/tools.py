@@ -1,6 +1,7 @@
 """Tools, call ids, reply formats and sampling: rules that all wire formats share."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import CommonFields
 from rekindle.chat.conversation import Tool
+from rekindle.chat.dialects.syntax.cursor import NAME_LIMIT, WORD_CHARACTER
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
@@ -27,6 +29,9 @@ SAMPLING_FIELDS = frozenset(
         "ignore_eos",
     }
 )
+
+
+NAME = re.compile(f"{WORD_CHARACTER}+")
 
 
 class CallIds:
@@ -62,7 +67,15 @@ class CallIds:
 
 
 def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
-    """Add a tool by its name. Raise InvalidRequest if the name is taken."""
+    """Add a tool by its name. Raise InvalidRequest if the name is taken, or cannot be called."""
+    if len(tool.name) > NAME_LIMIT:
+        raise fault(path, f" should have at most {NAME_LIMIT} characters.")
+    if not (NAME.fullmatch(tool.name) and tool.name.isprintable()):
+        raise fault(
+            path,
+            f": {tool.name!r} cannot be called. A name has no white space, no quotes, no brackets"
+            " and none of `,;=|`. Use letters, digits, `_`, `-`, `.`, `:` or `/`.",
+        )
     if tool.name in tools:
         raise fault(path, f": there are two tools `{tool.name}`.")
     tools[tool.name] = tool
@@ -88,7 +101,7 @@ def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Gram
         schema = schema or {"type": "object"}
     if schema is None:
         raise fault(path, " is required.")
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), field=path)
 
 
 def check_grammar(grammar: Grammar | None, choice: ToolChoice, field: str) -> None:

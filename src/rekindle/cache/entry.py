@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from math import isfinite
 from typing import NamedTuple
 
 import xxhash
@@ -113,12 +114,16 @@ class Header:
         return self.preamble_bytes + self.payload_bytes
 
 
+UNKNOWN_SESSION = ""  # of an entry whose row was lost
+
+
 class Retention(NamedTuple):
-    """The part of an entry that may change: its rank, its session, and its pin."""
+    """What an entry does not say of itself: its rank, its pin, and whose request computed it."""
 
     rank: Rank = Rank.MAIN
     session: str = DEFAULT_SESSION
     pinned_until: float = 0.0  # seconds since the epoch
+    asked_at: float = 0.0  # when the request arrived; 0: unknown, the entry's own time counts
 
 
 ORDINARY = Retention()
@@ -129,6 +134,7 @@ class Entry:
     header: Header
     payload: Payload
     retention: Retention = ORDINARY
+    root: Key = b""  # of its namespace; empty: unknown
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -202,4 +208,7 @@ def decode_preamble(data: bytes) -> tuple[Header, int]:
         raise EntryCorrupt(f"its header is of another version: {error}") from None
     if entry_key(header.parent, header.kind, tokens) != header.key:
         raise EntryCorrupt("its key does not match its tokens")
+    # An infinity or NaN would spoil the order of eviction.
+    if not (isfinite(header.compute_seconds) and isfinite(header.created_at)):
+        raise EntryCorrupt("a number in its header is not finite")
     return header, payload_check

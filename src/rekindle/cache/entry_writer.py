@@ -128,7 +128,8 @@ class EntryWriter:
         finally:
             if parent is not None:
                 self._holdings.release(parent)
-        retention = Retention(export.terms.rank, export.terms.session)
+        terms = export.terms
+        retention = Retention(terms.rank, terms.session, asked_at=terms.asked_at)
         node = self._holdings.hold(Entry(header, payload, retention))
         for each in (node, *(node.checkpoints or ())):
             for store in self._back_stores:

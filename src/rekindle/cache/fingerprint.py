@@ -25,9 +25,14 @@ _log = logging.getLogger(__name__)
 
 DIGESTS_NAME = "weights.json"
 MAX_DIGESTS = 64
+_MAX_FILE_BYTES = 2**20  # of the file of digests: a cut one is no JSON
 _CHUNK_BYTES = 4 * 2**20
 # A change this soon after another may leave the same time stamp: FAT counts in 2 seconds.
 _STAMP_SECONDS = 2.0
+
+
+def cache_directory(setting: Path | None) -> Path:
+    return setting or default_cache_dir()
 
 
 def default_cache_dir() -> Path:
@@ -95,7 +100,7 @@ class DigestFile:
     def load(self) -> dict[FileState, str]:
         """Return the digests, least recently used first."""
         try:
-            rows = json.loads(self._path.read_bytes())
+            rows = json.loads(_read_small(self._path))
             return {FileState(**row["file"]): _checked(row["sha256"]) for row in rows}
         except (OSError, ValueError, TypeError, LookupError, RecursionError):
             return {}
@@ -182,6 +187,13 @@ def _read_digest(path: Path, state: FileState, report: Callable[[int], None]) ->
 def _is_settled(state: FileState) -> bool:
     """Return whether any later change to the file would change its state."""
     return time.time() - state.mtime_ns / 1e9 > _STAMP_SECONDS
+
+
+def _read_small(path: Path) -> bytes:
+    """Read a file of the cache directory, following no link and waiting for no pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MAX_FILE_BYTES)
 
 
 def _checked(digest: object) -> str:

@@ -35,6 +35,13 @@ class Where(IntFlag):
         """The tier to restore from. For an entry that was just evicted, this is memory."""
         return next(iter(self.sources), CacheSource.MEMORY)
 
+    @property
+    def to_read_from(self) -> "Where":
+        """The store from which the entry has to be read first; empty if none."""
+        if self & Where.MEMORY:
+            return NOWHERE
+        return self & Where.DISK or self & Where.SHARED
+
 
 NOWHERE = Where(0)
 HERE = Where.MEMORY | Where.DISK
@@ -230,6 +237,19 @@ class PrefixIndex:
             return []
         return list(_prefixes(node._parent.children, node.tokens[:-TOKEN_BYTES]))
 
+    def roots(self) -> list[Key]:
+        """Return the roots, and the missing parents of orphans."""
+        return list(self._placeholders)
+
+    def root_of(self, node: Node) -> Key:
+        """Return the root of the node's namespace, or an empty key for an orphan."""
+        top = node
+        while (parent := top._parent) is not None:
+            if not parent.where and top.start == 0:
+                return parent.key
+            top = parent
+        return b""
+
     def followers(self, key: Key) -> list[Node]:
         """Return the direct children and checkpoints of a root or a node."""
         top = self._find(key)
@@ -242,10 +262,6 @@ class PrefixIndex:
             found += node.children or ()
             found += node.checkpoints or ()
         return found
-
-    def is_below(self, node: Node, root: Key) -> bool:
-        """Return whether the node, the first of its path, is a direct child of the root."""
-        return node._parent is not None and node._parent.key == root
 
     def divergence(self, root: Key, tokens: bytes) -> int:
         """Return the length shared with the longest path that then diverges; 0 if none does.

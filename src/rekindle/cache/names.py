@@ -20,6 +20,10 @@ class Named:
     session: str
     named_at: float
 
+    def is_of(self, root: Key, prefix: bytes) -> bool:
+        """Return whether its prompt starts with the prefix, in the same namespace."""
+        return self.root == root and self.tokens.startswith(prefix)
+
     @property
     def n_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
@@ -44,6 +48,9 @@ class Names:
 
     def drop(self, named: Named) -> None:
         self._named.pop((named.root, named.name))
+
+    def all(self) -> list[Named]:
+        return self._named.values()
 
     def of(self, root: Key) -> list[Named]:
         """Return the names of one namespace, the latest first."""

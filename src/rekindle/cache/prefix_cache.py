@@ -8,13 +8,15 @@ import logging
 import time
 from dataclasses import dataclass
 
-from rekindle.cache.disk.residency import DiskResidency
-from rekindle.cache.disk.transfers import DiskTransfers
+from rekindle.cache.disk.residency import DiskLookup, DiskResidency
+from rekindle.cache.disk.transfers import DiskDeletion, DiskTransfers
 from rekindle.cache.entry import BLOCK_TOKENS, KEY_BYTES, Key, namespace_root
 from rekindle.cache.entry_writer import EntryWriter
+from rekindle.cache.forgetting.deletions import Deletions
 from rekindle.cache.index import Match, Node, PrefixIndex, Where
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.listing.contents import Contents
+from rekindle.cache.listing.slices import Sliced, slices
 from rekindle.cache.memory.tier import MemoryTier
 from rekindle.cache.names import Named, Names
 from rekindle.cache.pins import Pins
@@ -24,10 +26,13 @@ from rekindle.cache.restore import Restore
 from rekindle.cache.shared.residency import MIN_LOOKUP_TOKENS, SharedResidency
 from rekindle.cache.shared.transfers import SharedLookup, SharedTransfers
 from rekindle.cache.stores.back_store import BackStore, fetch
+from rekindle.cache.stores.backlog import Backlog
 from rekindle.cache.stores.load_gate import LoadGate
+from rekindle.cache.stores.read_queue import NOBODY_WAITS
 from rekindle.config import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import CacheSource
+from rekindle.generation.forgetting import Deleted, Place, Tombstone
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import CacheTerms
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
@@ -36,6 +41,7 @@ _log = logging.getLogger("rekindle.cache")
 
 # A match this long is the use of a conversation, not of a template's first tokens; picked.
 MIN_REUSE_TOKENS = 64
+MAX_WRITES = 64  # of one prompt that are begun at once; picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +62,11 @@ class PrefixCache:
         shared: SharedTransfers | None,
     ) -> None:
         self.root = root
+        self.deletions = disk.tier.deletions if disk is not None else Deletions(root)
+        self._n_deleting = 0  # deletions under way
         self.counters = CacheCounters()
-        self.gate = LoadGate(may_recompute=policy.may_recompute)
+        self._backlog = Backlog()
+        self.gate = LoadGate(self._backlog, may_recompute=policy.may_recompute)
         self._traits = traits
         self._policy = policy
         self._index = PrefixIndex(
@@ -69,7 +78,7 @@ class PrefixCache:
             self._index,
             self._memory,
             # Pinned entries are written, so the disk's budget counts where there is one.
-            Pins(policy.memory_bytes if disk is None else policy.disk_bytes),
+            Pins(policy.memory_bytes if disk is None else policy.disk_bytes, self._index.root_of),
             self.counters,
             reload_seconds=self.gate.reload_seconds,
         )
@@ -89,12 +98,9 @@ class PrefixCache:
             )
         self._shared: SharedResidency | None = None
         if shared is not None:
+            writes, speed = policy.writes, self.gate.shared_speed
             self._shared = SharedResidency(
-                shared,
-                self._holdings,
-                policy.writes,
-                self.counters.shared,
-                self.gate.shared_speed,
+                shared, self._holdings, writes, self.counters.shared, speed
             )
         # The cheapest to read from first.
         self._back_stores: tuple[BackStore, ...] = tuple(
@@ -110,12 +116,8 @@ class PrefixCache:
         traits = StateTraits(
             ModelClass.OPAQUE, has_rows=False, has_checkpoints=True, off_because=why
         )
-        policy = CachePolicy(
-            memory_bytes=0,
-            disk_bytes=0,
-            writes=WriteRules(bytes_per_hour=0, policy=WritePolicy.ALL, min_tokens=0),
-            may_recompute=False,
-        )
+        rules = WriteRules(bytes_per_hour=0, policy=WritePolicy.ALL, min_tokens=0)
+        policy = CachePolicy(memory_bytes=0, disk_bytes=0, writes=rules, may_recompute=False)
         return cls(bytes(KEY_BYTES), traits, policy, disk=None, shared=None)
 
     @property
@@ -152,28 +154,47 @@ class PrefixCache:
         self._memory.budget_bytes = n_bytes
 
     def root_of(self, namespace: str) -> Key:
-        return namespace_root(self.root, namespace)
+        root = namespace_root(self.root, namespace)
+        if self._shared is not None:
+            self._shared.note_namespace(root, namespace)
+        return root
 
     def keys(self, tokens: list[int], namespace: str) -> PrefixKeys:
         return PrefixKeys(self.root_of(namespace), tokens)
 
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
-        return self._index.match(keys.root, keys.between(0, n_limit))
+        match = self._index.match(keys.root, keys.between(0, n_limit))
+        if self._n_deleting and any(self._is_deleted(keys.root, node) for node in match.nodes):
+            return Match(0, (), None)  # it is being dropped, a slice at a time
+        return match
+
+    def _is_deleted(self, root: Key, node: Node) -> bool:
+        kept = node.retention
+        return self.deletions.covers(root, kept.session, kept.asked_at)
 
     def divergence(self, keys: PrefixKeys, n_limit: int) -> int:
         """Return the length shared with a stored prefix that then diverges; 0 if none does."""
         return self._index.divergence(keys.root, keys.between(0, n_limit))
 
-    def wait_for_index(self) -> None:
-        """Wait for the disk's index. Call this before a query about all entries."""
-        if self._disk is not None:
-            self._disk.wait_for_index()
+    @property
+    def is_listed(self) -> bool:
+        """Whether the index has every entry on disk. After a start, that may take a while."""
+        return self._disk is None or self._disk.is_listed
 
-    def look_up(self, keys: PrefixKeys, n_limit: int) -> None:
-        """Add a prompt's entries on disk to the index. The index may lack them after a start."""
-        if self._disk is not None:
-            n_blocks = max(n_limit, 0) // BLOCK_TOKENS
-            self._disk.look_up(lambda: [keys.after_blocks(n) for n in range(n_blocks + 1)])
+    @property
+    def n_events(self) -> int:
+        """How many transfers have ended. Each may have made room in memory."""
+        return sum(store.n_events for store in self._back_stores)
+
+    def look_up(self, keys: PrefixKeys, n_limit: int) -> DiskLookup | None:
+        """Start to add a prompt's entries on disk to the index, which may lack them after a start.
+
+        Return None if no lookup is needed.
+        """
+        if self._disk is None:
+            return None
+        n_blocks = max(n_limit, 0) // BLOCK_TOKENS
+        return self._disk.look_up(lambda: [keys.after_blocks(n) for n in range(n_blocks + 1)])
 
     @property
     def has_others(self) -> bool:
@@ -237,7 +258,7 @@ class PrefixCache:
             name=terms.name,
             tokens=keys.between(0, n_tokens),
             session=terms.session,
-            named_at=time.time(),
+            named_at=terms.asked_at or time.time(),
         )
         gone = self._names.give(named)
         if self._disk is not None:
@@ -256,44 +277,74 @@ class PrefixCache:
         if not match.n_tokens or match.n_tokens + n_grain < n_tokens:
             return False
         missing = [node for node in match.nodes if Where.DISK not in node.where]
-        for node in missing:
+        for node in missing[:MAX_WRITES]:
             if (why := self._disk.failure_since(node, since)) is not None:
                 raise TierFailed(why)
             if Where.MEMORY not in node.where and node.key not in self._disk.writing:
                 # From the shared store; the next call writes it.
-                fetch(self._back_stores, node, must=False)
+                fetch(self._back_stores, node, NOBODY_WAITS, must=False)
                 break
             self._disk.offer(node, was_reused=True, must=True)
             if node.key not in self._disk.writing:
                 raise TierFailed(self._disk.trouble or "the hour's write budget is used up")
         return not missing
 
-    def pin_stored(self, namespace: str, key: str, seconds: float) -> bool:
+    def pin_stored(self, namespace: str, key: str, seconds: float) -> Sliced[bool]:
         """Pin a stored prefix, or unpin it with 0. Return False if it is not stored.
 
         No quota applies: the caller has the administrator's key.
         """
-        tokens = self.contents.tokens(self.root_of(namespace), key)
+        root = self.root_of(namespace)
+        tokens = self.contents.tokens_of(root, key)
         if tokens is None:
             return False
-        nodes = self.match(self.keys(list(tokens), namespace), len(tokens)).nodes
-        self._holdings.set_pin(nodes, time.time() + seconds if seconds else 0.0)
-        if seconds:
-            for node in nodes:
+        until = time.time() + seconds if seconds else 0.0
+        for piece in slices(self._index.match(root, tokens).nodes):
+            nodes = [node for node in piece if node.where]
+            self._holdings.set_pin(nodes, until)
+            for node in nodes if seconds else ():
                 self._offer(node)
+            yield
         return True
 
-    def forget(self, namespace: str, key: str | None) -> tuple[int, bytes | None]:
-        """Drop a prefix, or all of a namespace.
+    def begin_to_forget(self, tombstone: Tombstone) -> DiskDeletion | None:
+        """Refuse what a tombstone covers from now on, and delete it from the disk.
 
-        Return the number of dropped entries and names, and their common prefix; None: no drop.
+        `forget` must follow. Return None if there is no disk tier.
         """
-        gone = self.contents.forget(self.root_of(namespace), key)
-        if self._disk is not None and gone.names:
-            self._disk.transfers.drop_names(gone.names)
+        self.deletions.add([tombstone])
+        self._n_deleting += 1
+        if self._shared is not None:
+            self._shared.forget(tombstone)
+        return self._disk.forget(tombstone) if self._disk is not None else None
+
+    def forget(self, tombstone: Tombstone) -> Sliced[Deleted]:
+        """Drop what a tombstone covers from the index and memory.
+
+        The server deletes from the shared store: only the store has the entries of all sessions.
+        """
+        others = Where.SHARED if self._disk is None else Where.SHARED | Where.DISK
+        try:
+            gone = yield from self.contents.forget_covered(tombstone, self.root, but=others)
+        finally:
+            self._n_deleting -= 1
         self.counters.deleted += gone.n_entries
-        n_gone = gone.n_entries + len(gone.names)
-        return n_gone, gone.prefix if n_gone or key is None else None
+        if self._disk is not None:  # it counts its names
+            return Deleted(counts=dict(gone.places))
+        return Deleted(counts={**gone.places, Place.NAMES: len(gone.names)})
+
+    def forget_key(self, root: Key, prefix: bytes) -> Sliced[tuple[Deleted, DiskDeletion | None]]:
+        """Drop the entries and names that start with the prefix.
+
+        The disk also deletes what the index has not read.
+        """
+        gone = yield from self.contents.forget(root, prefix)
+        on_disk: DiskDeletion | None = None
+        if self._disk is not None:
+            self._disk.transfers.drop_names(gone.names)
+            on_disk = self._disk.forget_prefix(root, prefix)
+        self.counters.deleted += gone.n_entries
+        return Deleted(counts={**gone.places, Place.NAMES: len(gone.names)}), on_disk
 
     def restore(self, match: Match, *, n_live: int, n_tokens: int) -> Restore:
         """Start to restore positions [n_live, n_tokens) of the match."""
@@ -301,6 +352,7 @@ class PrefixCache:
         return Restore(
             self._holdings,
             self._back_stores,
+            self._backlog,
             blocks,
             match.checkpoint,
             n_live=n_live,
@@ -312,11 +364,11 @@ class PrefixCache:
         node = self._index.get(key)
         return node is not None and node.leases > 0
 
-    def distrust(self, node: Node) -> None:
-        """Quarantine bytes that the backend refused, in every store."""
+    def distrust(self, node: Node, why: str) -> None:
+        """Quarantine bytes that the backend refused, or crashed on, in every store."""
         self.counters.disk.quarantined += 1  # for any store: the metric has no tier label
         for store in self._back_stores:
-            store.quarantine(node, "the backend refused it")
+            store.quarantine(node, why)
         self._holdings.remove(node, EVERYWHERE)
 
     def note_put(self, n_bytes: int, seconds: float) -> None:

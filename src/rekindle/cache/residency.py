@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from rekindle.cache.entry import ORDINARY, Entry, Header, Key, Kind, Retention
+from rekindle.cache.forgetting.verdict import Heir
 from rekindle.cache.index import NOWHERE, Node, PrefixIndex, Where
 from rekindle.cache.key_heap import KeyHeap
 from rekindle.cache.memory.tier import MemoryTier, size_in_memory
@@ -29,6 +30,10 @@ class HoldingsListener(Protocol):
 
     place: Where
 
+    def holds(self, node: Node) -> bool:
+        """Return whether the store has the entry, or is about to."""
+        ...
+
     def mark(self, node: Node) -> None:
         """Record the node's changed retention."""
         ...
@@ -40,6 +45,10 @@ class HoldingsListener(Protocol):
     def drop(self, keys: Sequence[Key]) -> None:
         """Delete entries on request."""
         ...
+
+    def let_go(self, keys: Sequence[Key]) -> None:
+        """Note that entries leave the index. Something else deletes them from the store."""
+        return
 
 
 class Residency:
@@ -75,7 +84,8 @@ class Residency:
             self._last_checkpoint = header
         self.n_on_disk += (Where.DISK in node.where) - (Where.DISK in before)
         if known is None:
-            node.retention = retention
+            asked_at = retention.asked_at or header.created_at
+            node.retention = retention._replace(asked_at=asked_at)
             node.used_at = header.created_at
             self._pins.adopt(node, time.time())
             if node.parent is not None:
@@ -115,11 +125,14 @@ class Residency:
                 store.discard([node.key])
         self.remove(node, where)
 
-    def drop(self, nodes: Sequence[Node]) -> None:
-        """Drop entries on request, with one call per store. List children before their parents."""
+    def drop(self, nodes: Sequence[Node], *, but: Where = NOWHERE) -> None:
+        """Drop entries on request, with one call per store. List children before their parents.
+
+        The stores `but` delete their own.
+        """
         for store in self.listeners:
-            if keys := [node.key for node in nodes if store.place in node.where]:
-                store.drop(keys)
+            if keys := [node.key for node in nodes if store.holds(node)]:
+                store.let_go(keys) if store.place in but else store.drop(keys)
         for node in nodes:
             self.remove(node, EVERYWHERE)
 
@@ -172,6 +185,10 @@ class Residency:
             self._pins.release(node.key)
             self._set_retention(node, node.retention._replace(pinned_until=until))
             self._pins.adopt(node, time.time())
+
+    def hand_over(self, node: Node, heir: Heir) -> None:
+        """Give an entry to another request that has sent it, too."""
+        self._set_retention(node, node.retention._replace(**heir._asdict()))
 
     def _set_retention(self, node: Node, retention: Retention) -> None:
         if retention != node.retention:

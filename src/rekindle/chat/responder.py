@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,17 +13,21 @@ from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.recent_prompts import PastPrompt, past_prompt
 from rekindle.chat.accounts.request_log import log_request
 from rekindle.chat.conversation import Conversation
-from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.choice import DialectChoice
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
+from rekindle.chat.prompt.meaning import clear_known
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.assembler import ReplyReader
 from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.grammar_work import GrammarWork
 from rekindle.chat.reply.stream import ReplyStream
-from rekindle.chat.reply.tool_use import ToolUse, ToolUses
+from rekindle.chat.reply.tool_use import GrammarProof, ToolUse, ToolUses
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
-from rekindle.generation.engine import Engine, PrefixStore
+from rekindle.generation.engine import Engine
+from rekindle.generation.forgetting import Tombstone
+from rekindle.generation.questions import LookUp, Question
 from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 from rekindle.generation.status import EngineStatus, Forecast
 from rekindle.generation.tokenizer import Tokenizer
@@ -31,6 +36,10 @@ from rekindle.observe.request_record import Miss, Observer, RequestRecord
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+# Threads that wait for grammars. Large new ones have their own: others do not wait for them.
+MAX_PLANNERS, MAX_LARGE_PLANNERS = 16, 8  # picked
+LARGE_BYTES = 32 * 2**10  # of a schema, or of all tools; picked
+
 
 class Responder:
     def __init__(
@@ -38,11 +47,12 @@ class Responder:
         engine: Engine,
         tokenizer: Tokenizer,
         prompts: PromptBuilder,
-        dialect: Dialect,
+        choice: DialectChoice,
         default_sampling: Sampling,
         *,
         default_cache_prompt: bool,
         default_overflow: Overflow,
+        stream_calls: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
         model: str,
@@ -56,14 +66,33 @@ class Responder:
         self._default_overflow = default_overflow
         self._engine = engine
         self._prompts = prompts
-        self._dialect = dialect
+        self.dialect_choice = choice
+        self._dialect = choice.dialect
         self._rewarmer = rewarmer
         self._model = model
         self._accounts = accounts
         self._observers = (log_request, *observers)
-        self._tool_uses = ToolUses(dialect, tokenizer, engine.check_grammar)
+        self._tool_uses = ToolUses(
+            choice,
+            tokenizer,
+            lambda grammar: engine.check_grammar(grammar).result(),
+            finishes_calls=engine.finishes_calls and stream_calls,
+        )
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
         self._marks = self._tool_uses.mark_bytes()
+        self._planners = ThreadPoolExecutor(MAX_PLANNERS, thread_name_prefix="plan")
+        self._large_planners = ThreadPoolExecutor(
+            MAX_LARGE_PLANNERS, thread_name_prefix="plan-large"
+        )
+
+    def prove_grammars(self) -> None:
+        """Prove in the background that the grammars of calls accept what the template writes."""
+        self._planners.submit(self._tool_uses.prove).add_done_callback(_log_failure)
+
+    @property
+    def grammar_proof(self) -> GrammarProof | None:
+        """What the proof has shown; None: it is not done."""
+        return self._tool_uses.proof
 
     async def prepare_chat(
         self,
@@ -95,9 +124,13 @@ class Responder:
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
-        use, asked = await asyncio.to_thread(self._plan, prompt, options)
-        cache = self._engine.status().cache
-        can_store = cache is None or cache.off_because is None
+        status = self._engine.status()
+        if len(prompt.tokens) >= status.n_ctx:  # before its grammars are compiled
+            raise PromptTooLong(n_prompt=len(prompt.tokens), n_ctx=status.n_ctx)
+        use, asked = await self._planned(prompt, options)
+        if self._accounts.is_deleted(asked):  # it has waited, for instance for its model's load
+            options = replace(options, cache_prompt=False)
+        can_store = status.cache is None or status.cache.off_because is None
         account = self._accounts.open(asked, options, self._text_of, can_store=can_store)
         terms = replace(options.terms, rank=account.rank)
         on_end = None
@@ -118,8 +151,14 @@ class Responder:
         )
         reader = None
         if prompt.conversation is not None:
+            room = status.n_ctx - len(prompt.tokens)
             reader = ReplyReader(
-                self._dialect, use.schemas, prompt.begins_in_reasoning, self._bytes_of
+                self._dialect,
+                use.schemas,
+                prompt.begins_in_reasoning,
+                self._bytes_of,
+                streams_calls=use.streams and options.streams,
+                max_tokens=room if options.max_tokens is None else min(room, options.max_tokens),
             )
         return ReplyStream(
             request_id,
@@ -140,23 +179,60 @@ class Responder:
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         """Return what this prompt would find in the cache now, and why it would find no more.
 
-        Nothing is computed or changed.
+        Nothing is computed or changed. Raises PromptTooLong, as `start` does.
         """
-        forecast = await self.ask(
-            lambda store: store.look_up(prompt.tokens, namespace=prompt.namespace)
-        )
+        n_ctx = self._engine.status().n_ctx
+        if len(prompt.tokens) >= n_ctx:  # before millions of ids are sent to the engine
+            raise PromptTooLong(n_prompt=len(prompt.tokens), n_ctx=n_ctx)
+        forecast = await self.ask(LookUp(tokens=tuple(prompt.tokens), namespace=prompt.namespace))
         terms = CacheTerms(namespace=prompt.namespace, session=session)
         asked = await asyncio.to_thread(past_prompt, prompt, terms, model=self._model)
         return forecast, self._accounts.forecast_miss(asked, forecast, self._text_of)
 
-    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
+    def forget(self, tombstone: Tombstone) -> None:
+        """Drop what this process keeps of the texts that the deletion covers. On the event loop.
+
+        These are caches: dropping too much of them only costs time.
+        """
+        if self._rewarmer is not None:
+            self._rewarmer.forget(tombstone)
+        self._prompts.clear(tombstone.scope.namespace)
+        self._tool_uses.clear()
+        clear_known()
+
+    async def ask(self, question: Question[T]) -> T:
         return await self._engine.ask(question)
 
     def status(self) -> EngineStatus:
         return self._engine.status()
 
-    def _plan(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
-        use = self._tool_uses.plan(prompt, options)
+    async def _planned(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
+        """Plan the reply on a worker thread.
+
+        A plan with a grammar waits for the engine, which may be restarting. Such plans have their
+        own threads, so that other requests do not wait as well. A client that leaves cancels its
+        plan.
+        """
+        tools = prompt.conversation.callable_tools if prompt.conversation is not None else ()
+        grammar = options.sampling.grammar
+        n_bytes = sum(len(tool.definition_json) for tool in tools)
+        n_bytes += len(grammar.source) if grammar else 0
+        executor = None
+        if n_bytes:
+            is_large = n_bytes > LARGE_BYTES and not self._tool_uses.is_settled(prompt, options)
+            executor = self._large_planners if is_large else self._planners
+        work = GrammarWork(self._engine.check_grammar)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(executor, self._plan, prompt, options, work)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+
+    def _plan(
+        self, prompt: Prompt, options: ReplyOptions, work: GrammarWork
+    ) -> tuple[ToolUse, PastPrompt]:
+        use = self._tool_uses.plan(prompt, options, work.check)
         asked = past_prompt(prompt, options.terms, model=self._model, reply_id=options.reply_id)
         return use, asked
 
@@ -172,6 +248,11 @@ class Responder:
 
     def _bytes_of(self, token: int) -> bytes:
         return self._marks.get(token) or self.tokenizer.piece(token)
+
+
+def _log_failure(done: Future[GrammarProof]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.warning("tools: the grammars of calls were not tried yet: %s", error)
 
 
 async def _timed(build: Callable[..., Prompt], *args: Any, **options: Any) -> Prompt:

@@ -1,7 +1,8 @@
 """Prefills the next turn's prompt while the engine is idle.
 
-Some templates render a past turn differently than it was sampled. They drop its reasoning, or
-the text of the generation prompt. Without this, the next request would prefill the difference.
+A past turn may be rendered differently than it was sampled. The template or the client drops its
+reasoning, or history lacks the text of the generation prompt. Without this, the next request would
+prefill the difference.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from rekindle.chat.reply.parser import ParsedReply
 from rekindle.errors import RekindleError
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import Finished, PromptEvaluated, StopCause
+from rekindle.generation.forgetting import Owner, Tombstone
 from rekindle.generation.request import CacheTerms, GenerationRequest, Sampling
 
 _log = logging.getLogger("rekindle.rewarm")
@@ -30,11 +33,16 @@ MAX_WAITING = 8  # replies that ended while other requests ran; picked
 WAIT_SECONDS, POLL_SECONDS = 120.0, 0.1  # for an idle engine; picked
 
 
+class _WaitingPrefill(NamedTuple):
+    task: asyncio.Task[None]
+    owner: Owner
+
+
 class Rewarmer:
     def __init__(self, engine: Engine, prompts: PromptBuilder) -> None:
         self._engine = engine
         self._prompts = prompts
-        self._tasks = BoundedCache[int, asyncio.Task[None]](max_items=MAX_WAITING)  # by prompt
+        self._tasks = BoundedCache[int, _WaitingPrefill](max_items=MAX_WAITING)  # by prompt
 
     def after(
         self,
@@ -52,14 +60,21 @@ class Rewarmer:
             return
         key = id(prompt)
         if (earlier := self._tasks.pop(key)) is not None:
-            earlier.cancel()  # only the last of several replies to one prompt counts
+            earlier.task.cancel()  # only the last of several replies to one prompt counts
         task = asyncio.create_task(self._rewarm(prompt, tuple(reply), said, terms))
-        for _, oldest in self._tasks.put(key, task):
-            oldest.cancel()
+        for _, oldest in self._tasks.put(key, _WaitingPrefill(task, terms.owner)):
+            oldest.task.cancel()
         task.add_done_callback(partial(self._remove, key))
 
+    def forget(self, tombstone: Tombstone) -> None:
+        """Cancel the prefills that the deletion covers."""
+        for waiting in self._tasks.values():
+            if tombstone.covers(waiting.owner):
+                waiting.task.cancel()
+
     def _remove(self, key: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.peek(key) is task:
+        waiting = self._tasks.peek(key)
+        if waiting is not None and waiting.task is task:
             self._tasks.pop(key)
 
     async def _rewarm(
@@ -69,7 +84,7 @@ class Rewarmer:
             if not await self._is_idle():
                 return
             prompts = self._prompts.within(prompt.namespace)
-            ahead = await asyncio.to_thread(prompts.after_reply, prompt, said.text)
+            ahead = await asyncio.to_thread(prompts.after_reply, prompt, said)
             n_known = n_shared(np.array(ahead, np.int32), np.array(prompt.tokens + reply, np.int32))
             if len(ahead) - n_known >= MIN_TOKENS:
                 await self._compute(ahead, terms)
@@ -84,11 +99,16 @@ class Rewarmer:
         Building the prompt would slow down running requests.
         """
         deadline = time.monotonic() + WAIT_SECONDS
-        while (status := self._engine.status()).n_running or status.n_waiting:
+        while await self._is_busy():
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(POLL_SECONDS)
         return True
+
+    async def _is_busy(self) -> bool:
+        await self._engine.refresh()
+        status = self._engine.status()
+        return status.n_running > 0 or status.n_waiting > 0
 
     async def _compute(self, tokens: tuple[int, ...], terms: CacheTerms) -> None:
         stream = self._engine.submit(

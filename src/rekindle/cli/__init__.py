@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from rekindle import __version__
+from rekindle.cli import models
 from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
 from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
+from rekindle.cli.plain import printable
 from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
@@ -25,13 +27,14 @@ app = typer.Typer(
 for command in (serve, chat, prime, top, replay, explain, bench):
     app.command()(command)
 app.add_typer(cache.app, name="cache")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:
     try:
         app(prog_name="rekindle")
     except StartupError as error:
-        sys.stderr.write(f"rekindle: {error.message}\n")
+        sys.stderr.write(f"rekindle: {printable(error.message)}\n")
         sys.exit(1 if isinstance(error, UpstreamsAway) else 2)
 
 

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from rekindle.cli.plain import SafeConsole
 from rekindle.cli.remote import Remote, client_of, refusal_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config_sources import api_keys
@@ -72,7 +73,7 @@ def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
 ) -> None:
     """Chat in the terminal with a running server, or with a temporary one."""
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     with (
         _endpoint(model, url, api_key) as (address, key),
         client_of(address, key, read_seconds=None) as http,
@@ -96,7 +97,7 @@ def _endpoint(
         yield local, key
         return
 
-    from rekindle.server import background
+    from rekindle.server.serving import background
 
     with background(load_model(settings)) as own:
         yield own, key

@@ -1,22 +1,53 @@
 """How commands print: plain tables and words, the same on a terminal and in a pipe."""
 
 import json
+import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.segment import Segment
 from rich.table import Table
 
 SHORT_KEY = 12  # hex digits; picked
 SHORT_MODEL = 8
+_SPACES = "\n\t\u00a0\u3000"  # which Python does not call printable
 _PIPE_WIDTH = 1000  # a pipe has no width of its own, and its lines must not be folded
+
+
+def printable(text: str) -> str:
+    """Return the text without characters that move the cursor, change colours or hide text.
+
+    Names come from clients, archives and model files.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _SPACES else "\ufffd" for each in text)
+
+
+class SafeConsole(Console):
+    """A console that prints texts from anywhere: only its own styles reach the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text), style)
+
+
+class SafeFormatter(logging.Formatter):
+    """Formats log lines that hold texts from anywhere."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def plain_console(pipe_width: int = _PIPE_WIDTH) -> Console:
     width = None if sys.stdout.isatty() else pipe_width
-    return Console(width=width, highlight=False, markup=False)
+    return SafeConsole(width=width, highlight=False, markup=False)
 
 
 def progress_bar(console: Console, *columns: ProgressColumn) -> Progress:

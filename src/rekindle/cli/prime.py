@@ -22,7 +22,7 @@ from rekindle.cli.remote import base_url, client_of, refusal_of
 from rekindle.cli.serve import keyword, load_model, load_settings, serve
 from rekindle.config import all_settings
 from rekindle.config_sources import api_keys
-from rekindle.errors import PrimeError, StartupError
+from rekindle.errors import PrimeError, StartupError, UnreadableFile
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`
     import httpx
@@ -97,7 +97,7 @@ def _read_files(names: Sequence[str]) -> list[PrimedFile]:
     for name in names:
         try:
             files.append(PrimedFile(name, read_prime_file(Path(name))))
-        except PrimeError as error:
+        except (PrimeError, UnreadableFile) as error:
             files.append(PrimedFile(name, error=error.message, n_failed=1))
     if not any(file.requests for file in files):
         raise StartupError(" ".join(file.error or "" for file in files))
@@ -119,7 +119,7 @@ def _own_server(config: str | None, flags: dict[str, object]) -> "Iterator[httpx
         )
     key = next(iter(api_keys(settings.server)), None)
 
-    from rekindle.server import background
+    from rekindle.server.serving import background
 
     with background(load_model(settings)) as url, client_of(url, key, read_seconds=None) as http:
         yield http

@@ -1,12 +1,13 @@
 """A running server, as commands talk to it: JSON replies, and each failure in one sentence."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rekindle.cli.plain import printable
 from rekindle.cli.serve import load_settings
 from rekindle.config_sources import api_keys
 from rekindle.errors import StartupError
@@ -35,7 +36,10 @@ class Remote:
         return base_url(self._http)
 
     def get(self, path: str, **parameters: int) -> Any:
-        return self._json(self._checked(self._send("GET", path, parameters)))
+        return self.call("GET", path, **parameters)
+
+    def call(self, method: str, path: str, **parameters: int | str) -> Any:
+        return self._json(self._checked(self._send(method, path, parameters)))
 
     def call_if_there(self, method: str, path: str) -> Any | None:
         """Return None if the server has nothing at this path."""
@@ -49,11 +53,13 @@ class Remote:
         """Return the error for a reply that no Rekindle server sends."""
         return StartupError(f"{self.url} does not answer like a Rekindle server.")
 
-    def _send(self, method: str, path: str, parameters: dict[str, int]) -> "httpx.Response":
+    def _send(
+        self, method: str, path: str, parameters: Mapping[str, int | str]
+    ) -> "httpx.Response":
         import httpx
 
         try:
-            return self._http.request(method, path, params=parameters)
+            return self._http.request(method, path, params=dict(parameters))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise StartupError(f"{self.url} cannot be reached: {error}.") from error
 
@@ -70,8 +76,10 @@ class Remote:
 
 
 @contextmanager
-def connected(url: str, api_key: str | None) -> Iterator[Remote]:
-    with client_of(url, api_key, read_seconds=_READ_SECONDS) as http:
+def connected(
+    url: str, api_key: str | None, *, read_seconds: float = _READ_SECONDS
+) -> Iterator[Remote]:
+    with client_of(url, api_key, read_seconds=read_seconds) as http:
         yield Remote(http)
 
 
@@ -109,7 +117,7 @@ def exit_1_on_error() -> Iterator[None]:
     try:
         yield
     except StartupError as error:
-        sys.stderr.write(f"rekindle: {error.message}\n")
+        sys.stderr.write(f"rekindle: {printable(error.message)}\n")
         raise typer.Exit(1) from error
 
 

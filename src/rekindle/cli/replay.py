@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from rekindle.cli.plain import plain_console, print_json, progress_bar
+from rekindle.cli.plain import SafeConsole, plain_console, print_json, progress_bar
 from rekindle.cli.serve import INTERRUPTED
 from rekindle.errors import StartupError
 
@@ -85,7 +84,7 @@ def replay(
     _check_writable(html)
     runs: list[ReplayRun] = []
     # On stderr, because the results may go to a file.
-    console = Console(stderr=True, highlight=False)
+    console = SafeConsole(stderr=True, highlight=False)
     was_interrupted = False
     with progress_bar(console, MofNCompleteColumn()) as progress:
         try:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import ASCII
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from rekindle.cli.plain import plain_console
+from rekindle.cli.plain import SafeConsole, SafeFormatter, plain_console
 from rekindle.config import (
     CONFIG_VARIABLE,
     Bytes,
@@ -35,7 +34,7 @@ from rekindle.config_sources import Resolved, api_keys, read_file, resolve
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing the server would slow down `--help`
-    from rekindle.server import Assembly
+    from rekindle.server.assembly import Assembly
 
 _METAVARS = {int: "N", float: "SECONDS", Bytes: "SIZE", Path: "PATH", str: "TEXT"}
 INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells report for Ctrl-C
@@ -56,7 +55,7 @@ def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
     sock = bind(settings.server)
     assembly = load_model(settings)
 
-    from rekindle.server import run
+    from rekindle.server.serving import run
 
     run(assembly, settings, sock)
 
@@ -97,7 +96,7 @@ def _load_model(settings: Settings) -> "Assembly":
     if settings.engine.engine is EngineKind.VLLM:
         with _deferred_interrupt():
             from rekindle.models.vllm_model import find_upstreams
-            from rekindle.server import assemble
+            from rekindle.server.assembly import assemble
 
         return assemble(settings, find_upstreams(settings))
     if settings.engine.upstream:
@@ -108,10 +107,10 @@ def _load_model(settings: Settings) -> "Assembly":
 
     model = first_model(settings.model)
     if model is None:
-        from rekindle.server import assemble
+        from rekindle.server.assembly import assemble
 
         return assemble(settings, None)
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with (
         _deferred_interrupt() as interrupted,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
@@ -130,7 +129,7 @@ def _load_model(settings: Settings) -> "Assembly":
         opened = open_ahead(settings, model, on_progress)
         try:
             from rekindle.models.serving_model import LoadProgress
-            from rekindle.server import assemble
+            from rekindle.server.assembly import assemble
 
             return assemble(settings, model, LoadProgress(on_progress, on_digest), opened)
         except BaseException:
@@ -172,9 +171,10 @@ def bind(server: ServerSettings) -> socket.socket:
 
 def _configure_logging(level: LogLevel) -> None:
     threshold = logging.getLevelNamesMapping()[level.name]
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
+        handlers=[handler],
         level=max(threshold, logging.WARNING),  # for libraries, whose INFO lines do not help here
     )
     logging.getLogger("rekindle").setLevel(threshold)

@@ -3,6 +3,11 @@
 import { bar, byId, count, curlLine, duration, el, emptyState, share, short, since } from "./dom.js";
 
 const MAX_FINISHED = 6;
+const PROCESS_STATES = {
+  running: "The engine process runs.",
+  restarting: "The engine process is being restarted. Requests wait and continue.",
+  failed: "The engine process dies again and again. Requests are refused.",
+};
 
 const earlier = new Map(); // request id -> { time, n_generated }
 
@@ -10,10 +15,21 @@ export function showNow(snapshot, model) {
   byId("queue").textContent = model.waiting
     ? `${count(model.waiting)} of at most ${count(model.max_waiting)} waiting`
     : "nobody waits";
+  showProcess(model.process);
   const rows = model.slots.map((slot) => slotRow(slot, speedOf(slot, snapshot.time)));
   if (!model.slots.length) rows.push(emptyState(stateSentence(model.state), curlLine()));
   byId("slots").replaceChildren(...rows);
   remember(model.slots, snapshot.time);
+}
+
+function showProcess(process) {
+  const line = byId("process");
+  line.hidden = !process || (process.state === "running" && !process.restarts);
+  if (line.hidden) return;
+  const times = process.restarts === 1 ? "once" : `${count(process.restarts)} times`;
+  const death = process.last_death ? `; the last time, ${process.last_death}` : "";
+  line.className = process.state === "running" ? "muted" : "bad";
+  line.textContent = `${PROCESS_STATES[process.state]} It was restarted ${times}${death}.`;
 }
 
 function stateSentence(state) {
@@ -45,7 +61,7 @@ function slotRow(slot, speed) {
       el("span", { class: "slot-state" }, stateOf(slot, speed)),
     ),
   );
-  if (isIdle) return row;
+  if (isIdle || isHidden(slot)) return row;
   const n_computed = Math.max(0, Math.min(slot.n_rows, slot.n_prompt) - slot.n_cached);
   const total = slot.n_prompt + slot.n_generated;
   const parts = [
@@ -57,12 +73,19 @@ function slotRow(slot, speed) {
   return row;
 }
 
+/** Another namespace's request: only that the slot is busy may be known. */
+function isHidden(slot) {
+  return slot.request_id === "";
+}
+
 function slotName(slot) {
+  if (isHidden(slot)) return `slot ${slot.id}`;
   if (slot.phase === "idle" && !slot.n_rows) return `slot ${slot.id}`;
   return slot.class === "main" ? slot.session : `${slot.session} (${slot.class})`;
 }
 
 function stateOf(slot, speed) {
+  if (isHidden(slot)) return "busy for another client";
   const done = Math.min(slot.n_rows, slot.n_prompt);
   switch (slot.phase) {
     case "restoring":

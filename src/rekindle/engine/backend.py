@@ -44,18 +44,40 @@ class Backend(Protocol):
         ...
 
     def new_sampler(
-        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
-    ) -> Sampler: ...
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        n_reply: int,
+        n_top_logprobs: int | None,
+        *,
+        n_left: int = 0,
+        is_landing: bool = False,
+    ) -> Sampler:
+        """Return a sampler for the token after `tokens`. Any thread may call it.
+
+        The last `n_reply` tokens are the reply's. The sampler is in the state of one that has
+        sampled them itself; `is_landing` says whether it forced the last one to end a call.
+        After `n_left` more tokens the reply is cut off: a grammar with a `landing` ends before.
+        Compiles the grammar if it is not known. Raises InvalidRequest.
+        """
+        ...
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar. Raises InvalidRequest. Any thread may call it."""
         ...
 
-    def clear_slot(self, slot: int) -> None: ...
-
-    def clear_all(self) -> None:
-        """Drop every row of every slot, also rows that a failed decode left undefined."""
+    def compiles_quickly(self, grammar: Grammar) -> bool:
+        """Return whether compiling the grammar takes a moment. Any thread may call it."""
         ...
+
+    def prepare_grammars(self) -> None:
+        """Do what the first grammar would wait for. Any thread may call it.
+
+        It holds the GIL for up to a second: call it while no reply runs.
+        """
+        ...
+
+    def clear_slot(self, slot: int) -> None: ...
 
     def can_trim(self, slot: int, n_keep: int) -> bool:
         """Return whether the slot can be trimmed to its first `n_keep` positions."""

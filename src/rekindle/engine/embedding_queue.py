@@ -14,6 +14,8 @@ from rekindle.errors import EngineError, RekindleError
 from rekindle.generation.events import Embedded
 from rekindle.generation.request import EmbeddingRequest
 from rekindle.generation.status import EmbedderStatus
+from rekindle.link.activity_page import Activity, ActivityPage
+from rekindle.observe.watchdog import EngineWatchdog
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +30,16 @@ class _WaitingInput:
 
 
 class EmbeddingQueue:
-    def __init__(self, embedder: Embedder, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        outbox: Outbox,
+        activity: ActivityPage,
+        watchdog: EngineWatchdog,
+    ) -> None:
         self._outbox = outbox
+        self._activity = activity
+        self._watchdog = watchdog
         self._embedder = embedder
         self._pending: deque[_WaitingInput] = deque()
         self._rests_at: float | None = None  # None: the embedder holds no memory
@@ -58,6 +68,7 @@ class EmbeddingQueue:
                 self.close()
             return False
         pending = self._pending[0]
+        self._watchdog.free()
         try:
             self._compute_part(pending)
             if len(pending.vectors) == len(pending.request.inputs):
@@ -67,9 +78,12 @@ class EmbeddingQueue:
         except Exception as error:
             _log.exception("engine: embedding failed request=%s", pending.request.id)
             self._end(pending, EngineError(f"The embedder failed: {error}"))
+        finally:
+            self._watchdog.busy()
         return True
 
     def _compute_part(self, pending: _WaitingInput) -> None:
+        self._activity.note(Activity.EMBED, [pending.request.number])
         self._rests_at = time.monotonic() + REST_SECONDS
         if not pending.has_begun:
             self._embedder.begin(pending.request.inputs[len(pending.vectors)])

@@ -1,22 +1,22 @@
 """The engine loop: one thread owns the backend, every Sequence and the PrefixCache.
 
-The loop knows nothing of text, JSON or asyncio. Requests arrive and token events leave through
-`handle.py`. Each part of a step has a file of its own; this file puts them in order.
+The loop knows nothing of text, JSON or asyncio. Orders arrive in `inbox` and token events leave
+through `deliver`. Each part of a step has a file of its own; this file puts them in order.
 """
 
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.embedding_queue import EmbeddingQueue
 from rekindle.engine.export.persist_queue import PersistQueue
-from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.export.slot_saver import Exported, SlotSaver
+from rekindle.engine.live_rows import LiveRows
 from rekindle.engine.orders import (
     Ask,
     Cancel,
@@ -28,7 +28,7 @@ from rekindle.engine.orders import (
     Stop,
     Wake,
 )
-from rekindle.engine.questions import EnginePrefixes
+from rekindle.engine.questions import EnginePrefixes, QuestionQueue
 from rekindle.engine.reports import Reports, slot_status
 from rekindle.engine.reuse.placement import Placement
 from rekindle.engine.reuse.prefix_finder import PrefixFinder
@@ -38,19 +38,22 @@ from rekindle.engine.scheduler.batch_planner import BatchItem
 from rekindle.engine.scheduler.batch_runner import BatchRunner
 from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
+from rekindle.engine.scheduler.sampler_queue import Preparer, SamplerQueue
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence, new_sequence
-from rekindle.engine.slots import Slots
+from rekindle.engine.slots import Slot, Slots
+from rekindle.engine.step_time import StepTime
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 from rekindle.generation.status import EngineStatus
-
-T = TypeVar("T")
+from rekindle.link.activity_page import Activity, ActivityPage
+from rekindle.observe.watchdog import EngineWatchdog
 
 _log = logging.getLogger(__name__)
 
 STALL_CHECK_SECONDS = 1.0  # between two steps while every sequence waits, unless woken
+SETTLE_SECONDS = 1.0  # idle time after the start, before grammars are prepared; picked
 CLOSE_SECONDS = 10.0  # for the last writes to the disk; picked
 
 
@@ -65,94 +68,110 @@ class EngineLoop:
         *,
         queue_size: int,
         embedder: Embedder,
+        preparer: Preparer,
+        activity: ActivityPage,
     ) -> None:
         self.inbox: SimpleQueue[Order] = SimpleQueue()
+        self._activity = activity
+        self._watchdog = EngineWatchdog(lambda seconds: self._cache.counters.stalls.note(seconds))
         self._backend = backend
         self._open_cache = open_cache
         self._queue_size = queue_size
         self._slots = Slots(backend.n_slots, backend.n_cells)
         self.outbox = Outbox(deliver)
-        self._embeddings = EmbeddingQueue(embedder, self.outbox)
+        self._embeddings = EmbeddingQueue(embedder, self.outbox, activity, self._watchdog)
         self._persisting = PersistQueue(self.outbox)
+        self._time = StepTime()
         self._run_queue = RunQueue(backend, self._slots, self._persisting, self.outbox)
+        self._samplers = SamplerQueue(backend, self._run_queue, activity, preparer, self._wake)
         self._is_stalled = False  # the last step made no progress
         self._has_more_events = False  # of finished transfers, for the next poll
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
-        self._guarded(self.start)
-        while self.receive():
-            self._guarded(self.step)
-            self.outbox.flush()  # events after the step's own flush, or of a failed step
-        self._guarded(self.stop)
+        """Run until a `Stop`. An exception ends the process, and the next one takes over."""
+        self.start()
+        self._watchdog.start()
+        try:
+            while self.receive():
+                self._activity.begin_step()
+                self.step()
+                self.outbox.flush()  # events after the step's own flush
+        finally:
+            self._watchdog.stop()
+        self.stop()
         self.outbox.flush()
         self._embeddings.close()
         self._backend.close()
 
     def start(self) -> None:
+        self._samplers.start()
         self._backend.warm_up()
         self._slots.rows_take_cells = self._backend.traits.model_class is not ModelClass.RECURRENT
-        self._use_cache(self._open_cache(self._backend.traits, lambda: self.inbox.put(Wake())))
+        self._use_cache(self._open_cache(self._backend.traits, self._wake))
         self._cache.start()
         if self._cache.is_on:
             self._backend.expect_exports(BLOCK_TOKENS)
 
+    def _wake(self) -> None:
+        self.inbox.put(Wake())
+
     def _use_cache(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._saver = SlotSaver(self._backend, self._slots, cache)
+        self._saver = SlotSaver(self._backend, self._slots, cache, self._time)
         holders = (self._backend, self._slots, cache, self._saver)
         self._finder = PrefixFinder(*holders)
-        self._prefixes = EnginePrefixes(cache, self._slots, self._saver, self._finder)
+        live = LiveRows(self._slots, self._saver, self._run_queue, self._persisting)
+        prefixes = EnginePrefixes(cache, self._slots, self._saver, self._finder, live)
+        self._questions = QuestionQueue(prefixes, self._time, self._activity)
         self._reports = Reports(cache, self.outbox)
-        restorer = Restorer(*holders)
+        restorer = Restorer(*holders, self._activity)
         placement = Placement(*holders, restorer)
         self._admission = Admission(
-            self._backend, self._run_queue, self._finder, placement, restorer, self._reports
+            self._backend,
+            self._slots,
+            cache,
+            self._run_queue,
+            self._finder,
+            placement,
+            restorer,
+            self._reports,
+            self._activity,
         )
         compaction = Compaction(self._backend, self._slots)
-        self._batches = BatchRunner(*holders, self._run_queue, compaction)
+        self._batches = BatchRunner(
+            *holders, self._run_queue, compaction, self._activity, self._watchdog
+        )
 
     def stop(self) -> None:
         self._fail_all(ShuttingDown("The engine has stopped."))
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             for slot in self._slots.all:
-                while not self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False):
-                    if not self._cache.wait(_seconds_until(deadline)):
-                        break  # memory is full, and the disk does not keep up
+                self._save_at_shutdown(slot, deadline)
         finally:
             self._cache.close(_seconds_until(deadline))
+            self._samplers.close()
+
+    def _save_at_shutdown(self, slot: Slot, deadline: float) -> None:
+        while True:
+            self._time.renew()
+            exported = self._saver.save_all(slot, Reason.SHUTDOWN, others_decode=False)
+            if exported is Exported.ALL:
+                return
+            if exported is Exported.BLOCKED and not self._cache.wait(_seconds_until(deadline)):
+                return  # memory is full, and the disk does not keep up
 
     def _fail_all(self, error: RekindleError) -> None:
         self._fail_without_slot(error)
         self._run_queue.fail_all(error)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """Fail every request on an error, but never end the thread: it cannot be restarted."""
-        try:
-            action()
-        except Exception as error:
-            _log.exception("engine: loop failed, failing all requests")
-            self._reset(EngineError(f"The engine failed: {error}"))
-
-    def _reset(self, error: EngineError) -> None:
-        """Fail every request and drop every row. The engine may have failed at any point."""
-        sequences = self._run_queue.abandon(error)
-        self._fail_without_slot(error)
-        try:
-            for sequence in sequences:
-                if sequence.restore is not None:
-                    sequence.restore.give_up()
-                if sequence.sampler is not None:
-                    sequence.sampler.close()
-            self._backend.clear_all()
-        except Exception:
-            _log.exception("engine: reset failed")
-        self._slots.forget_all()
-
     def step(self) -> None:
+        self._time.renew()
         self._has_more_events = self._cache.poll()
-        progressed = self._admission.admit_waiting()
+        progressed = self._samplers.collect()
+        progressed |= self._questions.advance()
+        progressed |= self._admission.admit_waiting()
         progressed |= self._admission.advance_restores()
         progressed |= self._batches.run(on_computed=self._sample)
         self.outbox.flush()  # tokens never wait for an export
@@ -181,26 +200,40 @@ class EngineLoop:
     def receive(self) -> bool:
         """Carry out all orders; block only when idle. Return False after a Stop."""
         timeout = self._seconds_to_wait()
+        if timeout != 0.0:
+            self._activity.rest()
+            self._watchdog.free()
         while True:
             try:
                 order = self.inbox.get(block=timeout != 0.0, timeout=timeout)
             except Empty:
+                if timeout != 0.0:
+                    self._watchdog.busy()
+                if timeout and self._run_queue.is_empty:
+                    self._samplers.prepare_grammars()
                 return True
             if isinstance(order, Stop):
                 return False
-            self._guarded(partial(self._obey, order))
+            if timeout != 0.0:
+                self._watchdog.busy()
+            self._obey(order)
             timeout = 0.0
 
     def _seconds_to_wait(self) -> float | None:
         """Return how long to wait for an order; None: until one comes."""
-        if self._has_more_events or self._embeddings.is_busy:
+        if self._has_more_events or not self._is_stalled:
             return 0.0
         if self._run_queue.is_empty and not self._persisting.is_busy:
-            return self._embeddings.seconds_to_rest()
-        return self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS) if self._is_stalled else 0.0
+            seconds = self._embeddings.seconds_to_rest()
+            if not self._samplers.has_prepared_grammars:
+                seconds = SETTLE_SECONDS if seconds is None else min(seconds, SETTLE_SECONDS)
+        else:
+            seconds = self._run_queue.seconds_to_wait(STALL_CHECK_SECONDS)
+        return self._questions.seconds_to_wait(seconds)
 
     def _obey(
-        self, order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | FailAll | Wake
+        self,
+        order: GenerationRequest | EmbeddingRequest | Ask[Any] | Cancel | FailAll | Wake,
     ) -> None:
         match order:
             case GenerationRequest():
@@ -209,7 +242,7 @@ class EngineLoop:
                 self._run_queue.yield_background()
                 self._embeddings.accept(order)
             case Ask():
-                self._answer(order)
+                self._questions.add(order)
             case Cancel(request_id):
                 for queue in (self._embeddings, self._persisting, self._run_queue):
                     queue.cancel(request_id)
@@ -218,28 +251,25 @@ class EngineLoop:
             case Wake():
                 pass  # the next step polls
 
-    def _answer(self, order: Ask[T]) -> None:
-        if not order.outcome.set_running_or_notify_cancel():
-            return
-        try:
-            order.outcome.set_result(order.question(self._prefixes))
-        except Exception as error:  # the client waits for an answer or an error
-            _log.exception("engine: query failed")
-            order.outcome.set_exception(EngineError(f"The engine could not answer: {error}"))
-
     def _accept(self, request: GenerationRequest) -> None:
+        self._activity.note(Activity.ADMIT, [request.number])
         if not request.background:
             self._run_queue.yield_background()
         elif self._embeddings.is_busy or self._run_queue.has_foreground:
             self.outbox.put(request.id, Finished(StopCause.YIELDED))
             return
         sequence = new_sequence(request, self._cache, n_ctx=self._backend.n_ctx)
+        terms = request.terms
+        if self._cache.deletions.covers(sequence.keys.root, terms.session, terms.asked_at):
+            sequence.make_private()
         self._run_queue.waiting.append(sequence)
         self._finder.look_up_stores(sequence)
+        self._samplers.ask(sequence)
 
     def _fail_without_slot(self, error: RekindleError) -> None:
         self._embeddings.fail_all(error)
         self._persisting.fail_all(error)
+        self._questions.fail_all(error)
 
     def _sample(self, plan: list[BatchItem]) -> None:
         """Advance sequences by what the batch computed; sample a token for the complete ones."""
@@ -275,7 +305,8 @@ class EngineLoop:
         sequence.phase = DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
-            self._run_queue.finish(sequence, StopCause.END_OF_TURN, token)
+            cause = StopCause.LENGTH if sampled.lands else StopCause.END_OF_TURN
+            self._run_queue.finish(sequence, cause, token)
             return
         sequence.tokens.append(token)
         self.outbox.put(sequence.request.id, sampled)

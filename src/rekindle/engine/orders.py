@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.errors import RekindleError
-from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import Embedded, TokenEvent
 from rekindle.generation.model_state import StateTraits
+from rekindle.generation.questions import Question
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest
 
 T = TypeVar("T")
@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
-    question: Callable[[PrefixStore], T]
+    question: Question[T]
+    number: int = 0  # names the question between processes; 0: none
     outcome: Future[T] = field(default_factory=Future)
 
 

@@ -62,6 +62,7 @@ def slot_status(slot: Slot) -> SlotStatus:
         n_generated=max(len(sequence.tokens) - slot.n_prompt, 0) if sequence else 0,
         phase=_slot_phase(sequence) if sequence else SlotPhase.IDLE,
         n_cached=sequence.spans.n_tokens if sequence else 0,
+        namespace=slot.terms.namespace,
     )
 
 

@@ -1,10 +1,11 @@
 """A request while it runs or waits for a slot. Only the engine thread changes it."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Optional
 
+from rekindle.cache.disk.residency import DiskLookup
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
@@ -42,19 +43,25 @@ class Sequence:
     n_computed: int = 0
     sampler: Sampler | None = None
     admitted_at: float | None = None  # first admission: a requeue does not change it
-    is_resumed: bool = False  # requeued before: it may have computed cached rows itself
+    # Requeued, or from before a restart: it may have computed cached rows itself.
+    is_resumed: bool = False
     restore: Restore | None = None
     restore_began_at: float | None = None
-    restore_moved_at: float = 0.0  # when the last piece was imported
     restore_seconds: float = 0.0
     spans: Spans = NO_SPANS  # parts of the prompt that were not computed
     stops: list[int] = field(default_factory=list)  # positions where a chunk must end, descending
-    shared_lookup: SharedLookup | None = None  # the sequence waits for its answer
+    disk_lookup: DiskLookup | None = None  # the sequence waits for its answer
+    shared_lookup: SharedLookup | None = None  # the same, after the disk's
     leader: Optional["Sequence"] = None  # sequence whose prefill this one waits for
     n_awaited: int = 0  # rows of the leader that this one waits for
     n_refused: int = 0  # stored tokens that are computed again, because that is faster
     # Known tokens that are computed again, because there is no checkpoint at their end.
     n_missing_checkpoint_tokens: int = 0
+
+    def make_private(self) -> None:
+        """Keep the rows from every cache: what the request has sent was deleted."""
+        self.request = replace(self.request, cache_prompt=False)
+        self.leader = None
 
     def add_stop(self, position: int) -> None:
         if position > self.n_computed and position not in self.stops:
@@ -65,8 +72,19 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_to_compute(self) -> int:
+        """Like `n_pending`, without tokens that are on their way from a store."""
+        n_restored = self.restore.n_tokens if self.restore is not None else 0
+        return len(self.tokens) - max(self.n_computed, n_restored)
+
+    @property
     def is_sampled(self) -> bool:
         return self.request.max_tokens != 0
+
+    @property
+    def lacks_sampler(self) -> bool:
+        """Whether the sampler is still being prepared."""
+        return self.sampler is None and self.is_sampled
 
     @property
     def has_replied(self) -> bool:
@@ -86,10 +104,16 @@ def new_sequence(request: GenerationRequest, cache: PrefixCache, *, n_ctx: int) 
     if request.max_tokens is not None:
         max_length = min(n_ctx, len(request.prompt) + request.max_tokens)
     tokens = list(request.prompt)
-    return Sequence(
+    sequence = Sequence(
         request=request,
         arrived_at=time.monotonic(),
         max_length=max_length,
         tokens=tokens,
         keys=cache.keys(tokens, request.terms.namespace),
     )
+    if (before := request.resumed) is not None:
+        sequence.tokens += before.reply
+        sequence.arrived_at -= before.seconds
+        if before.spans is not None:
+            sequence.spans, sequence.is_resumed = before.spans, True
+    return sequence

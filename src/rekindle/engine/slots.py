@@ -58,6 +58,9 @@ class Slots:
         self.n_cells = n_cells
         self.rows_take_cells = True  # False for a recurrent model, which has a state and no rows
         self.all = [Slot(number) for number in range(n_slots)]
+        # Grows when a sequence may fit that did not before: rows were dropped or exported, or a
+        # sequence has left its slot.
+        self.n_changes = 0
         self._cells = _SharedCells(n_slots)
 
     @property
@@ -98,10 +101,11 @@ class Slots:
 
     def cut(self, slot: Slot, n_keep: int) -> None:
         self._cells.cut(slot.id, n_keep)
+        self.n_changes += 1
 
     def forget(self, slot: Slot) -> None:
         """Mark the slot as empty."""
-        self._cells.cut(slot.id, 0)
+        self.cut(slot, 0)
         slot.sequence = None
         slot.keys = None
         slot.n_kept_rows = slot.n_saved = slot.n_previous_turn_rows = slot.n_checkpoint = 0
@@ -110,10 +114,6 @@ class Slots:
         slot.evicted_rows_rechecked = False
         slot.was_reused = False
         slot.terms, slot.n_prompt, slot.rank = USUAL_TERMS, 0, Rank.MAIN
-
-    def forget_all(self) -> None:
-        for slot in self.all:
-            self.forget(slot)
 
 
 class _SharedCells:

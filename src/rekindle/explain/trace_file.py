@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle.errors import StartupError
 from rekindle.observe.request_record import Miss, MissReason
-from rekindle.replay.recorded_file import opened
+from rekindle.replay.recorded_file import recorded_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,7 @@ def read_trace(paths: Sequence[Path]) -> ReadTrace:
     replies: list[TracedReply] = []
     n_skipped = 0
     for path in paths:
-        with opened(path) as file:
-            found = [_reply(line) for line in file if line.strip()]
+        found = [_reply(line) for line in recorded_lines(path)]
         if not any(found):
             raise StartupError(
                 f"{path} is not a trace. To look up a request, name a server with --url."
@@ -66,5 +65,5 @@ def _reply(line: bytes) -> TracedReply | None:
             n_recomputed=int(record["prefilled_twice_tokens"]),
             miss=miss_of(record["miss"]),
         )
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

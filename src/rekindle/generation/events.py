@@ -97,18 +97,19 @@ class PromptEvaluated:
 class TokenSampled:
     token: int
     logprobs: TokenLogprobs | None = None
+    lands: bool = False  # forced, so that a call ends before the reply is cut off
 
 
 class StopCause(StrEnum):
     END_OF_TURN = "end_of_turn"  # the model sampled an end-of-generation token
-    LENGTH = "length"  # max_tokens, or the end of the context
+    LENGTH = "length"  # max_tokens, or the end of the context; also if a call was ended for it
     YIELDED = "yielded"  # a background request made room for another request
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     cause: StopCause
-    token: int | None = None  # the end-of-turn token, which is not part of the reply
+    token: int | None = None  # the end-of-turn token, if any, which is not part of the reply
 
 
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished

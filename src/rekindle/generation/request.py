@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from hashlib import blake2b
+
+from rekindle.generation.events import Spans
+from rekindle.generation.forgetting import Owner
 
 
 class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     LARK = "lark"
     REGEX = "regex"
+
+
+MAX_GRAMMAR_BYTES = 2**20  # of a source: 700 tools of 1.5 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,18 @@ class GrammarStart:
     begins_quiet: bool = False  # the prompt has opened a quiet span
 
 
+# Reserve for the end of a call. A call that begins with this many tokens left is always finished,
+# unless its shortest form is longer. Picked: 20 required strings with short names.
+LANDING_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A grammar with it is led to a short end in time, before the reply is cut off."""
+
+    required_names: tuple[str, ...] = ()  # of members: the search for an end tries them first
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on the reply, in the source form that the grammar engine compiles."""
@@ -35,6 +54,20 @@ class Grammar:
     kind: GrammarKind
     source: str
     start: GrammarStart = GrammarStart()
+    landing: Landing | None = None  # None: the reply may be cut off anywhere
+    samples: tuple[tuple[int, ...], ...] = ()  # tokens of whole replies: a check tries each
+    field: str = "response_format"  # of the request, for its errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningLimit:
+    """The most tokens of reasoning. At the limit its closing mark is forced."""
+
+    max_tokens: int  # in all spans of the reply together; 0: a span is closed where it opens
+    opening: str
+    closing: str
+    anywhere: bool = False  # also after text; otherwise only where the reply begins
+    begins_inside: bool = False  # the prompt has opened the reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +87,16 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    reasoning_limit: ReasoningLimit | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens of the prompt or the reply change later logits."""
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
 
 
 class Rank(IntEnum):
@@ -73,6 +116,17 @@ class Pin:
 
 
 DEFAULT_SESSION = "default"
+MAX_SESSION_CHARS = 128
+
+
+def session_name(id: str) -> str:
+    """Return the name under which a client's session is stored: printable and bounded."""
+    name = "".join(filter(str.isprintable, id)).strip()
+    return name if len(name) <= MAX_SESSION_CHARS else digest(name)
+
+
+def digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +139,25 @@ class CacheTerms:
     pins: tuple[Pin, ...] = ()
     name: str | None = None  # for the list of stored prompts
     persist: bool = False  # the request ends once its prompt is on disk, or fails
+    # When the request arrived, in seconds since the epoch. 0: unknown, so any deletion covers it.
+    asked_at: float = 0.0
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(namespace=self.namespace, session=self.session, asked_at=self.asked_at)
 
 
 USUAL_TERMS = CacheTerms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The part of a reply from before a restart of the engine."""
+
+    reply: tuple[int, ...]  # tokens that were sampled
+    spans: Spans | None  # cached parts of the prompt; None: not reported yet
+    seconds: float  # since the request arrived
+    is_landing: bool = False  # the last token was forced, to end a call in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +171,12 @@ class GenerationRequest:
     cache_prompt: bool = True  # False: the cache is neither read nor written
     background: bool = False  # runs while the engine is idle, and yields to any other request
     terms: CacheTerms = USUAL_TERMS
+    number: int = 0  # names the request between processes; 0: none
+    resumed: Resumed | None = None  # None: the request is new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
     id: str
     inputs: tuple[tuple[int, ...], ...]  # none is empty, or longer than EmbedderStatus.n_ctx
+    number: int = 0

@@ -1,5 +1,6 @@
 """Status of an engine: slots, tiers, counters, and stored prefixes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -97,6 +98,27 @@ class TierCounters:
         self.write_microseconds += int(seconds * 1e6)
 
 
+@dataclass(slots=True)
+class Stalls:
+    """Times over 100 ms in which a thread did not serve those that wait for it."""
+
+    count: int = 0
+    seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    def __add__(self, other: "Stalls") -> "Stalls":
+        return Stalls(
+            self.count + other.count,
+            self.seconds + other.seconds,
+            max(self.longest_seconds, other.longest_seconds),
+        )
+
+    def note(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.longest_seconds = max(self.longest_seconds, seconds)
+
+
 @dataclass(slots=True, kw_only=True)
 class CacheCounters:
     """Events since the start, by source and in all. One thread counts; others get copies.
@@ -116,6 +138,7 @@ class CacheCounters:
     parked: int = 0  # idle slots freed because they slowed the others down
     steps: int = 0  # batches computed
     step_tokens: int = 0  # tokens in these batches, of prompts and of replies
+    stalls: Stalls = field(default_factory=Stalls)  # of the engine thread
 
     def __add__(self, other: "CacheCounters") -> "CacheCounters":
         return CacheCounters(**_sums(self, other))
@@ -158,7 +181,7 @@ class SlotPhase(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
     id: int
-    request_id: str | None  # None: the slot is idle
+    request_id: str | None  # None: the slot is idle; "": a request that is not shown
     session: str
     rank: Rank
     n_prompt: int  # of the running request, or the last one
@@ -166,6 +189,50 @@ class SlotStatus:
     n_generated: int
     phase: SlotPhase = SlotPhase.IDLE
     n_cached: int = 0  # prompt tokens that were not computed
+    namespace: str = ""
+
+    def seen_from(self, namespace: str | None) -> "SlotStatus":
+        """Return what a client of the namespace may know about the slot; None: everything."""
+        if namespace in (None, self.namespace):
+            return self
+        request_id = None if self.request_id is None else ""
+        return SlotStatus(
+            id=self.id,
+            request_id=request_id,
+            session="",
+            rank=Rank.MAIN,
+            n_prompt=0,
+            n_rows=0,
+            n_generated=0,
+            phase=self.phase,
+        )
+
+
+class DeathCause(StrEnum):
+    """Why an engine process died."""
+
+    SEGFAULT = "segfault"
+    ABORT = "abort"  # such as GGML_ASSERT, or a CUDA error
+    KILLED = "killed"  # by the kernel when memory runs out, or by a person
+    HANG = "hang"  # no step within the bound: ended by the server
+    EXIT = "exit"  # a Python exception, or an exit that nobody ordered
+    SIGNAL = "signal"  # any other signal
+
+
+class ProcessState(StrEnum):
+    RUNNING = "running"
+    RESTARTING = "restarting"  # requests wait
+    FAILED = "failed"  # it died several times in a row: requests are refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """The process that an engine runs in."""
+
+    state: ProcessState
+    pid: int | None  # None while there is none
+    restarts: Mapping[str, int]  # by cause
+    last_death: str | None = None  # one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +248,4 @@ class EngineStatus:
     n_background: int = 0  # counted neither in n_running nor in n_waiting
     embedder: EmbedderStatus | None = None  # None: the engine makes no embeddings
     slots: tuple[SlotStatus, ...] = ()
+    process: ProcessStatus | None = None  # None: the engine has no process of its own here

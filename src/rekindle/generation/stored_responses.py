@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from rekindle.generation.forgetting import Owner, Tombstone
+
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     id: str
     created_at: int  # seconds since the epoch
     data: bytes
+    owner: Owner
 
 
 class ResponseStore(Protocol):
@@ -19,11 +22,21 @@ class ResponseStore(Protocol):
         ...
 
     def put(self, response: StoredResponse) -> None:
-        """Store the response and return at once. Lookups find it now; the disk has it soon."""
+        """Store the response and return at once. Lookups find it now; the disk has it soon.
+
+        A response whose owner is covered by a deletion is not stored.
+        """
         ...
 
     def delete(self, id: str) -> bool:
         """Return whether there was one. Blocks. Raises TierFailed if it may still be on disk."""
+        ...
+
+    def forget(self, tombstone: Tombstone) -> int:
+        """Delete the responses that it covers, also unwritten ones. Return how many. Blocks.
+
+        Raises TierFailed if some of them may still be on disk.
+        """
         ...
 
     def close(self) -> None:

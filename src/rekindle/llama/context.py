@@ -1,6 +1,7 @@
 """A llama.cpp context as the engine's backend: decode a batch, sample rows, manage slots.
 
-One thread owns it. The batch is allocated once and filled through numpy arrays.
+One thread owns it; others may only make samplers and check grammars. The batch is allocated
+once and filled through numpy arrays.
 """
 
 import ctypes
@@ -16,12 +17,13 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
 from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.compaction import Compactor
-from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
+from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
+from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.library import first_error, lib, logits_address, recent_errors
 from rekindle.llama.model import GgufModel
 from rekindle.llama.probe import NOT_PROBED, probe
-from rekindle.llama.sampler import LlamaSampler, greedy_tokens
+from rekindle.llama.sampling.sampler import LlamaSampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -112,7 +114,8 @@ class LlamaBackend:
         for sampler, row in zip(samplers, rows, strict=True):
             try:
                 index = self._output_indices[row]
-                results.append(TokenSampled(*sampler.sample(self._context, index, logits[row])))
+                token, logprobs = sampler.sample(self._context, index, logits[row])
+                results.append(TokenSampled(token, logprobs, sampler.is_landing))
             except Exception as error:  # one reply must not fail another
                 results.append(error)
         return results
@@ -129,16 +132,29 @@ class LlamaBackend:
         return self._logits_view
 
     def new_sampler(
-        self, sampling: Sampling, prompt: tuple[int, ...], n_top_logprobs: int | None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        n_reply: int,
+        n_top_logprobs: int | None,
+        *,
+        n_left: int = 0,
+        is_landing: bool = False,
     ) -> LlamaSampler:
         if not 0 <= sampling.repeat_last_n <= self.n_ctx:
             sampling = replace(sampling, repeat_last_n=self.n_ctx)
+        grammar = sampling.grammar
+        lands = grammar is not None and grammar.landing is not None
         return LlamaSampler(
             sampling,
             self._vocabulary,
-            grammar=self._grammar(sampling.grammar) if sampling.grammar else None,
+            grammar=self._grammar(grammar) if grammar else None,
+            finder=self._grammars.end_finder(grammar) if grammar and lands else None,
             n_top_logprobs=n_top_logprobs,
-            prompt=prompt,
+            tokens=tokens,
+            n_reply=n_reply,
+            n_left=n_left,
+            is_landing=is_landing,
         )
 
     def _grammar(self, grammar: Grammar) -> Matcher | LazyGrammar:
@@ -147,8 +163,13 @@ class LlamaBackend:
         return LazyGrammar(matcher, start, self._vocabulary) if waits else matcher
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compile the grammar. The one method that other threads may call."""
         self._grammars.check(grammar)
+
+    def compiles_quickly(self, grammar: Grammar) -> bool:
+        return self._grammars.is_quick(grammar)
+
+    def prepare_grammars(self) -> None:
+        self._grammars.prepare()
 
     def clear_slot(self, slot: int) -> None:
         self._memory.clear(slot)

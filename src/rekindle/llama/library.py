@@ -6,10 +6,13 @@ All modules of this package import `lib` from here; no other module imports llam
 import ctypes
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 # The OpenMP runtime reads this when llama.cpp loads it. By default it spins for milliseconds at
@@ -29,9 +32,20 @@ with suppress(OSError):
 with suppress(AttributeError, TypeError):
     ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
 
-from llama_cpp import llama_cpp
 
-lib = llama_cpp
+def _import_bindings() -> Any:
+    """Import the ctypes bindings without the package's own classes.
+
+    Those import Jinja, diskcache and more: a third of the start of an engine process.
+    """
+    if "llama_cpp" not in sys.modules:
+        spec = find_spec("llama_cpp")
+        assert spec is not None
+        sys.modules["llama_cpp"] = module_from_spec(spec)  # found, and not executed
+    return import_module("llama_cpp.llama_cpp")
+
+
+lib = _import_bindings()
 _log = logging.getLogger("rekindle.llama")
 
 # llama.cpp's log is for developers. Users get our own error messages, and its warnings concern

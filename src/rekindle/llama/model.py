@@ -1,4 +1,4 @@
-"""One loaded GGUF file: the handle of its weights, and the facts in its metadata."""
+"""A GGUF file, loaded with its weights or for its vocabulary alone, and the facts in it."""
 
 import ctypes
 from collections.abc import Callable
@@ -38,7 +38,6 @@ class ModelFacts:
     is_hybrid: bool
     rope_depends_on_n_ctx: bool  # separate factors for short and for long contexts
     pooling: Pooling
-    chat_template: str | None
     default_sampling: Sampling
 
 
@@ -62,19 +61,51 @@ class GgufModel:
         if not self.handle:
             raise StartupError(_load_failure(path))
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
-            self.close()
+            lib.llama_model_free(self.handle)
             raise StartupError(f"The model {path} is not a decoder-only model.")
-        pre_tokenizer = PreTokenizer.of(
-            tokenizer=_metadata(self.handle, "tokenizer.ggml.model") or "",
-            pre=_metadata(self.handle, "tokenizer.ggml.pre") or "",
-        )
-        self.vocabulary = Vocabulary(lib.llama_model_get_vocab(self.handle), pre_tokenizer)
+        self.vocabulary = _vocabulary(self.handle)
         self.facts = _read_facts(self.handle)
 
     def close(self) -> None:
         if self.handle:
+            self.vocabulary.close()
             lib.llama_model_free(self.handle)
             self.handle = None
+
+
+class VocabularyFile:
+    """The vocabulary and the metadata of a GGUF file, without weights or a device.
+
+    llama.cpp leaves the model's dimensions at 0 in this mode: `GgufModel.facts` has them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        params = lib.llama_model_default_params()
+        params.vocab_only = True
+        params.n_gpu_layers = 0
+        recent_errors.clear()
+        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._handle:
+            raise StartupError(_load_failure(path))
+        self.vocabulary = _vocabulary(self._handle)
+        self.architecture = _metadata(self._handle, "general.architecture") or "unknown"
+        self.chat_template = _chat_template(self._handle)
+        self.default_sampling = _default_sampling(self._handle)
+
+    def close(self) -> None:
+        """Free the vocabulary. No thread may be tokenising with it."""
+        if self._handle:
+            self.vocabulary.close()
+            lib.llama_model_free(self._handle)
+            self._handle = None
+
+
+def _vocabulary(handle: Any) -> Vocabulary:
+    pre_tokenizer = PreTokenizer.of(
+        tokenizer=_metadata(handle, "tokenizer.ggml.model") or "",
+        pre=_metadata(handle, "tokenizer.ggml.pre") or "",
+    )
+    return Vocabulary(lib.llama_model_get_vocab(handle), pre_tokenizer)
 
 
 def _load_failure(path: Path) -> str:
@@ -86,7 +117,6 @@ def _load_failure(path: Path) -> str:
 
 
 def _read_facts(handle: Any) -> ModelFacts:
-    template = lib.llama_model_chat_template(handle, None)
     architecture = _metadata(handle, "general.architecture") or "unknown"
     return ModelFacts(
         architecture=architecture,
@@ -102,9 +132,13 @@ def _read_facts(handle: Any) -> ModelFacts:
         )
         is not None,
         pooling=_pooling(handle, architecture),
-        chat_template=template.decode("utf-8", "replace") if template else None,
         default_sampling=_default_sampling(handle),
     )
+
+
+def _chat_template(handle: Any) -> str | None:
+    template: bytes | None = lib.llama_model_chat_template(handle, None)
+    return template.decode("utf-8", "replace") if template else None
 
 
 def _pooling(handle: Any, architecture: str) -> Pooling:

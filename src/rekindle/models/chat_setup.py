@@ -1,8 +1,10 @@
 """The text side of a model, from the settings: template, dialect, prompts, responder."""
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.chat.dialects import choose
+from rekindle.chat.dialects.choice import DialectChoice, apply, choose
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
@@ -10,12 +12,50 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
+from rekindle.config import Settings
 from rekindle.errors import StartupError
 from rekindle.generation.engine import Engine
 from rekindle.generation.request import Sampling
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.serving_model import ServerParts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTemplate:
+    """A template, and the dialect that was found in it."""
+
+    template: ChatTemplate
+    choice: DialectChoice
+
+
+def read_template(
+    settings: Settings, model: str, own_template: str | None, tokenizer: Tokenizer
+) -> ReadTemplate:
+    """Compile the model's template and find its dialect: up to 0.3 s. Raises StartupError."""
+    source = template_source(settings.model.chat_template, own_template)
+    read = with_dialect(source, tokenizer, settings.chat.tool_dialect)
+    _tell(model, read.choice)
+    return read
+
+
+def with_dialect(source: str, tokenizer: Tokenizer | None, name: str | None) -> ReadTemplate:
+    """Compile the template, and find its dialect or take the one of that name.
+
+    Raises StartupError. `tokenizer`: None if the model is not known.
+    """
+    template = ChatTemplate(
+        source,
+        bos_text=tokenizer.bos_text if tokenizer else "",
+        eos_text=tokenizer.eos_text if tokenizer else "",
+        guard=Guard(tokenizer.special_strings if tokenizer else ()),
+    )
+    with template.bounded():  # one deadline for all renderings of the search
+        choice = choose(template, name=name)
+    apply(choice, template)
+    return ReadTemplate(template, choice)
 
 
 def set_up_chat(
@@ -25,31 +65,20 @@ def set_up_chat(
     tokenizer: Tokenizer,
     turns: TurnStore,
     *,
-    template: str,
+    read: ReadTemplate,
     default_sampling: Sampling,
     embedding_end_token: int | None,
     can_rewarm: bool,
 ) -> Responder:
-    """Build the responder of one model. `template` is Jinja text. Raises StartupError.
+    """Build the responder of one model.
 
     `can_rewarm`: the engine has background requests, which yield to all others.
     """
     settings = parts.settings
-    chat_template = ChatTemplate(
-        template,
-        bos_text=tokenizer.bos_text,
-        eos_text=tokenizer.eos_text,
-        guard=Guard(tokenizer.special_strings),
-    )
-    dialect = choose(
-        template,
-        supports_tools=chat_template.traits.tools and chat_template.traits.calls,
-        override=settings.chat.tool_dialect,
-    )
     prompts = PromptBuilder(
-        chat_template,
+        read.template,
         tokenizer,
-        dialect,
+        read.choice.dialect,
         TurnMemory(turns),
         settings.chat.reasoning_history,
         volatile=VolatileRules(settings.chat.volatile),
@@ -58,16 +87,24 @@ def set_up_chat(
         engine,
         tokenizer,
         prompts,
-        dialect,
+        read.choice,
         default_sampling,
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
+        stream_calls=settings.chat.stream_calls,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
         model=name,
         accounts=parts.accounts,
         observers=parts.observers,
     )
+
+
+def _tell(model: str, choice: DialectChoice) -> None:
+    """Say how the model's calls are read, and what is lost."""
+    level = logging.INFO if choice.was_expected else logging.WARNING
+    lost = f"; {'; '.join(choice.losses)}" if choice.losses else ""
+    _log.log(level, "model=%s tool calls: %s%s", model, choice.line, lost)
 
 
 def template_source(setting: str | None, own_template: str | None) -> str:

@@ -1,37 +1,41 @@
-"""Factory of models that llama.cpp computes in this process."""
+"""Factory of models that llama.cpp computes, each in a process of its own.
 
-import os
-import sys
+This process holds the vocabulary, the template and the turns.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
-from rekindle.cache.fingerprint import Identity
-from rekindle.config import EngineSettings, Settings
-from rekindle.engine.handle import EngineHandle
-from rekindle.errors import ShuttingDown
-from rekindle.generation.model_state import StateTraits
+from rekindle.config import Settings
+from rekindle.errors import EngineDied, ShuttingDown, StartupError
+from rekindle.generation.status import CacheCounters
 from rekindle.generation.tokenizer import Tokenizer
-from rekindle.llama.context import ContextParams, LlamaBackend
-from rekindle.llama.embedder import LlamaEmbedder
-from rekindle.llama.library import STATE_VERSION
-from rekindle.llama.model import GgufModel, ModelFacts
-from rekindle.llama.threads import physical_cores
+from rekindle.link.messages import Begin, Load, LoadedModel
+from rekindle.llama.model import VocabularyFile
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import set_up_chat, template_source
+from rekindle.models.chat_setup import ReadTemplate, read_template, set_up_chat
 from rekindle.models.serving_model import LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
-from rekindle.models.stores import ModelStores
+from rekindle.models.stores import ModelStores, file_state
+from rekindle.supervisor.engine import SupervisedEngine
+from rekindle.supervisor.process import EngineProcess
 
-# How long one thread may hold the GIL. Python's default of 5 ms is half a decode step of a
-# small model.
-SWITCH_SECONDS = 0.0005
-# llama.cpp calls back a thousand times while it reads a file, and waits for the GIL each time.
-OPENING_SWITCH_SECONDS = 0.00002
 
-OpenedModel = Future[GgufModel]
+class OpenedEngine(NamedTuple):
+    """An engine process that has loaded its model."""
+
+    process: EngineProcess
+    model: LoadedModel
+    load: Load
+    file_state: str  # before the load
+
+
+OpenedModel = Future[OpenedEngine]
 
 
 class ClosableTokenizer:
@@ -79,16 +83,38 @@ class ClosableTokenizer:
 def open_ahead(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
 ) -> OpenedModel:
-    """Start to read the weights on another thread, while Python imports the other modules."""
-    sys.setswitchinterval(OPENING_SWITCH_SECONDS)
+    """Start the engine process, which loads the model while Python imports the other modules."""
     executor = ThreadPoolExecutor(max_workers=1)
     opened = executor.submit(_open, settings, file, on_progress)
     executor.shutdown(wait=False)
     return opened
 
 
-def _open(settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]) -> GgufModel:
-    return GgufModel(file.path, gpu_layers=settings.engine.gpu_layers, on_progress=on_progress)
+def _open(
+    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
+) -> OpenedEngine:
+    load = Load(file.path, settings.engine, logging.getLogger("rekindle").getEffectiveLevel())
+    state = file_state(file)
+    process = EngineProcess()
+    try:
+        model = process.load(load, on_progress)
+        _check_files(file, state)
+        return OpenedEngine(process, model, load, state)
+    except EngineDied as error:
+        process.close()
+        raise StartupError(error.message) from error
+    except BaseException:
+        process.close()
+        raise
+
+
+def _check_files(file: ModelFile, state: str) -> None:
+    """Raise StartupError if the files are not those of `state`."""
+    if file_state(file) != state:
+        raise StartupError(
+            f"The model file {file.path} has changed since it was loaded. Unload the model and"
+            " load it again."
+        )
 
 
 def load_llama(
@@ -99,17 +125,41 @@ def load_llama(
     progress: LoadProgress,
     opened: OpenedModel | None = None,
 ) -> ServingModel:
-    """Load a GGUF file into llama.cpp. Blocking. Raises StartupError.
+    """Load a GGUF file into llama.cpp. Blocking. Raises StartupError and EngineDied.
 
-    `opened`: the model that `open_ahead` is already reading.
+    `opened`: the engine process that `open_ahead` has started.
     """
-    weights = stores.weights(file, progress.on_digest)
-    model = opened.result() if opened else _open(parts.settings, file, progress.on_weights)
+    opened = opened or open_ahead(parts.settings, file, progress.on_weights)
     try:
-        return _assemble(parts, name, file, stores, weights, model)
+        weights = stores.weights(file, progress.on_digest)
+        vocabulary = VocabularyFile(file.path)
     except BaseException:
-        model.close()
+        opened.add_done_callback(_close_opened)
         raise
+    try:
+        try:
+            # While the engine process loads the weights.
+            read = read_template(
+                parts.settings, name, vocabulary.chat_template, vocabulary.vocabulary
+            )
+        except BaseException:
+            opened.add_done_callback(_close_opened)
+            raise
+        engine = opened.result()
+        try:
+            return _assemble(parts, name, file, stores, weights, vocabulary, read, engine)
+        except BaseException:
+            engine.process.close()
+            stores.close(CacheCounters(), {})
+            raise
+    except BaseException:
+        vocabulary.close()
+        raise
+
+
+def _close_opened(opened: OpenedModel) -> None:
+    if opened.exception() is None:
+        opened.result().process.close()
 
 
 def _assemble(
@@ -118,91 +168,65 @@ def _assemble(
     file: ModelFile,
     stores: ModelStores,
     weights: str,
-    model: GgufModel,
+    vocabulary_file: VocabularyFile,
+    read: ReadTemplate,
+    opened: OpenedEngine,
 ) -> ServingModel:
-    facts = model.facts
-    tokenizer = ClosableTokenizer(model.vocabulary)
-    params = _context_params(parts.settings.engine, model)
-    backend = LlamaBackend(model, params)
-    engine = EngineHandle(
-        backend,
-        partial(stores.open_cache, partial(_identity, weights, facts, params)),
-        queue_size=parts.settings.engine.queue_size,
-        embedder=LlamaEmbedder(
-            model,
-            max_cells=params.n_cells,
-            n_threads=params.n_threads,
-            flash_attn=params.flash_attn,
-        ),
+    settings, model = parts.settings, opened.model
+    begin = Begin(weights, settings.cache, stores.memory_share())
+    opened.process.send(begin)
+    engine = SupervisedEngine(
+        opened.process,
+        model,
+        opened.load,
+        begin,
+        start_process=EngineProcess,
+        check_files=partial(_check_files, file, opened.file_state),
+        queue_size=settings.engine.queue_size,
+        hang_seconds=settings.engine.engine_hang,
     )
-    template = template_source(parts.settings.model.chat_template, facts.chat_template)
+    stores.follow_budget(engine.set_memory_budget)
+    vocabulary = vocabulary_file.vocabulary
+    tokenizer = ClosableTokenizer(vocabulary)
     responder = set_up_chat(
         parts,
         name,
         engine,
         tokenizer,
         stores.open_turns(weights),
-        template=template,
-        default_sampling=facts.default_sampling,
-        embedding_end_token=model.vocabulary.added_eos_token,
+        read=read,
+        default_sampling=model.default_sampling,
+        embedding_end_token=vocabulary.added_eos_token,
         can_rewarm=True,
     )
     card = ModelCard(
         id=name,
         path=str(file.path),
         created=int(time.time()),
-        n_ctx=backend.n_ctx,
-        n_ctx_train=facts.n_ctx_train,
+        n_ctx=model.n_ctx,
+        n_ctx_train=model.n_ctx_train,
         n_vocab=tokenizer.n_vocab,
-        n_params=facts.n_params,
-        size_bytes=facts.size_bytes,
-        architecture=facts.architecture,
-        quantization=facts.quantization,
-        chat_template=template,
+        n_params=model.n_params,
+        size_bytes=model.size_bytes,
+        architecture=model.architecture,
+        quantization=model.quantization,
+        chat_template=read.template.source,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
 
     def close() -> None:
         engine.close()
-        stores.close()
+        status = engine.status()
+        counters = status.cache.counters if status.cache is not None else CacheCounters()
+        stores.close(counters, status.process.restarts if status.process is not None else {})
         tokenizer.close()
-        model.close()
+        vocabulary_file.close()
 
     return ServingModel(
         card,
         responder,
         engine,
-        n_bytes=lambda: facts.size_bytes + stores.row_bytes * params.n_cells,
+        n_bytes=lambda: model.size_bytes + engine.row_bytes * model.n_cells,
         close=close,
-    )
-
-
-def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams:
-    return ContextParams(
-        n_cells=settings.ctx_size or model.facts.n_ctx_train,
-        n_slots=settings.parallel,
-        n_batch=settings.batch_size,
-        n_ubatch=settings.ubatch_size,
-        n_threads=settings.threads or physical_cores(),
-        flash_attn=settings.flash_attn.value,
-        type_k=settings.cache_type_k.value,
-        type_v=settings.cache_type_v.value,
-        swa_full=settings.swa_full,
-    )
-
-
-def _identity(
-    weights: str, facts: ModelFacts, params: ContextParams, traits: StateTraits
-) -> Identity:
-    return Identity(
-        weights=weights,
-        model_class=traits.model_class,
-        type_k=params.type_k,
-        type_v=params.type_v,
-        flash_attn=params.flash_attn,
-        swa_full=params.swa_full,
-        rope_n_ctx=params.n_cells if facts.rope_depends_on_n_ctx else None,
-        attn_rot_disable=os.environ.get("LLAMA_ATTN_ROT_DISABLE"),
-        state_version=STATE_VERSION,
     )

@@ -1,12 +1,14 @@
 """Names of models to loaded models: which source each name has, and which factory loads it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.config import EngineKind
 from rekindle.errors import ShuttingDown
-from rekindle.generation.status import CacheCounters, CacheStatus
+from rekindle.generation.forgetting import Tombstone
+from rekindle.generation.status import CacheCounters
 from rekindle.models.llama_model import OpenedModel, load_llama
 from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile, resolve_model
@@ -26,7 +28,9 @@ class ModelLoader:
         self._parts = parts
         settings = parts.settings.cache
         shares = MemoryShares(cache_memory_bytes(settings))
-        self._stores = {name: ModelStores(settings, shares, shared) for name in sources}
+        self._stores = {
+            name: ModelStores(settings, shares, shared, parts.forgotten) for name in sources
+        }
 
     def n_bytes(self, name: str) -> int:
         return 0 if self._has_upstreams else resolve_model(self._sources[name]).n_bytes
@@ -59,14 +63,20 @@ class ModelLoader:
 
         return load_upstream(self._parts, name, source, stores)
 
-    def cache_statuses(self) -> list[CacheStatus]:
-        """Return the status of each cache that holds something, also of unloaded models."""
-        statuses = [stores.status() for stores in self._stores.values()]
-        return [status for status in statuses if status is not None]
+    def forget(self, tombstone: Tombstone) -> int:
+        """Delete the turns of every model that the deletion covers. Return how many.
+
+        Blocking. Raises TierFailed.
+        """
+        return sum(stores.forget(tombstone) for stores in self._stores.values())
 
     def past(self) -> CacheCounters:
         """Return the counters of all closed caches, summed."""
         return sum((stores.past for stores in self._stores.values()), CacheCounters())
+
+    def past_restarts(self) -> dict[str, int]:
+        """Return the restarts of the engines of all unloaded models, by cause."""
+        return sum((stores.past_restarts for stores in self._stores.values()), Counter())
 
     @property
     def _has_upstreams(self) -> bool:

@@ -100,6 +100,8 @@ class ModelPool:
         self._clock = clock
         self._changing = asyncio.Lock()  # held during each load and unload
         self._is_closing = False
+        # Called with each model that was loaded later, and the time at which its load began.
+        self.on_loaded: Callable[[ServingModel, float], None] = lambda loaded, began: None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def adopt(self, name: str, loaded: ServingModel) -> None:
@@ -109,8 +111,9 @@ class ModelPool:
     def start(self) -> None:
         for model in self._loaded():
             model.used_at = self._clock()
-        for serving in self._serving():
+        for serving in self.serving():
             serving.engine.start()
+            serving.responder.prove_grammars()
         if self._keep_alive_seconds:
             self._spawn(self._watch())
 
@@ -148,7 +151,11 @@ class ModelPool:
 
     def statuses(self) -> list[EngineStatus]:
         """Return the status of every loaded model."""
-        return [serving.engine.status() for serving in self._serving()]
+        return [serving.engine.status() for serving in self.serving()]
+
+    async def refresh(self) -> None:
+        """Ask every engine for its status, and wait a moment for the answers."""
+        await asyncio.gather(*(serving.engine.refresh() for serving in self.serving()))
 
     async def unload_idle(self) -> None:
         """Unload models that were idle for `keep_alive_seconds`."""
@@ -159,11 +166,11 @@ class ModelPool:
 
     async def shut_down(self, grace_seconds: float) -> None:
         self._is_closing = True
-        await asyncio.gather(*(each.engine.shut_down(grace_seconds) for each in self._serving()))
+        await asyncio.gather(*(each.engine.shut_down(grace_seconds) for each in self.serving()))
 
     def cut(self) -> None:
         self._is_closing = True
-        for serving in self._serving():
+        for serving in self.serving():
             serving.engine.cut()
 
     async def flush(self) -> None:
@@ -203,12 +210,13 @@ class ModelPool:
     def _unused(self) -> list[_PooledModel]:
         return [model for model in self._loaded() if model.n_uses == 0]
 
-    def _serving(self) -> list[ServingModel]:
+    def serving(self) -> list[ServingModel]:
+        """Return every loaded model."""
         return [model.loaded for model in self._models.values() if model.loaded is not None]
 
     @property
     def _n_bytes(self) -> int:
-        return sum(serving.n_bytes() for serving in self._serving())
+        return sum(serving.n_bytes() for serving in self.serving())
 
     @property
     def _exceeds_memory(self) -> bool:
@@ -232,7 +240,9 @@ class ModelPool:
                     self._loader.load, model.name, self._progress_of(model.name)
                 )
                 loaded.engine.start()
+                loaded.responder.prove_grammars()
                 model.loaded = loaded
+                self.on_loaded(loaded, began)
                 model.used_at = self._clock()
                 _log.info("model=%s loaded in %.1f s", model.name, model.used_at - began)
         except Exception as error:

@@ -11,6 +11,7 @@ from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.responder import Responder
 from rekindle.config import Settings
 from rekindle.generation.engine import Engine
+from rekindle.generation.forgetting import Tombstones
 from rekindle.models.card import ModelCard
 from rekindle.observe.request_record import Observer
 
@@ -45,6 +46,7 @@ class ServerParts:
     settings: Settings
     accounts: Accounts
     observers: tuple[Observer, ...]
+    forgotten: Tombstones
 
 
 @dataclass(frozen=True, slots=True)

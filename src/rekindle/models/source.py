@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rekindle.config import ModelSettings
 from rekindle.errors import StartupError
-from rekindle.models.download import download
-from rekindle.models.embedded import EMBEDDED_NAME, embedded_model
-from rekindle.models.gguf_check import check_gguf
+from rekindle.models.files.download import download
+from rekindle.models.files.embedded import EMBEDDED_NAME, embedded_model
+from rekindle.models.files.gguf_check import check_gguf
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT_SUFFIX = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", re.IGNORECASE)

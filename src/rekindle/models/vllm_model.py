@@ -12,8 +12,9 @@ import httpx
 
 from rekindle.config import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
+from rekindle.generation.status import CacheCounters
 from rekindle.models.card import ModelCard
-from rekindle.models.chat_setup import set_up_chat, template_source
+from rekindle.models.chat_setup import read_template, set_up_chat
 from rekindle.models.serving_model import ServerParts, ServingModel
 from rekindle.models.stores import ModelStores
 from rekindle.vllm.engine import VllmEngine
@@ -84,14 +85,14 @@ def load_upstream(
         queue_size=settings.queue_size,
         first_byte_seconds=FIRST_BYTE_SECONDS,
     )
-    template = template_source(parts.settings.model.chat_template, folder.chat_template)
+    read = read_template(parts.settings, name, folder.chat_template, tokenizer)
     responder = set_up_chat(
         parts,
         name,
         engine,
         tokenizer,
         stores.open_turns(folder.digest(served.model)),
-        template=template,
+        read=read,
         default_sampling=folder.default_sampling,
         embedding_end_token=None,
         can_rewarm=False,
@@ -104,12 +105,18 @@ def load_upstream(
         n_ctx_train=folder.n_ctx_train or served.n_ctx,
         n_vocab=tokenizer.n_vocab,
         architecture=folder.architecture,
-        chat_template=template,
+        chat_template=read.template.source,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
     )
     # Weights and rows are in vLLM's memory; this process holds remembered turns only.
-    return ServingModel(card, responder, engine, n_bytes=lambda: 0, close=stores.close)
+    return ServingModel(
+        card,
+        responder,
+        engine,
+        n_bytes=lambda: 0,
+        close=lambda: stores.close(CacheCounters(), {}),
+    )
 
 
 def _is_http(url: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rekindle.generation.events import Spans
+from rekindle.generation.forgetting import Owner
 from rekindle.generation.request import Rank
 
 
@@ -38,6 +39,7 @@ class RequestRecord:
     model: str
     namespace: str
     session: str
+    asked_at: float  # arrival of the request, in seconds since the epoch
     rank: Rank
     started_at: float  # seconds since the epoch
     n_prompt: int
@@ -47,6 +49,7 @@ class RequestRecord:
     n_recomputed: int  # prompt tokens that had been computed before
     n_remembered_turns: int
     n_dropped_messages: int
+    n_media_omitted: int
     miss: Miss | None
     build_seconds: float  # to render and tokenise the prompt
     queue_seconds: float
@@ -57,6 +60,10 @@ class RequestRecord:
     total_seconds: float
     finish: str  # stop, length, tool_calls, cancelled, or "failed:" with the reason
     prompt_text: str  # the rendered prompt; written only with --trace-prompts
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(namespace=self.namespace, session=self.session, asked_at=self.asked_at)
 
     @property
     def n_cached(self) -> int:

@@ -5,6 +5,7 @@ a bounded set of values.
 """
 
 import re
+from collections import Counter as Counting
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -23,16 +24,23 @@ from rekindle.generation.events import CacheSource
 from rekindle.generation.status import (
     CacheCounters,
     CacheStatus,
+    DeathCause,
     EngineStatus,
+    ProcessState,
+    ProcessStatus,
+    Stalls,
     TierCounters,
     TierStatus,
 )
 from rekindle.observe.request_record import MissReason, RequestRecord
+from rekindle.observe.watchdog import STALL_SECONDS
 
 MAX_FIELD_NAMES = 100  # picked: real clients send a few dozen between them
 OTHER = "other"
+UNMATCHED = "unmatched"  # the route of a request that no route serves
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,79}")
 
+MEDIA_KINDS = ("image", "audio", "video", "file")
 FINISHES = ("stop", "length", "tool_calls", "cancelled", "failed")
 # Seconds, from unnoticeable to far too long. Picked.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -46,6 +54,8 @@ _COUNTERS = {  # by name: the help text and the labels
     "rekindle_generated_tokens": ("Tokens of all complete replies.",),
     "rekindle_remembered_turns": ("Remembered turns that were spliced into prompts.",),
     "rekindle_ignored_fields": ("Request fields that this server does not know, by name.", "field"),
+    "rekindle_responses_damaged": ("Stored responses that could not be read.",),
+    "rekindle_media_omitted": ("Media that the model did not see, by kind.", "kind"),
     "rekindle_replies": ("Finished replies, by finish reason.", "finish"),
     "rekindle_prompt_tokens_prefilled_twice": (
         "Prompt tokens prefilled although this process had computed them before.",
@@ -74,6 +84,8 @@ class Telemetry:
         }
         for finish in FINISHES:
             self._counters["rekindle_replies"].labels(finish=finish)
+        for kind in MEDIA_KINDS:
+            self._counters["rekindle_media_omitted"].labels(kind=kind)
         for reason in MissReason:
             self._counters["rekindle_misses"].labels(reason=reason.value)
             self._counters["rekindle_miss_tokens"].labels(reason=reason.value)
@@ -93,6 +105,10 @@ class Telemetry:
         """Add the trace's counts of written and dropped lines."""
         self._registry.register(_Scraped(lambda: _trace_metrics(*counts())))
 
+    def watch_event_loop(self, stalls: Stalls) -> None:
+        """Add the stalls of the event loop, which the watchdog counts."""
+        self._registry.register(_Scraped(lambda: _stall_metrics("event_loop", stalls)))
+
     def watch(self, status: Callable[[], EngineStatus]) -> None:
         """Add the engines' numbers."""
         self._registry.register(_Scraped(lambda: _engine_metrics(status())))
@@ -102,6 +118,13 @@ class Telemetry:
 
     def request_ended(self, *, route: str, status: int) -> None:
         self._in_flight.dec()
+        self._count_answer(route, status)
+
+    def count_refused(self, status: int) -> None:
+        """Count a request that was refused before its route was known."""
+        self._count_answer(UNMATCHED, status)
+
+    def _count_answer(self, route: str, status: int) -> None:
         self._counters["rekindle_http_requests"].labels(route=route, status=str(status)).inc()
 
     def count_reply(self, record: RequestRecord) -> None:
@@ -110,8 +133,15 @@ class Telemetry:
         self._counters["rekindle_generated_tokens"].inc(record.n_generated)
         self._counters["rekindle_remembered_turns"].inc(record.n_remembered_turns)
 
-    def count_ignored_field(self, name: str) -> None:
-        self._counters["rekindle_ignored_fields"].labels(field=self._bounded(name)).inc()
+    def count_ignored_field(self, name: str, count: int = 1) -> None:
+        self._counters["rekindle_ignored_fields"].labels(field=self._bounded(name)).inc(count)
+
+    def count_damaged_response(self) -> None:
+        """Count a stored response that cannot be read. Any thread may call this."""
+        self._counters["rekindle_responses_damaged"].inc()
+
+    def count_media_omitted(self, kind: str, count: int) -> None:
+        self._counters["rekindle_media_omitted"].labels(kind=kind).inc(count)
 
     def observe(self, record: RequestRecord) -> None:
         """Count a reply that has ended."""
@@ -151,9 +181,10 @@ class Telemetry:
 
 
 def total(
-    engines: Sequence[EngineStatus], caches: Sequence[CacheStatus], past: CacheCounters
+    engines: Sequence[EngineStatus], past: CacheCounters, past_restarts: Mapping[str, int]
 ) -> EngineStatus:
-    """Sum the status of all models. `past` are the counters of closed caches."""
+    """Sum the status of all models. `past` and `past_restarts` are of unloaded ones."""
+    caches = [each.cache for each in engines if each.cache is not None]
     return EngineStatus(
         n_slots=sum(each.n_slots for each in engines),
         n_running=sum(each.n_running for each in engines),
@@ -163,7 +194,18 @@ def total(
         n_cells=sum(each.n_cells for each in engines),
         n_cells_used=sum(each.n_cells_used for each in engines),
         cache=_total_cache(caches, past) if caches or past != CacheCounters() else None,
+        process=_total_process(engines, past_restarts),
     )
+
+
+def _total_process(
+    engines: Sequence[EngineStatus], past_restarts: Mapping[str, int]
+) -> ProcessStatus:
+    restarts = Counting(past_restarts)
+    for engine in engines:
+        if engine.process is not None:
+            restarts.update(engine.process.restarts)
+    return ProcessStatus(state=ProcessState.RUNNING, pid=None, restarts=restarts)
 
 
 def _total_cache(caches: Sequence[CacheStatus], past: CacheCounters) -> CacheStatus:
@@ -209,15 +251,35 @@ def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
     yield gauge("rekindle_requests_waiting", "Requests that wait for a slot.", status.n_waiting)
     yield gauge("rekindle_cells", "Positions that the context holds.", status.n_cells)
     yield gauge("rekindle_cells_used", "Context positions in use now.", status.n_cells_used)
+    restarts = status.process.restarts if status.process is not None else {}
+    yield _family(
+        "rekindle_engine_restarts",
+        "Engine processes that died and were started again, by cause.",
+        "cause",
+        {cause.value: restarts.get(cause, 0) for cause in DeathCause},
+    )
     if status.cache is not None:
         yield from _tier_metrics(status.cache.tiers)
         yield from _cache_counters(status.cache.counters)
         yield from _shared_counters(status.cache.counters.shared)
+        yield from _stall_metrics("engine", status.cache.counters.stalls)
 
 
 def _trace_metrics(n_written: int, n_dropped: int) -> Iterator[Metric]:
     yield CounterMetricFamily("rekindle_trace_lines", "Trace lines written.", n_written)
     yield CounterMetricFamily("rekindle_trace_dropped", "Trace lines dropped.", n_dropped)
+
+
+def _stall_metrics(who: str, stalls: Stalls) -> Iterator[Metric]:
+    over = f"Times over {STALL_SECONDS:g} s in which"
+    waited = {
+        "event_loop": f"{over} the event loop answered nothing.",
+        "engine": f"{over} the engine thread computed nothing and did not wait.",
+    }[who]
+    yield CounterMetricFamily(f"rekindle_{who}_stalls", waited, stalls.count)
+    yield CounterMetricFamily(f"rekindle_{who}_stall_seconds", "Their sum.", stalls.seconds)
+    longest = stalls.longest_seconds
+    yield GaugeMetricFamily(f"rekindle_{who}_longest_stall_seconds", "The longest one.", longest)
 
 
 def _tier_metrics(tiers: Sequence[TierStatus]) -> Iterator[Metric]:

@@ -210,6 +210,7 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
         ],
         "remembered_turns": record.n_remembered_turns,
         "dropped_messages": record.n_dropped_messages,
+        "media_omitted": record.n_media_omitted,
         "miss": asdict(record.miss) if record.miss else None,
         "ms": {
             "render": _ms(record.build_seconds),

@@ -4,22 +4,25 @@ The shape of a record decides: a recorded request of any wire format, a line of 
 traffic (`{path, body, ...}`), or the short form `{system, tools, cache_key, model}`.
 """
 
-import gzip
 import json
 import re
 import tomllib
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rekindle.bounded_file import read_file, unpacked
 from rekindle.errors import PrimeError
+from rekindle.priming import plain_yaml
 
 Body = dict[str, Any]
 
+MAX_BYTES = 256 * 2**20  # of a file, also of what it holds packed; picked
+MAX_REQUESTS = 100_000  # of a file; picked
 STEM_CHARACTERS = 100  # of the file name in a cache key, which has 128 at most; picked
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".toml", ".md", ".txt")
 
@@ -60,38 +63,36 @@ _SHORT_FORM_EXTRAS = frozenset(
     {"cache_key", "model", "chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 )
 _NO_KEY = re.compile(r"[^A-Za-z0-9._:/-]")  # characters not allowed in a cache key
+_MAX_KEY_PARTS = 32
+# tomllib takes quadratic time for a dotted key. Possessive, so that the search takes linear time.
+_LONG_TOML_KEY = re.compile(
+    r"""(?<![\w.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32,}+[^\n]{0,99}?[=\]]"""
+)
 _ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "anthropic_version"})
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
 def read_prime_file(path: Path) -> tuple[PrimeRequest, ...]:
-    """Raises PrimeError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise PrimeError(f"{path} cannot be read: {error.strerror}.") from error
-    return parse_prime_file(path, content)
+    """Read a file or a pipe. Raises PrimeError, UnreadableFile."""
+    return parse_prime_file(path, read_file(path, MAX_BYTES, may_be_pipe=True))
 
 
 def parse_prime_file(path: Path, content: bytes) -> tuple[PrimeRequest, ...]:
-    """Return the requests in `content`; only the name of `path` is used. Raises PrimeError."""
+    """Return the requests in `content`; only the name of `path` is used.
+
+    Raises PrimeError; UnreadableFile for broken gzip.
+    """
     inner = path
     if path.suffix == ".gz":
         inner = path.with_suffix("")
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise PrimeError(f"{path} is not a gzip file: {error}.") from error
+        content = unpacked(content, path, MAX_BYTES)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PrimeError(f"{path} is not UTF-8 text.") from error
-    records = list(_records(inner, str(path), text))
-    asked = [
-        (name, wire_format, body)
-        for name, record in records
-        for wire_format, body in requests_of(record, name)
-    ]
+    asked = list(islice(_requests(inner, str(path), text), MAX_REQUESTS + 1))
+    if len(asked) > MAX_REQUESTS:
+        raise PrimeError(f"{path} has more than {MAX_REQUESTS:,} prompts. Split it.")
     if not asked:
         raise PrimeError(f"{path} holds no request that can be primed.")
     stem = _NO_KEY.sub("-", inner.stem)[:STEM_CHARACTERS]
@@ -111,6 +112,12 @@ def is_prime_file(path: Path) -> bool:
     return inner.suffix.lower() in SUFFIXES
 
 
+def _requests(path: Path, shown: str, text: str) -> Iterator[tuple[str, _PrimeFormat, Body]]:
+    for name, record in _records(path, shown, text):
+        for wire_format, body in requests_of(record, name):
+            yield name, wire_format, body
+
+
 def _records(path: Path, shown: str, text: str) -> Iterator[tuple[str, object]]:
     match path.suffix.lower():
         case ".jsonl":
@@ -122,10 +129,7 @@ def _records(path: Path, shown: str, text: str) -> Iterator[tuple[str, object]]:
         case ".yaml" | ".yml":
             yield shown, _yaml(text, shown)
         case ".toml":
-            try:
-                yield shown, tomllib.loads(text)
-            except tomllib.TOMLDecodeError as error:  # its message has the line
-                raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
+            yield shown, _toml(text, shown)
         case ".md" | ".txt":
             yield shown, {"system": text}
         case _:
@@ -141,18 +145,38 @@ def _json(text: str, shown: str, *, first_line: int) -> object:
         raise PrimeError(f"{shown}:{line}: not valid JSON: {error.msg}.") from error
     except RecursionError as error:
         raise PrimeError(f"{shown}:{first_line}: the JSON is nested too deep.") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise PrimeError(f"{shown}:{first_line}: not valid JSON: {error}.") from error
     return value
 
 
 def _yaml(text: str, shown: str) -> object:
+    _check_small(text, shown, "YAML")
     try:
-        value: object = yaml.safe_load(text)
+        return plain_yaml.load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise PrimeError(f"{shown}:{line}: not valid YAML: {error.problem}.") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise PrimeError(f"{shown}: not valid YAML: {error}.") from error
-    return value
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise PrimeError(f"{shown}: not valid YAML: {reason}.") from error
+
+
+def _toml(text: str, shown: str) -> object:
+    _check_small(text, shown, "TOML")
+    if _LONG_TOML_KEY.search(text):
+        raise PrimeError(f"{shown}: not valid TOML: a key has more than {_MAX_KEY_PARTS} parts.")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # its message has the line
+        raise PrimeError(f"{shown}: not valid TOML: {error}.") from error
+
+
+def _check_small(text: str, shown: str, kind: str) -> None:
+    if len(text) > plain_yaml.MAX_BYTES:
+        raise PrimeError(
+            f"{shown}: {kind} is read up to {plain_yaml.MAX_BYTES >> 20} MiB. Use JSON instead."
+        )
 
 
 def requests_of(record: object, name: str) -> Iterator[tuple[_PrimeFormat, Body]]:
@@ -248,7 +272,7 @@ def _chat_tool(tool: object, place: str) -> Body:
 def _check_json(body: Body, name: str) -> None:
     try:
         json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError) as error:  # such as a date in YAML or TOML
+    except (TypeError, ValueError, RecursionError) as error:  # such as a date in YAML or TOML
         raise PrimeError(f"{name}: a value cannot be sent as JSON: {error}.") from error
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from rekindle.errors import Overloaded, PrimeError
-from rekindle.priming.files import PrimeRequest, is_prime_file, parse_prime_file
+from rekindle.bounded_file import read_file
+from rekindle.errors import Overloaded, PrimeError, UnreadableFile
+from rekindle.priming.files import MAX_BYTES, PrimeRequest, is_prime_file, parse_prime_file
 from rekindle.priming.stream import Primed, outcome_of, refusal_in
 
 _log = logging.getLogger(__name__)
@@ -87,10 +88,11 @@ class WarmList:
             stamp = (status.st_mtime_ns, status.st_size)
             if before is not None and before.stamp == stamp:
                 return None
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_file(path, MAX_BYTES, may_be_pipe=False)
+        except (OSError, UnreadableFile) as error:
             if before is None or before.stamp is not None:
-                _log.warning("warm list: %s cannot be read: %s", path, error.strerror)
+                reason = error.message if isinstance(error, UnreadableFile) else error.strerror
+                _log.warning("warm list: %s cannot be read: %s", path, reason)
             self._seen[path] = _LastRead(None, b"")
             return None
         digest = hashlib.blake2b(content).digest()
@@ -100,7 +102,7 @@ class WarmList:
     async def _prime(self, path: Path, content: bytes) -> None:
         try:
             requests = await asyncio.to_thread(parse_prime_file, path, content)
-        except PrimeError as error:
+        except (PrimeError, UnreadableFile) as error:
             _log.warning("warm list: %s", error.message)
             return
         for request in requests:
@@ -129,19 +131,26 @@ class WarmList:
                 await self._sleep(self._poll_seconds)
 
 
-def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
-    """Return a sender that posts to the app in this process, with `api_key`.
+def asgi_sender(app: ASGIApp, api_keys: Sequence[str], *, persist: bool) -> Send:
+    """Return a sender that posts to the app in this process, once with each key.
 
     `persist`: the prompt is stored on disk. A server without a disk cache refuses that.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = [{"Authorization": f"Bearer {key}"} for key in api_keys] or [{}]
 
-    async def send(request: PrimeRequest) -> Primed:
+    async def send_all(request: PrimeRequest) -> Primed:
+        primed = [await send(request, each) for each in headers]
+        return Primed(
+            n_cached=sum(each.n_cached for each in primed),
+            n_computed=sum(each.n_computed for each in primed),
+        )
+
+    async def send(request: PrimeRequest, headers: dict[str, str]) -> Primed:
         import httpx  # its import takes 0.1 s, and few servers have a warm list
 
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://rekindle", headers=headers, timeout=None
+            transport=transport, base_url="http://localhost", headers=headers, timeout=None
         ) as client:
             body = {**request.body, "persist": persist}
             response = await client.post(request.path, json=body)
@@ -153,7 +162,7 @@ def asgi_sender(app: ASGIApp, api_key: str | None, *, persist: bool) -> Send:
             raise PrimeError(why)
         return outcome_of(response.text.split("\n"))
 
-    return send
+    return send_all
 
 
 def _expand(entries: Sequence[str]) -> list[Path]:

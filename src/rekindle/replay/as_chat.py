@@ -10,11 +10,13 @@ from pydantic import ValidationError
 
 from rekindle.api.anthropic.messages import conversation_of as conversation_of_messages
 from rekindle.api.anthropic.schema import CountTokensRequest
+from rekindle.api.requests.media import MediaReader
 from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.request import conversation_of as conversation_of_response
 from rekindle.api.responses.schema import CreateResponseRequest, MessageItem, ReferenceItem
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolResult
+from rekindle.config import MediaPolicy
 from rekindle.errors import InvalidRequest
 from rekindle.priming.files import Body
 from rekindle.replay.traffic import ReplayRequest
@@ -27,7 +29,7 @@ def as_chat(request: ReplayRequest) -> Body | None:
     try:
         if request.path == "/v1/messages":
             body = CountTokensRequest.model_validate(request.body)
-            return _chat_body(conversation_of_messages(body))
+            return _chat_body(conversation_of_messages(body, MediaReader(MediaPolicy.TEXT)))
         return _of_response(CreateResponseRequest.model_validate(request.body))
     except (ValidationError, InvalidRequest):
         return None
@@ -41,7 +43,8 @@ def _of_response(body: CreateResponseRequest) -> Body | None:
         return None
     if any(isinstance(item, ReferenceItem) for item in items):
         return None
-    messages = read_items([Placed(item, "input") for item in items]).messages
+    placed = [Placed(item, "input") for item in items]
+    messages = read_items(placed, MediaReader(MediaPolicy.TEXT)).messages
     return _chat_body(conversation_of_response(body, messages, toolbox_of(body.tools or ())))
 
 

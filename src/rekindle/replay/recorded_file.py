@@ -1,26 +1,19 @@
-"""Recorded files: traces and requests, plain or gzipped."""
+"""Recorded files: traces and requests, plain or gzipped. Failures raise UnreadableFile."""
 
-import gzip
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 
-from rekindle.errors import StartupError
+from rekindle.bounded_file import lines_of, read_unpacked
 
-GZIP_MAGIC = b"\x1f\x8b"
+MAX_BYTES = 2**30  # of a file, unpacked; picked
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
-    """Open the file for reading. Raise StartupError, also while it is read, if it is damaged."""
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == GZIP_MAGIC
-            file.seek(0)
-            yield gzip.GzipFile(fileobj=file) if is_packed else file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise StartupError(f"{path} is not a complete gzip file: {error}.") from error
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror or error}.") from error
+def recorded_text(path: Path) -> str:
+    """Return the text of the file."""
+    # A byte that is not UTF-8 makes its own line unreadable, not the others.
+    return read_unpacked(path, MAX_BYTES).decode("utf-8-sig", "replace")
+
+
+def recorded_lines(path: Path) -> Iterator[bytes]:
+    """Return the lines of the file that are not blank."""
+    return (line for line in lines_of(path, MAX_BYTES) if line.strip())

@@ -23,7 +23,7 @@ from rekindle.api.http.caller import (
 from rekindle.errors import PrimeError, StartupError
 from rekindle.generation.request import DEFAULT_SESSION
 from rekindle.priming.files import Body, requests_of
-from rekindle.replay.recorded_file import opened
+from rekindle.replay.recorded_file import recorded_text
 
 OUR_SESSION_HEADER = SESSION_HEADERS[0]
 # Headers that name the caller. Keys and other credentials are never sent.
@@ -31,6 +31,7 @@ SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
 DIGEST_BYTES = 8
+_MAX_TIME = 1e12  # seconds; a larger number or an infinity is no time
 
 
 class Skipped(StrEnum):
@@ -86,9 +87,7 @@ def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
 
 def _records(path: Path) -> Iterator[tuple[object, str]]:
     """Yield the JSON values of the file with their names. None: a line that is not JSON."""
-    with opened(path) as file:
-        # A byte that is not UTF-8 makes its own line unreadable, not the others.
-        text = file.read().decode("utf-8-sig", "replace")
+    text = recorded_text(path)
     if (whole := _json(text)) is not None:
         values = whole if isinstance(whole, list) else [whole]
         yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
@@ -188,10 +187,10 @@ def _times(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
 def _time(value: object) -> float | None:
     """Return seconds of any clock, from a number or a date."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < _MAX_TIME else None
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return None

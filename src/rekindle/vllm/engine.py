@@ -11,9 +11,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httpx
 
@@ -25,7 +25,6 @@ from rekindle.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from rekindle.generation.engine import PrefixStore
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -37,6 +36,19 @@ from rekindle.generation.events import (
     StopCause,
     TokenEvent,
 )
+from rekindle.generation.forgetting import Deleted
+from rekindle.generation.questions import (
+    AnyQuestion,
+    Forget,
+    ForgetKey,
+    ListBranches,
+    ListStored,
+    LookUp,
+    PinStored,
+    Quarantine,
+    Question,
+    ReadTokens,
+)
 from rekindle.generation.request import EmbeddingRequest, GenerationRequest, Grammar
 from rekindle.generation.request_queue import RequestQueue, RequestStream
 from rekindle.generation.status import (
@@ -46,13 +58,11 @@ from rekindle.generation.status import (
     Forecast,
     SlotPhase,
     SlotStatus,
-    StoredBranch,
-    StoredPrefix,
     TierStatus,
 )
 from rekindle.vllm.fleet import Fleet, Routing
 from rekindle.vllm.prefix_table import CHUNK_TOKENS, chunk_keys
-from rekindle.vllm.sampling import check_grammar, is_enforced, sampling_fields
+from rekindle.vllm.sampling import checked, is_enforced, sampling_fields
 from rekindle.vllm.upstream import Upstream
 from rekindle.vllm.wire import Chunk, UpstreamRequest
 
@@ -60,6 +70,7 @@ T = TypeVar("T")
 _log = logging.getLogger("rekindle.upstream")
 
 UNREPORTED_TOKENS = 2 * CHUNK_TOKENS  # known prefix whose reuse should be reported; picked
+VLLM_CACHE = "vLLM keeps its own cache. It has no way to delete a part of it."
 
 
 class _RunningRequest:
@@ -78,6 +89,8 @@ class _RunningRequest:
 
 
 class VllmEngine:
+    finishes_calls = False  # vLLM cuts a reply off anywhere
+
     def __init__(
         self,
         fleet: Fleet,
@@ -132,34 +145,37 @@ class VllmEngine:
     async def embed(self, request: EmbeddingRequest) -> Embedded:
         raise InvalidRequest("Embeddings are not supported with vLLM.")
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        check_grammar(grammar)
+    def check_grammar(self, grammar: Grammar) -> Future[None]:
+        return checked(grammar)
 
-    async def ask(self, question: Callable[[PrefixStore], T]) -> T:
-        return question(self)
+    async def ask(self, question: Question[T]) -> T:
+        return cast(T, self._answer(cast(AnyQuestion, question)))
 
-    def look_up(self, tokens: Sequence[int], *, namespace: str) -> Forecast:
+    def _answer(self, question: AnyQuestion) -> object:
+        """Nothing is stored here, and vLLM does not list what it caches."""
+        match question:
+            case LookUp():
+                return self._look_up(question)
+            case ListStored() | ListBranches():
+                return ()
+            case ReadTokens():
+                return None
+            case PinStored() | Quarantine():
+                return 0
+            case Forget() | ForgetKey():
+                return Deleted(counts={}, unreached=(VLLM_CACHE,))
+
+    def _look_up(self, question: LookUp) -> Forecast:
         """Return the prefix that was sent before to the upstream that would get this prompt.
 
         vLLM does not report whether it still caches that prefix.
         """
-        spans = self._spans(self._fleet.n_tokens_known(chunk_keys(namespace, tokens)), len(tokens))
-        return Forecast(len(tokens), spans, None, None)
+        keys, n_prompt = chunk_keys(question.namespace, question.tokens), len(question.tokens)
+        spans = self._spans(self._fleet.n_tokens_known(keys), n_prompt)
+        return Forecast(n_prompt, spans, None, None)
 
-    def list_stored(self, *, namespace: str, limit: int) -> Sequence[StoredPrefix]:
-        return ()
-
-    def forest(self, *, namespace: str, limit: int) -> Sequence[StoredBranch]:
-        return ()
-
-    def stored_tokens(self, key: str, *, namespace: str) -> tuple[int, ...] | None:
-        return None
-
-    def pin(self, key: str, *, seconds: float, namespace: str) -> bool:
-        return False
-
-    def forget(self, key: str | None, *, namespace: str) -> int:
-        return 0
+    async def refresh(self) -> None:
+        """Do nothing: the status is always new."""
 
     def status(self) -> EngineStatus:
         running = [job for job in self._jobs.values() if job.slot is not None]
@@ -336,6 +352,8 @@ class VllmEngine:
                 "upstream: vLLM applies a grammar from the first token, so optional tool calls are"
                 " not constrained to their schemas"
             )
+        if request.sampling.reasoning_limit is not None:
+            self._warn_once("upstream: a budget of reasoning tokens is not applied with vLLM")
         return UpstreamRequest(
             request_id=request.id,
             tokens=request.prompt,
@@ -377,4 +395,5 @@ def _slot_status(job: _RunningRequest) -> SlotStatus:
         n_generated=len(job.sampled),
         phase=SlotPhase.DECODING if is_decoding else SlotPhase.PREFILLING,
         n_cached=job.evaluated.n_cached if job.evaluated else job.forecast.n_tokens,
+        namespace=job.request.terms.namespace,
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 from rekindle.errors import InvalidRequest
@@ -56,6 +57,17 @@ def check_grammar(grammar: Grammar) -> None:
         )
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         _structured_outputs(grammar)
+
+
+def checked(grammar: Grammar) -> Future[None]:
+    """Return a future that is done: None, or InvalidRequest."""
+    future: Future[None] = Future()
+    try:
+        check_grammar(grammar)
+        future.set_result(None)
+    except InvalidRequest as error:
+        future.set_exception(error)
+    return future
 
 
 def is_enforced(grammar: Grammar) -> bool:

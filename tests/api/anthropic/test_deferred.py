@@ -6,17 +6,21 @@ import pytest
 
 from rekindle.api.anthropic.messages import conversation_of
 from rekindle.api.anthropic.schema import MessagesRequest
-from rekindle.chat.dialects import choose
-from rekindle.chat.prompt.prompt import Prompt, schemas_of
+from rekindle.api.requests.media import MediaReader
+from rekindle.chat.dialects.choice import chosen
+from rekindle.chat.prompt.canonical_tools import schemas_of
+from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import ReplyOptions, ToolChoice, ToolMode
 from rekindle.chat.reply.tool_use import ToolUses
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
+from rekindle.config import MediaPolicy
 from rekindle.generation.request import Sampling
 from tests.api.anthropic.test_messages import result, tool_of, user
 from tests.api.client import USER
 from tests.api.fakes import ByteTokenizer
 from tests.support.chat import prompt_builder
+from tests.support.dialects import dialect_of
 
 WITH_TOOLS = (
     "{%- if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}"
@@ -36,13 +40,13 @@ SEARCHED = [USER, {"role": "assistant", "content": [SEARCH]}, user(result([FOUND
 
 def prompt_of(template: str, **fields: Any) -> Prompt:
     tokenizer = ByteTokenizer()
-    dialect = choose(template, supports_tools="tools" in template)
+    dialect = dialect_of(template)
     chat_template = ChatTemplate(
         template, bos_text="", eos_text="", guard=Guard(tokenizer.special_strings)
     )
     builder = prompt_builder(chat_template, tokenizer, dialect)
     body = MessagesRequest.model_validate({"max_tokens": 1, **fields})
-    return builder.from_conversation(conversation_of(body))
+    return builder.from_conversation(conversation_of(body, MediaReader(MediaPolicy.TEXT)))
 
 
 @pytest.mark.parametrize("template", [CHATML, WITH_TOOLS])
@@ -58,7 +62,8 @@ def test_prompt_before_the_reference_is_a_prefix_of_the_one_behind_it(template: 
 def test_loaded_tool_can_be_called_and_one_that_waits_cannot() -> None:
     tools = [*AFTER, tool_of("Other", defer_loading=True)]
     prompt = prompt_of(WITH_TOOLS, messages=SEARCHED, tools=tools)
-    uses = ToolUses(choose(WITH_TOOLS, supports_tools=True), ByteTokenizer(), lambda _: None)
+    dialect = dialect_of(WITH_TOOLS)
+    uses = ToolUses(chosen(dialect), ByteTokenizer(), lambda _: None, finishes_calls=True)
     options = ReplyOptions(sampling=Sampling(), tool_choice=ToolChoice(ToolMode.REQUIRED))
     use = uses.plan(prompt, options)
     assert use.sampling.grammar is not None

@@ -49,7 +49,8 @@ def test_settings_reach_the_reply_and_the_rest_are_the_servers() -> None:
 )
 def test_schema_becomes_a_grammar(fields: dict[str, Any]) -> None:
     grammar = options_of(**fields).sampling.grammar
-    assert grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    source, field = json.dumps(SCHEMA), "output_config.format"
+    assert grammar == Grammar(GrammarKind.JSON_SCHEMA, source, field=field)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,12 @@ async def test_anthropics_own_tools_and_unknown_fields_are_left_out_and_counted(
         ({"messages": [{"role": "user"}]}, "`messages.0.content` is required"),
         ({"messages": [user({"type": "text"})]}, "`messages.0.content.0.text` is required"),
         (
-            {"messages": [user({"type": "image", "source": {"type": "url", "url": "x"}})]},
-            "`messages.0.content.0.type`: content of type `image` is not supported",
+            {"messages": [user({"type": "hologram", "source": {"type": "url", "url": "x"}})]},
+            "`messages.0.content.0.type`: content of type `hologram` is not supported",
         ),
         (
-            {"messages": [USER, CALLED, user(result([{"type": "document"}]))]},
-            "`messages.2.content.0.content.0.type`: content of type `document`",
+            {"messages": [USER, CALLED, user(result([{"type": "hologram"}]))]},
+            "`messages.2.content.0.content.0.type`: content of type `hologram`",
         ),
         (
             {"messages": [USER, {"role": "assistant", "content": [result("x")]}]},
@@ -118,6 +119,8 @@ async def test_anthropics_own_tools_and_unknown_fields_are_left_out_and_counted(
         ({"messages": [USER, CALLED, user(result("x", "toolu_2"))]}, "the id `toolu_2`"),
         ({"messages": [user({"type": "tool_result"})]}, "tool_use_id` is required"),
         ({"system": [{"type": "image"}]}, "`system.0"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "`thinking.budget_tokens`"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "9"}}, "`thinking.budget_tokens`"),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "`cache_control.ttl`"),
         ({"cache_control": {"type": "forever"}}, "`cache_control.type`"),
         ({"tools": [{"name": "f"}]}, "`tools.0.input_schema` is required"),

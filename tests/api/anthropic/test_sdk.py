@@ -8,14 +8,13 @@ from anthropic.types import MessageParam, TextBlock, ThinkingBlock, ToolParam, T
 
 from rekindle.chat.reply.events import (
     FinishReason,
-    ReplyCall,
     ReplyProgress,
     ReplyReasoning,
     ReplyText,
 )
 from rekindle.errors import DecodeFailed, Overloaded, PromptTooLong
 from tests.api.client import serving
-from tests.api.fakes import HELLO, FakeResponder, Script, done
+from tests.api.fakes import HELLO, FakeResponder, Script, calling, done
 from tests.api.openai.test_sdk import ARGUMENTS, Replay
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "hi"}]
@@ -30,8 +29,8 @@ CALLING: Script = (
     ReplyReasoning(" see."),
     ReplyText("Writ"),
     ReplyText("ing."),
-    ReplyCall(0, "call_1", "write", ARGUMENTS),
-    ReplyCall(1, "call_2", "now", ""),
+    *calling(0, "call_1", "write", ARGUMENTS),
+    *calling(1, "call_2", "now", "{}"),
     done(finish=FinishReason.TOOL_CALLS),
 )
 

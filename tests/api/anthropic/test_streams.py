@@ -15,12 +15,14 @@ from rekindle.api.anthropic.request import marks_of
 from rekindle.api.anthropic.response import usage_of
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.cache_controls import pins_of
+from rekindle.api.requests.media import MediaReader
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone, ReplyProgress, ReplyText
+from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyProgress, ReplyText
+from rekindle.config import MediaPolicy
 from rekindle.generation.request import CacheTerms
 from tests.api.anthropic.test_messages import send, text, user
 from tests.api.client import USER, client_of
-from tests.api.fakes import FakeResponder, Script, Wait, api_settings, done, envelope
+from tests.api.fakes import FakeResponder, Script, Wait, api_settings, calling, done, envelope
 from tests.api.openai.test_streams import AWKWARD, BROKEN, CALLING, SLOW
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -97,7 +99,7 @@ def test_a_breakpoint_at_the_head_divides_the_usage_there() -> None:
     body = MessagesRequest.model_validate(
         {"messages": TEN_TOKENS, "max_tokens": 1, "system": [text("s", **CACHED)]}
     )
-    conversation = conversation_of(body)
+    conversation = conversation_of(body, MediaReader(MediaPolicy.TEXT))
     tokens = tuple(range(10))
     prompt = Prompt(tokens, (), "", conversation=conversation, locate=lambda n: 7 * n)
     found = envelope(terms=CacheTerms(pins=pins_of(marks_of(body, conversation), prompt)))
@@ -107,27 +109,19 @@ def test_a_breakpoint_at_the_head_divides_the_usage_there() -> None:
     assert (behind["cache_creation_input_tokens"], behind["input_tokens"]) == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        ("", {}),
-        ('{"a": 1.0}', {"a": 1.0}),
-        ('["a"]', {"arguments": '["a"]'}),
-        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
-        ("{'a'", {"arguments": "{'a'"}),
-    ],
-)
-def test_input_of_a_call_is_always_an_object(arguments: str, value: dict[str, Any]) -> None:
+def test_text_after_a_call_is_a_block_of_its_own() -> None:
     script: Script = (
-        ReplyCall(0, "call_1", "f", arguments),
+        *calling(0, "call_1", "f", '{"a"', ": 1.0}"),
         ReplyText("x"),
+        *calling(1, "call_2", "g", "{}"),
         done(finish=FinishReason.TOOL_CALLS),
     )
-    [_, call] = send(FakeResponder(script)).json()["content"]
-    assert call == {"type": "tool_use", "id": "call_1", "name": "f", "input": value}
     streamed = added_up(events(send(FakeResponder(script), stream=True).text))
-    assert [block["type"] for block in streamed["content"]] == ["tool_use", "text"]
-    assert streamed["content"][0] == call
+    f = {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": 1.0}}
+    g = {"type": "tool_use", "id": "call_2", "name": "g", "input": {}}
+    assert streamed["content"] == [f, {"type": "text", "text": "x"}, g]
+    # A whole message has its text first.
+    assert send(FakeResponder(script)).json()["content"] == [streamed["content"][1], f, g]
 
 
 def test_quiet_stream_is_pinged_before_its_message_starts() -> None:

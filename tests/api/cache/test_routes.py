@@ -1,6 +1,7 @@
 """The cache endpoints on a fake engine."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from rekindle.api.admission.keys import ApiKeys, Keys
+from rekindle.api.body import BodyReader
 from rekindle.api.cache.bodies import CacheDeleted, Lookup, SessionList, StoredList
 from rekindle.api.cache.detect import detect
 from rekindle.api.cache.routes import CacheApi
@@ -22,10 +25,10 @@ from rekindle.api.models import Lease
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Exchange, Pipeline, RawPrompt, WireFormat
 from rekindle.chat.accounts.sessions import Ledger, Sessions
-from rekindle.config import NamespaceBy
 from rekindle.errors import RekindleError
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
-from rekindle.generation.request import Rank
+from rekindle.generation.forgetting import Deleted, Place, Scope
+from rekindle.generation.request import Rank, session_name
 from rekindle.generation.status import (
     CacheCounters,
     CacheStatus,
@@ -70,6 +73,7 @@ class Store(FakeStore):
     forecast: Forecast = FORECAST
     cache: CacheStatus | None = CACHE
     models: list[str | None] = field(default_factory=list)
+    deletions: list[tuple[Scope, float]] = field(default_factory=list)
 
 
 class Models(FixedModels):
@@ -77,15 +81,15 @@ class Models(FixedModels):
         self.responder = FakeResponder()
         self.responder.store, self.responder.cache = store, store.cache
         super().__init__(self.responder, CARD)
-        self._store = store
+        self.store = store
 
     async def lease(self, name: str | None) -> Lease:
-        self._store.models.append(name)
+        self.store.models.append(name)
         return await super().lease(name)
 
 
 def format_of(name: str) -> WireFormat[CommonFields]:
-    async def read(*_: object) -> Exchange:
+    def read(*_: object) -> Exchange:
         return Exchange(
             prompt=[RawPrompt("prompt", name)],
             marks=(),
@@ -112,21 +116,29 @@ def ask(
     store: Store | None = None,
     *,
     body: object = None,
-    by: NamespaceBy = NamespaceBy.NONE,
+    separates_keys: bool = False,
     **headers: str,
 ) -> httpx.Response:
     """Prompts are the names of the formats that were found."""
     handlers: Any = {RekindleError: answer_rekindle_error, HTTPException: answer_http_exception}
     app = FastAPI(exception_handlers=handlers)
+    app.add_middleware(ApiKeys, keys=Keys())
     formats = [format_of(name) for name in FORMATS]
     sessions = Sessions()
     ledger = Ledger(requests=1, prompt_tokens=9, prefilled_tokens=9)
-    sessions.use("", "ann").ledger = ledger
+    sessions.use("", "ann", asked_at=0).ledger = ledger
 
     models = Models(store or Store())
     models.responder.sessions = sessions
-    context = RequestContext(models, Telemetry(), api_settings(namespace_by=by))
-    CacheApi(context, Pipeline(context), formats).add_routes(Routes(app))
+    telemetry = Telemetry()
+    settings = api_settings(separates_keys=separates_keys)
+    context = RequestContext(models, telemetry, settings, BodyReader(telemetry))
+
+    async def forget(scope: Scope, at: float) -> Deleted:
+        models.store.deletions.append((scope, at))
+        return DELETED
+
+    CacheApi(context, Pipeline(context), formats, forget).add_routes(Routes(app))
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -181,7 +193,13 @@ def test_a_prompt_is_deleted_by_key_or_name(key: str) -> None:
     store = Store()
     reply = ask("DELETE", f"/v1/cache/{key}", store).json()
     TypeAdapter(CacheDeleted).validate_python(reply, extra="forbid")
-    assert reply == {"object": "cache.deleted", "key": key, "deleted": 1}
+    assert reply == {
+        "object": "cache.deleted",
+        "key": key,
+        "deleted": 1,
+        "places": {"memory": 1},
+        "unreached": [],
+    }
     again = ask("DELETE", f"/v1/cache/{key}", store)
     assert again.status_code == 404
     error = again.json()["error"]
@@ -189,12 +207,59 @@ def test_a_prompt_is_deleted_by_key_or_name(key: str) -> None:
     assert f"'{key}'" in error["message"]
 
 
-def test_deleting_everything_works_on_an_empty_cache_too() -> None:
+DELETED = Deleted(counts={Place.DISK: 2, Place.TURNS: 1}, unreached=("The store is away.",))
+LONG = "x" * 5000
+SALTED = namespace_of(Headers(), "s", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "salt", "scope"),
+    [
+        ("/v1/cache", "", Scope(namespace="")),
+        ("/v1/cache", "s", Scope(namespace=SALTED)),
+        ("/v1/cache?session=ann/b", "", Scope(namespace="", session="ann/b")),
+        (f"/v1/cache?session={LONG}", "", Scope(namespace="", session=session_name(LONG))),
+        ("/v1/cache?scope=all", "s", Scope()),
+    ],
+)
+def test_a_deletion_covers_a_namespace_a_session_or_everything_until_now(
+    path: str, salt: str, scope: Scope
+) -> None:
     store = Store()
-    for n_deleted in (1, 0):
-        reply = ask("DELETE", "/v1/cache", store)
-        assert reply.status_code == 200
-        assert reply.json() == {"object": "cache.deleted", "key": None, "deleted": n_deleted}
+    began = time.time()
+    reply = ask("DELETE", path, store, x_rekindle_cache_salt=salt).json()
+    TypeAdapter(CacheDeleted).validate_python(reply, extra="forbid")
+    assert reply == {
+        "object": "cache.deleted",
+        "key": None,
+        "deleted": 3,
+        "places": {"disk": 2, "turns": 1},
+        "unreached": ["The store is away."],
+    }
+    [(deleted, at)] = store.deletions
+    assert deleted == scope
+    assert began <= at <= time.time()
+    assert store.models == []  # no model is loaded for it
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("scope=mine", "scope"),
+        ("scope=all&session=ann", "scope"),
+        ("session=", "session"),
+        ("session=%20%07", "session"),
+        ("model=small", "model"),
+        ("sesion=ann", "sesion"),
+        ("Scope=all", "Scope"),
+        ("session=ann&session=bob", "session"),
+    ],
+)
+def test_a_deletion_of_an_unclear_scope_is_refused(query: str, param: str) -> None:
+    store = Store()
+    reply = ask("DELETE", f"/v1/cache?{query}", store)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert store.deletions == []
 
 
 def test_a_lookup_reports_cached_tokens_and_expected_time() -> None:
@@ -276,22 +341,21 @@ def test_a_lookup_without_json_is_refused() -> None:
 
 def test_every_cache_route_uses_the_callers_namespace() -> None:
     store = Store()
-    by, key = NamespaceBy.API_KEY, {"authorization": "Bearer sk-1"}
-    ask("GET", "/v1/cache", store, by=by, **key)
-    ask("DELETE", "/v1/cache/k1", store, by=by, **key)
-    ask("DELETE", "/v1/cache", store, by=by, **key)
-    ask("POST", "/v1/cache/lookup", store, by=by, body={"input": "hi"}, **key)
-    own = namespace_of(Headers(key), None, by)
+    key = {"authorization": "Bearer sk-1"}
+    ask("GET", "/v1/cache", store, separates_keys=True, **key)
+    ask("DELETE", "/v1/cache/k1", store, separates_keys=True, **key)
+    ask("POST", "/v1/cache/lookup", store, separates_keys=True, body={"input": "hi"}, **key)
+    own = namespace_of(Headers(key), None, "sk-1")
     assert own != ""
-    assert [namespace for _, _, namespace in store.asked] == [own] * 4
-    assert ask("GET", "/v1/sessions", store, by=by, **key).json()["data"] == []
+    assert [namespace for _, _, namespace in store.asked] == [own] * 3
+    assert ask("GET", "/v1/sessions", store, separates_keys=True, **key).json()["data"] == []
 
 
 def test_a_salt_opens_the_namespace_of_those_who_know_it() -> None:
     store = Store()
     ask("GET", "/v1/cache", store, x_rekindle_cache_salt="s")
     ask("POST", "/v1/cache/lookup", store, body={"input": "hi", "cache_salt": "s"})
-    salted = namespace_of(Headers(), "s", NamespaceBy.NONE)
+    salted = namespace_of(Headers(), "s", None)
     assert [namespace for _, _, namespace in store.asked] == [salted] * 2
 
 
@@ -313,7 +377,7 @@ def test_sessions_are_listed_with_their_costs() -> None:
 def test_the_model_that_is_named_is_asked() -> None:
     store = Store()
     ask("GET", "/v1/cache?model=a", store)
-    ask("DELETE", "/v1/cache?model=b", store)
+    ask("DELETE", "/v1/cache/k1?model=b", store)
     ask("POST", "/v1/cache/lookup", store, body={"input": "hi", "model": "c"})
     ask("POST", "/v1/cache/lookup", store, body={"input": "hi"})
     assert store.models == ["a", "b", "c", None]

@@ -20,7 +20,7 @@ from rekindle.api.responses.response import ResponseHead, ended
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import ReplyDone, ReplyProgress, ReplyText
+from rekindle.chat.reply.events import OmittedMedia, ReplyDone, ReplyProgress, ReplyText
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, MissReason
@@ -98,6 +98,30 @@ def test_every_wire_format_reports_a_miss_on_request(
     assert story["prefilled_twice"] == 5
     assert story_of(path, told(None), stream=stream)["miss"] is None
     assert "miss" not in story_of(path, told(MISS, is_explained=False), stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_every_wire_format_reports_reasoning_tokens_and_omitted_media(
+    path: str,
+    stream: bool,  # noqa: FBT001
+) -> None:
+    plain = done(5, n_reasoning=3)
+    omitted = (OmittedMedia("image", "PNG, 8x8", 2),)
+    end = replace(plain, stats=replace(plain.stats, media_omitted=omitted))
+    story = story_of(path, end, stream=stream)
+    TypeAdapter(Rekindle).validate_python(story, extra="forbid")
+    assert story["reasoning_tokens"] == 3
+    assert story["media_omitted"] == [{"kind": "image", "text": "PNG, 8x8", "count": 2}]
+    assert {"reasoning_tokens", "media_omitted"}.isdisjoint(story_of(path, done(), stream=stream))
+
+
+def test_usage_tells_reasoning_tokens_apart() -> None:
+    responder = FakeResponder((ReplyText("a"), done(5, n_reasoning=3)))
+    two = chat(responder, n=2).json()["usage"]
+    assert two["completion_tokens_details"] == {"reasoning_tokens": 6}
+    whole = post("/v1/responses", {"input": "hi"}, responder).json()["usage"]
+    assert (whole["output_tokens"], whole["output_tokens_details"]) == (5, {"reasoning_tokens": 3})
 
 
 def test_what_is_written_to_the_cache_is_what_was_computed_and_kept() -> None:

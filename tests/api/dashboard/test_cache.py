@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from rekindle.api.cache.bodies import CachePinned, Forest, StoredText
 from rekindle.api.http.caller import namespace_of
 from rekindle.api.http.context import ApiSettings
-from rekindle.config import NamespaceBy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.request import Rank
 from rekindle.generation.status import StoredBranch
@@ -42,7 +41,7 @@ TWIG = replace(
     rank=Rank.EPHEMERAL,
     pinned_until=None,
 )
-BY_KEY = api_settings(api_keys=("one", "two"), namespace_by=NamespaceBy.API_KEY)
+BY_KEY = api_settings(api_keys=("one", "two"), separates_keys=True)
 
 
 def ask(
@@ -155,6 +154,5 @@ def test_each_key_sees_its_own_namespace_and_no_key_nothing(method: str, path: s
     for key in ("one", "two"):
         store = FakeStore(branches=[TRUNK])
         assert ask(method, path, store, body=body, settings=BY_KEY, key=key).status_code == 200
-        headers = {"authorization": f"Bearer {key}"}
         [asked] = store.asked
-        assert asked[-1] == namespace_of(headers, None, NamespaceBy.API_KEY)
+        assert asked[-1] == namespace_of({}, None, key)

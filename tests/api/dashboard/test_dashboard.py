@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 
 from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
-from rekindle.api.dashboard.history import MAX_REQUESTS, N_BUCKETS, HourHistory
+from rekindle.api.dashboard.history import MAX_NAMESPACES, MAX_REQUESTS, N_BUCKETS, HourHistory
 from rekindle.api.dashboard.routes import MEDIA_TYPES, FeedStream
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import Rank
 from rekindle.generation.status import (
     CacheCounters,
@@ -100,7 +101,7 @@ class Clock:
 
 
 @contextmanager
-def joined(feed: Feed, namespace: str = "") -> Iterator[FeedReader]:
+def joined(feed: Feed, namespace: str | None = "") -> Iterator[FeedReader]:
     reader = feed.join(namespace)
     try:
         yield reader
@@ -120,7 +121,7 @@ def _parsed(frame: bytes) -> tuple[str, Any]:
 
 
 async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() -> None:
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     feed = Feed(Models(), history)
     history.observe(DONE)
     with joined(feed) as reader:
@@ -149,7 +150,7 @@ async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() 
 
 
 async def test_a_snapshot_has_slots_tiers_and_errors() -> None:
-    with joined(Feed(Models(), HourHistory())) as reader:
+    with joined(Feed(Models(), HourHistory(Tombstones()))) as reader:
         _, (_, snapshot) = await events(reader, 2)
     [model] = snapshot["models"]
     assert model["waiting"] == 2
@@ -187,7 +188,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
         shared=TierCounters(tokens=4, lookups=6), upstream=TierCounters(tokens=5)
     )
     status = replace(STATUS, cache=replace(STATUS.cache, tiers=(tier,), counters=counters))
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     spans = Spans([CachedSpan(SHARED, 0, 60), CachedSpan(CacheSource.UPSTREAM, 60, 64)])
     history.observe(replace(DONE, spans=spans))
     with joined(Feed(Models(status), history)) as reader:
@@ -214,7 +215,7 @@ async def test_a_snapshot_tells_of_the_shared_store_and_of_what_an_upstream_had(
 
 
 async def test_events_never_contain_the_text_of_a_prompt() -> None:
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     with joined(Feed(Models(), history)) as reader:
         history.observe(DONE)
         told = await events(reader, 2)
@@ -224,7 +225,7 @@ async def test_events_never_contain_the_text_of_a_prompt() -> None:
 
 
 async def test_requests_of_another_namespace_are_not_sent() -> None:
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     feed = Feed(Models(), history, sample_seconds=3600)
     history.observe(replace(DONE, namespace="other", id="theirs"))
     with joined(feed) as ours, joined(feed, "other") as theirs:
@@ -240,7 +241,7 @@ async def test_requests_of_another_namespace_are_not_sent() -> None:
 
 async def test_one_sample_serves_all_readers_and_none_is_taken_without_readers() -> None:
     models = Models()
-    feed = Feed(models, HourHistory(), sample_seconds=3600)
+    feed = Feed(models, HourHistory(Tombstones()), sample_seconds=3600)
     before = asyncio.all_tasks()
     with joined(feed) as one, joined(feed) as other:
         await asyncio.gather(events(one, 2), events(other, 2))
@@ -256,7 +257,7 @@ async def test_one_sample_serves_all_readers_and_none_is_taken_without_readers()
 
 
 async def test_a_slow_reader_is_disconnected_and_delays_no_other() -> None:
-    history = HourHistory()
+    history = HourHistory(Tombstones())
     feed = Feed(Models(), history, sample_seconds=3600)
     is_stuck = asyncio.Event()
 
@@ -278,7 +279,7 @@ async def test_a_slow_reader_is_disconnected_and_delays_no_other() -> None:
 
 
 async def test_the_end_of_the_server_ends_the_feed() -> None:
-    feed = Feed(Models(), HourHistory(), sample_seconds=3600)
+    feed = Feed(Models(), HourHistory(Tombstones()), sample_seconds=3600)
     with joined(feed) as reader:
         await events(reader, 2)
         feed.close()
@@ -287,28 +288,55 @@ async def test_the_end_of_the_server_ends_the_feed() -> None:
         assert len([frame async for frame in late.frames()]) == 1
 
 
+async def test_a_snapshot_shows_slots_and_sizes_of_one_namespace_only() -> None:
+    history = HourHistory(Tombstones())
+    feed = Feed(Models(), history, sample_seconds=3600)  # the slot is of the common namespace
+    history.observe(replace(DONE, namespace="other"))
+    with joined(feed) as ours, joined(feed, "other") as theirs, joined(feed, None) as everybody:
+        (_, hour), (_, now) = await events(ours, 2)
+        assert (hour["buckets"], now["buckets"]) == ([], [])
+        assert now["models"][0]["slots"][0]["session"] == "ann"
+        (_, hour), (_, now) = await events(theirs, 2)
+        assert [each["requests"] for each in hour["buckets"]] == [1]
+        [slot] = now["models"][0]["slots"]
+        assert (slot["request_id"], slot["session"], slot["n_prompt"]) == ("", "", 0)
+        assert slot["phase"] == "prefilling"
+        (_, hour), (_, now) = await events(everybody, 2)
+        assert [each["requests"] for each in hour["buckets"]] == [1]
+        assert now["models"][0]["slots"][0]["session"] == "ann"
+
+
+def test_only_so_many_namespaces_have_an_hour_of_their_own() -> None:
+    history = HourHistory(Tombstones(), clock=Clock())
+    for number in range(2 * MAX_NAMESPACES):
+        history.observe(replace(DONE, namespace=str(number)))
+    assert history.buckets("0") == []
+    assert [each["requests"] for each in history.buckets(None)] == [2 * MAX_NAMESPACES]
+    assert len(history.buckets(str(2 * MAX_NAMESPACES - 1))) == 1
+
+
 def test_the_hour_forgets_what_is_older_and_never_grows() -> None:
     clock = Clock()
-    history = HourHistory(clock=clock)
+    history = HourHistory(Tombstones(), clock=clock)
     history.observe(DONE)
     for _ in range(2 * N_BUCKETS):
         clock.now += 10
         history.observe(DONE)
-    assert len(history.buckets()) == N_BUCKETS
+    assert len(history.buckets(None)) == N_BUCKETS
     assert len(history.requests("")) == MAX_REQUESTS
     clock.now += 3600
-    assert history.buckets() == []
-    assert history.first_token_ms() == {"p50": None, "p95": None}
+    assert history.buckets(None) == []
+    assert history.first_token_ms(None) == {"p50": None, "p95": None}
 
 
 def test_requests_within_ten_seconds_are_one_bucket_with_its_percentiles() -> None:
     clock = Clock()
-    history = HourHistory(clock=clock)
+    history = HourHistory(Tombstones(), clock=clock)
     for n in range(1, 21):
         history.observe(replace(DONE, first_token_seconds=n / 1000))
     clock.now += 10
     history.observe(_without_first_token())
-    first, second = history.last_buckets()
+    first, second = history.last_buckets(None)
     assert (first["start"], first["requests"]) == (10_000, 20)
     assert first["first_token_ms"] == {"p50": 10.0, "p95": 19.0}
     assert second["first_token_ms"] == {"p50": None, "p95": None}
@@ -342,7 +370,7 @@ async def test_every_file_is_served_and_imports_only_served_ones() -> None:
 
 
 async def test_the_feed_comes_over_http_and_ends_with_the_reader() -> None:
-    models, history = Models(), HourHistory()
+    models, history = Models(), HourHistory(Tombstones())
     feed = Feed(models, history)
     app = app_on(models, feed=feed)
     sent: asyncio.Queue[Any] = asyncio.Queue()

@@ -11,9 +11,9 @@ from rekindle.api.cache_controls import hints_of
 from rekindle.api.http.caller import Caller, Hints, caller_of, namespace_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.responses.schema import CreateResponseRequest
-from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Rank
+from rekindle.generation.forgetting import Scope
+from rekindle.generation.request import Rank, session_name
 from tests.api.client import USER, post
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -55,18 +55,18 @@ COPILOT_SIDE = COPILOT_ROUND | {"x-interaction-type": "conversation-background"}
 
 
 def caller(headers: dict[str, str] | None = None, **hints: str) -> Caller:
-    return caller_of(Headers(headers or {}), Hints(**hints), NamespaceBy.NONE)  # type: ignore[arg-type]
+    return caller_of(Headers(headers or {}), Hints(**hints), None)  # type: ignore[arg-type]
 
 
 def session(headers: dict[str, str] | None = None, *named: str | None) -> str:
-    return caller_of(Headers(headers or {}), Hints(sessions=named), NamespaceBy.NONE).session
+    return caller_of(Headers(headers or {}), Hints(sessions=named), None).session
 
 
 def messages_session(user_id: str | None, headers: dict[str, str] | None = None) -> str:
     body = MessagesRequest.model_validate(
         {"messages": [USER], "max_tokens": 1, "metadata": {"user_id": user_id}}
     )
-    return caller_of(Headers(headers or {}), hints_of(body), NamespaceBy.NONE).session
+    return caller_of(Headers(headers or {}), hints_of(body), None).session
 
 
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CreateResponseRequest])
@@ -154,7 +154,18 @@ def test_long_names_are_bounded_and_stay_apart() -> None:
     first, second = session({}, longest + "a"), session({}, longest + "b")
     assert first != second
     assert max(len(first), len(second)) <= 128
-    assert len(session(CLAUDE_CODE_SUBAGENT, longest)) <= 128
+
+
+@pytest.mark.parametrize("parent", ["short", "x" * 90, "x" * 128, "x" * 200])
+@pytest.mark.parametrize("agent", ["a7", "y" * 60, "z" * 500])
+def test_a_deletion_of_a_session_covers_its_sub_agents_however_long_their_names(
+    parent: str, agent: str
+) -> None:
+    headers = {"x-claude-code-agent-id": agent}
+    named = session(headers, parent)
+    assert len(named) <= 128
+    assert Scope(session=session_name(parent)).covers_session(named)
+    assert session(headers, named) == named  # sent back
 
 
 def test_a_declared_class_counts_more_than_what_headers_let_guess() -> None:
@@ -227,39 +238,34 @@ def test_bad_metadata_and_diagnostics_of_messages_are_refused_by_name() -> None:
         assert named in reply.json()["error"]["message"]
 
 
-def namespace(
-    salt: str | None = None, by: NamespaceBy = NamespaceBy.API_KEY, **headers: str
-) -> str:
+def namespace(key: str | None = None, salt: str | None = None, **headers: str) -> str:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return namespace_of(Headers(named), salt, by)
+    return namespace_of(Headers(named), salt, key)
 
 
-def test_without_salt_and_setting_there_is_one_namespace() -> None:
-    assert namespace(by=NamespaceBy.NONE, authorization="Bearer k") == ""
-    assert namespace(by=NamespaceBy.API_KEY) == ""
+def test_without_key_and_salt_there_is_one_namespace() -> None:
+    assert namespace() == ""
 
 
-def test_a_key_makes_one_namespace_however_it_is_sent() -> None:
-    bearer = namespace(authorization="Bearer k")
-    assert bearer == namespace(authorization="bearer  k") == namespace(x_api_key="k") != ""
-    assert bearer != namespace(x_api_key="other")
+def test_each_key_makes_a_namespace() -> None:
+    assert namespace("k") == namespace("k") != ""
+    assert namespace("k") != namespace("other")
 
 
 def test_salts_and_keys_never_make_the_same_namespace() -> None:
     made = [
-        namespace(x_api_key="s"),
+        namespace("s"),
         namespace(salt="s"),
-        namespace(salt="s", x_api_key="s"),
-        namespace(salt="s", x_api_key="t"),
-        namespace(salt="t", x_api_key="s"),
+        namespace("s", salt="s"),
+        namespace("t", salt="s"),
+        namespace("s", salt="t"),
         namespace(salt='s", "api_key": "t'),
     ]
     assert len(set(made)) == len(made)
     assert namespace(salt="s") == namespace(x_rekindle_cache_salt="s")
-    assert namespace(salt="s", by=NamespaceBy.NONE, x_api_key="k") == namespace(salt="s")
 
 
 def test_neither_key_nor_salt_can_be_read_from_a_namespace() -> None:
-    made = namespace(salt="sesame", x_api_key="sk-secret")
+    made = namespace("sk-secret", salt="sesame")
     assert len(made) == 32
     assert set(made) <= set("0123456789abcdef")

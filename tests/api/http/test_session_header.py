@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rekindle.api.http.caller import Hints, caller_of
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER, show_session
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.config import NamespaceBy
 from rekindle.errors import InvalidRequest, Overloaded
 from rekindle.generation.request import DEFAULT_SESSION
 from tests.api.client import USER, client_of, post
@@ -81,7 +80,7 @@ def test_any_session_passes_as_visible_ascii_and_is_read_back_as_it_was(session:
     show_session(scope, session)
     value = scope[SCOPE_KEY]
     assert all("!" <= char <= "~" for char in value)
-    assert caller_of({SESSION_HEADER: value}, Hints(), NamespaceBy.NONE).session == session
+    assert caller_of({SESSION_HEADER: value}, Hints(), None).session == session
 
 
 def test_a_space_and_other_scripts_are_escaped() -> None:

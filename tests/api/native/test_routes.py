@@ -73,7 +73,17 @@ def test_props_tell_what_llama_servers_clients_look_for() -> None:
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
         "build_info": f"rekindle-{__version__}",
-        "rekindle": {"version": __version__, "cache": None},
+        "rekindle": {
+            "version": __version__,
+            "dialect": {
+                "name": "generic",
+                "origin": "setting",
+                "line": "generic, by the setting",
+                "losses": [],
+                "refused_by_grammar": [],
+            },
+            "cache": None,
+        },
     }
 
 

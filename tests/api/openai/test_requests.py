@@ -23,7 +23,7 @@ def options_of(**fields: Any) -> ReplyOptions:
 
 def test_request_without_settings_gets_the_models_defaults() -> None:
     plain = ReplyOptions(sampling=FakeResponder().default_sampling)
-    assert dataclasses.replace(options_of(), reply_id=None) == plain
+    assert dataclasses.replace(options_of(), reply_id=None, terms=plain.terms) == plain
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -113,7 +113,8 @@ def test_response_format_becomes_a_grammar(response_format: object, schema: obje
     if schema is None:
         assert grammar is None
     else:
-        assert grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+        source, field = json.dumps(schema), "response_format.json_schema"
+        assert grammar == Grammar(GrammarKind.JSON_SCHEMA, source, field=field)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_fields_that_ask_for_nothing_are_accepted(fields: dict[str, Any]) -> Non
     ("fields", "param"),
     [
         ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
-        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 5000),
+        ({"logit_bias": {"9" * 5000: 1}}, f"logit_bias.{'9' * 989}..."),
     ],
 )
 def test_what_cannot_be_served_is_the_clients_error(fields: dict[str, Any], param: str) -> None:

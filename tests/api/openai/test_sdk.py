@@ -14,7 +14,6 @@ from openai.types.chat.chat_completion import Choice
 
 from rekindle.chat.reply.events import (
     FinishReason,
-    ReplyCall,
     ReplyReasoning,
     ReplyText,
     ScoredToken,
@@ -22,7 +21,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.errors import DecodeFailed, Overloaded, PromptTooLong
 from tests.api.client import serving
-from tests.api.fakes import HELLO, FakeResponder, Script, done
+from tests.api.fakes import HELLO, FakeResponder, Script, calling, done
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 SCORED: Script = (ReplyText("Hi", (ScoredToken(TopToken(1, "Hi", b"Hi", -0.5), (), 0),)), done())
@@ -31,8 +30,10 @@ CALLING: Script = (
     ReplyReasoning("Let me", (ScoredToken(TopToken(1, "Let me", b"Let me", -0.5), (), 0),)),
     ReplyReasoning(" see."),
     ReplyText("Writing."),
-    ReplyCall(0, "call_1", "write", ARGUMENTS, (ScoredToken(TopToken(2, "{", b"{", -1.5), (), 0),)),
-    ReplyCall(1, "call_2", "now", "{}"),
+    *calling(
+        0, "call_1", "write", ARGUMENTS, scored=(ScoredToken(TopToken(2, "{", b"{", -1.5), (), 0),)
+    ),
+    *calling(1, "call_2", "now", "{}"),
     done(finish=FinishReason.TOOL_CALLS),
 )
 TOOLS: list[ChatCompletionToolParam] = [
@@ -136,7 +137,7 @@ def test_streamed_calls_add_up_in_the_sdks_own_hands(client: openai.OpenAI, repl
 
 
 def test_stream_of_a_call_alone_has_no_text(client: openai.OpenAI, replay: Replay) -> None:
-    replay.script = (ReplyCall(0, "call_1", "now", "{}"), done(finish=FinishReason.TOOL_CALLS))
+    replay.script = (*calling(0, "call_1", "now", "{}"), done(finish=FinishReason.TOOL_CALLS))
     whole = client.chat.completions.create(model="any", messages=MESSAGES, tools=TOOLS)
     assert whole.choices[0].message.content is None
     with client.chat.completions.stream(model="any", messages=MESSAGES, tools=TOOLS) as stream:

@@ -12,7 +12,6 @@ import pytest
 from rekindle.api.http.context import ApiSettings
 from rekindle.chat.reply.events import (
     FinishReason,
-    ReplyCall,
     ReplyProgress,
     ReplyReasoning,
     ReplyText,
@@ -21,7 +20,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.errors import DecodeFailed
 from tests.api.client import USER, chat, client_of, post
-from tests.api.fakes import FakeResponder, Script, Wait, api_settings, done
+from tests.api.fakes import FakeResponder, Script, Wait, api_settings, calling, done
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -55,13 +54,14 @@ SCORED: Script = (
 CALLING: Script = (
     ReplyReasoning("Hm \u2028"),
     ReplyText("Let me see."),
-    ReplyCall(0, "call_1", "read", '{"path": "caf\u00e9 \u2028\U0001f600"}'),
-    ReplyCall(1, "call_2", "now", ""),
+    *calling(0, "call_1", "read", '{"path": "caf\u00e9 \u2028\U0001f600"}'),
+    *calling(1, "call_2", "now", "{}"),
     done(finish=FinishReason.TOOL_CALLS),
 )
+BRACES = ScoredToken(TopToken(2, "{}", b"{}", -1.5), (), 2)
 SCORED_CALL: Script = (
     ReplyReasoning("Hm", (ScoredToken(TopToken(1, "Hm", b"Hm", -0.5), (), 0),)),
-    ReplyCall(0, "call_1", "now", "{}", (ScoredToken(TopToken(2, "{}", b"{}", -1.5), (), 2),)),
+    *calling(0, "call_1", "now", "{}", scored=(BRACES,)),
     done(finish=FinishReason.TOOL_CALLS),
 )
 BROKEN: Script = (ReplyText("a"), DecodeFailed("llama.cpp ran out of memory."))

@@ -7,7 +7,6 @@ import pytest
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import (
     FinishReason,
-    ReplyCall,
     ReplyReasoning,
     ReplyText,
     ScoredToken,
@@ -16,7 +15,7 @@ from rekindle.chat.reply.events import (
     TopToken,
 )
 from tests.api.client import chat
-from tests.api.fakes import FakeResponder, Script, done
+from tests.api.fakes import FakeResponder, Script, calling, done
 from tests.api.openai.test_streams import chunks
 
 CALLED = FinishReason.TOOL_CALLS
@@ -168,14 +167,14 @@ THOUGHTFUL: Script = (
     ReplyReasoning("Let me", (token("Let"), token(" me"))),
     ReplyReasoning(" see.", (token(" see."),)),
     ReplyText("Reading.", (token("Reading."),)),
-    ReplyCall(0, "call_1", "read", ARGUMENTS, (token("<call>"), token("..."))),
-    ReplyCall(1, "call_2", "now", ""),
+    *calling(0, "call_1", "read", ARGUMENTS, scored=(token("<call>"), token("..."))),
+    *calling(1, "call_2", "now", "{}"),
     done(9, finish=CALLED, remembered=((0, 1), (1, 2), (3, 9))),
 )
-SILENT: Script = (ReplyCall(0, "call_1", "now", "{}"), done(3, finish=CALLED))
+SILENT: Script = (*calling(0, "call_1", "now", "{}"), done(3, finish=CALLED))
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": ARGUMENTS}},
-    {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": ""}},
+    {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
 ]
 
 
@@ -226,7 +225,7 @@ def test_logprobs_cover_reasoning_and_calls_in_order(stream: bool) -> None:  # n
 @pytest.mark.parametrize("n_characters", [0, 1, 1023, 1024, 1025, 5000])
 def test_arguments_are_streamed_in_chunks_of_whole_characters(n_characters: int) -> None:
     arguments = "\U0001f600" * n_characters
-    script = (ReplyCall(0, "call_1", "write", arguments), done(finish=CALLED))
+    script = (*calling(0, "call_1", "write", arguments), done(finish=CALLED))
     deltas = [
         part["choices"][0]["delta"]["tool_calls"][0]
         for part in chunks(chat(FakeResponder(script), stream=True).text)

@@ -172,12 +172,12 @@ def test_items_of_other_tools_are_shown_where_they_can_be() -> None:
     )
 
 
-def test_an_image_from_a_tool_becomes_a_note_and_one_from_a_user_is_refused() -> None:
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
-    result = messages(CALL, {**OUTPUT, "output": [image]})[1].parts[0]
+def test_an_unknown_part_from_a_tool_becomes_a_note_and_one_from_a_user_is_refused() -> None:
+    hologram = {"type": "input_hologram", "data": "AA"}
+    result = messages(CALL, {**OUTPUT, "output": [hologram]})[1].parts[0]
     assert isinstance(result, ToolResult)
-    assert result.text == "[input_image left out: this model reads only text]"
-    param, _ = refusal(input=[{"role": "user", "content": [image]}])
+    assert result.text == "[input_hologram left out: this model reads only text]"
+    param, _ = refusal(input=[{"role": "user", "content": [hologram]}])
     assert param == "input.0.content.0.type"
 
 

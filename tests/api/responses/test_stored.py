@@ -1,22 +1,27 @@
 """Responses that are kept, to be read, to be gone on from, and to be deleted."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from rekindle.cache.responses.store import MemoryResponses
 from rekindle.chat.conversation import Message, Role, Text, ToolCall, ToolResult
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyReasoning, ReplyText
-from tests.api.client import client_of
-from tests.api.fakes import HELLO, FakeResponder, Script, done
+from rekindle.chat.reply.events import FinishReason, ReplyReasoning, ReplyText
+from rekindle.errors import TierFailed
+from rekindle.generation.forgetting import UNKNOWN_OWNER, Tombstones
+from rekindle.generation.stored_responses import StoredResponse
+from tests.api.client import app_of, client_of
+from tests.api.fakes import HELLO, FakeResponder, Script, calling, done
 
 URL = "/v1/responses"
 CALLING: Script = (
     ReplyReasoning("Hm."),
     ReplyText("Let me see."),
-    ReplyCall(0, "call_1", "agents__f", '{"a":  1}'),
+    *calling(0, "call_1", "agents__f", '{"a":  1}'),
     done(finish=FinishReason.TOOL_CALLS),
 )
 AGENTS = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "f"}]}
@@ -147,3 +152,147 @@ def _response_id(reply: httpx.Response) -> str:
 def _text(item: Any) -> str:
     content = item["content"]
     return str(content if isinstance(content, str) else content[0]["text"])
+
+
+class CountedResponses(MemoryResponses):
+    def __init__(self) -> None:
+        super().__init__(Tombstones())
+        self.n_reads = 0
+
+    def get(self, id: str) -> StoredResponse | None:
+        self.n_reads += 1
+        return super().get(id)
+
+
+def tell_of(store: MemoryResponses, story: Story, responder: FakeResponder | None = None) -> str:
+    """Run the story on this store, and return the metrics."""
+
+    async def run() -> str:
+        app = app_of(responder or FakeResponder(), stored_responses=store)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await story(client)
+            return (await client.get("/metrics")).text
+
+    return asyncio.run(run())
+
+
+async def references_to_the_input(client: httpx.AsyncClient, n: int) -> list[dict[str, str]]:
+    first = await create(client, input="x" * 10_000)
+    [item] = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"]
+    return [{"type": "item_reference", "id": item["id"]}] * n
+
+
+def test_a_response_that_is_referenced_often_is_read_once() -> None:
+    store, responder = CountedResponses(), FakeResponder()
+
+    async def story(client: httpx.AsyncClient) -> None:
+        references = await references_to_the_input(client, 40)
+        store.n_reads = 0
+        await create(client, input=references)
+
+    tell_of(store, story, responder)
+    assert store.n_reads == 1
+    assert len(responder.conversations[1].messages) == 40
+
+
+def test_references_resolve_to_no_more_than_the_largest_body() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        references = await references_to_the_input(client, 300)  # 3 MB; a body may have 1 MiB
+        reply = await client.post(URL, json={"input": references})
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert "1,048,576 bytes of stored items" in error["message"]
+        assert error["param"].startswith("input.10")
+
+    tell(story)
+
+
+def test_thousands_of_references_are_refused() -> None:
+    references = [{"type": "item_reference", "id": f"msg_{i}"} for i in range(5000)]
+
+    async def story(client: httpx.AsyncClient) -> None:
+        reply = await client.post(URL, json={"input": references})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input")
+
+    tell(story)
+
+
+def test_a_conversation_that_grew_past_the_largest_body_is_refused() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        last = None
+        for _ in range(4):
+            fields = {"input": "x" * 400_000, "previous_response_id": last}
+            reply = await client.post(URL, json=fields)
+            if reply.status_code == 400:
+                break
+            last = reply.json()["id"]
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "previous_response_id")
+        assert "--body-limit" in error["message"]
+
+    tell(story)
+
+
+def test_only_fields_that_the_server_knows_are_stored() -> None:
+    image = {"type": "input_image", "image": {"url": "data:,", "format": "png"}, "junk": 1}
+    other = {"type": "x_call", "call_id": "c", "action": {"any": [1]}, "junk": 1}
+    said = {"role": "user", "content": [image], "junk": "x" * 1000}
+
+    async def story(client: httpx.AsyncClient) -> None:
+        made = await create(client, input=[said, other])
+        url = f"{URL}/{made['id']}/input_items"
+        call, message = (await client.get(url)).json()["data"]
+        assert message["content"] == [{key: image[key] for key in ("type", "image")}]
+        assert message.keys() == {"id", "type", "role", "content"}
+        assert call.keys() == {"id", "type", "call_id", "action"}
+        await create(client, previous_response_id=made["id"])
+
+    responder = FakeResponder()
+    tell(story, responder)
+    first, second = (conversation.messages for conversation in responder.conversations)
+    assert (second[0], second[1].calls) == (first[0], first[1].calls)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b'{"response":{"output":[]},"items":[',
+        b'{"response":{"output":[]},"items":[{"id":"\xff"}]}',
+        b"[]",
+        b'{"response":{}}',
+        b'{"response":[],"items":[]}',
+        b'{"response":{"output":[0]},"items":[]}',
+        b'{"response":{"output":[{"id":1}]},"items":[]}',
+        b'{"response":{"output":[]},"items":[{"id":"msg_k","role":"nobody"}]}',
+    ],
+)
+def test_a_damaged_response_is_a_miss_and_counted(data: bytes) -> None:
+    store = MemoryResponses(Tombstones())
+    store.put(StoredResponse("resp_k", int(time.time()), data, UNKNOWN_OWNER))
+
+    async def story(client: httpx.AsyncClient) -> None:
+        reply = await client.post(URL, json={"input": "hi", "previous_response_id": "resp_k"})
+        assert reply.status_code == 404
+        assert reply.json()["error"]["code"] == "previous_response_not_found"
+        reply = await client.post(URL, json={"input": [{"id": "msg_k"}]})
+        assert reply.status_code == 404
+
+    assert "rekindle_responses_damaged_total 2.0" in tell_of(store, story)
+
+
+class BrokenResponses(MemoryResponses):
+    def get(self, id: str) -> StoredResponse | None:
+        raise TierFailed("the disk has gone")
+
+
+def test_a_store_that_fails_is_a_503_that_says_why() -> None:
+    async def story(client: httpx.AsyncClient) -> None:
+        reply = await client.get(f"{URL}/resp_k")
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "5"
+        assert reply.json()["error"]["code"] == "storage_failed"
+        assert "the disk has gone" in reply.json()["error"]["message"]
+
+    tell_of(BrokenResponses(Tombstones()), story)

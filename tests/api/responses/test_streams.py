@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.chat.reply.events import ReplyCall, ReplyReasoning, ReplyText
+from rekindle.chat.reply.events import ReplyReasoning, ReplyText
 from tests.api.client import post
-from tests.api.fakes import FakeResponder, Script, done
+from tests.api.fakes import FakeResponder, Script, calling, done
 from tests.api.openai.test_streams import AWKWARD, BROKEN, CALLING, GOLDEN, SCORED, SLOW
 
 RESPONSES = "/v1/responses"
@@ -17,8 +17,8 @@ ENCRYPTED = {"include": ["reasoning.encrypted_content"]}
 PATCH = {"type": "custom", "name": "patch"}
 AGENTS = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}
 CUSTOM: Script = (
-    ReplyCall(0, "call_1", "patch", '{"input": "*** caf\u00e9"}'),
-    ReplyCall(1, "call_2", "agents__spawn", "{}"),
+    *calling(0, "call_1", "patch", '{"input": "*** caf\u00e9"}'),
+    *calling(1, "call_2", "agents__spawn", "{}"),
     ReplyText("."),
     done(),
 )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event as Signal
 from unittest.mock import patch
 
@@ -12,10 +13,10 @@ from rekindle.cache.entry import BLOCK_TOKENS, Key
 from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.names import Named
 from rekindle.cache.prefix_cache import PrefixCache
-from rekindle.cache.stores.transfers import Lane
 from rekindle.generation.request import CacheTerms
 from tests.cache.test_prefix_cache import DENSE, save
 from tests.support.caches import ROOT, cache_opener
+from tests.support.stepped_transfers import Pace, SteppedPool
 
 WAIT_SECONDS = 30.0
 PROMPT = list(range(3 * BLOCK_TOKENS + 100))
@@ -46,14 +47,16 @@ def test_a_prompt_is_found_before_the_index_is_read(tmp_path: Path) -> None:
         cache.start()
         keys = PrefixKeys(ROOT, [*PROMPT[:-10], 1, 2, 3])
         assert cache.match(keys, len(PROMPT)).n_tokens == 0
-        cache.look_up(keys, len(PROMPT))
+        lookup = cache.look_up(keys, len(PROMPT))
+        assert lookup is not None
+        until(lambda: not cache.poll() and lookup.is_answered)
     assert cache.match(keys, len(PROMPT)).n_tokens == len(PROMPT) - 10
     assert cache.status().tiers[1].n_entries == 4  # nothing else was read for it
     may_list.set()
     cache.close(WAIT_SECONDS)
 
 
-def test_a_late_answer_is_used_and_no_request_waits_twice_for_a_slow_disk(tmp_path: Path) -> None:
+def test_a_late_answer_is_used_and_no_other_request_waits_for_a_slow_disk(tmp_path: Path) -> None:
     fill(tmp_path)
     may_list, may_answer = Signal(), Signal()
     cache = open_cache(tmp_path)
@@ -72,14 +75,14 @@ def test_a_late_answer_is_used_and_no_request_waits_twice_for_a_slow_disk(tmp_pa
         patch.object(transfers, "_rows_along", late),
     ):
         cache.start()
-        cache.look_up(keys, len(PROMPT))
-        cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT))
-        assert transfers.pool._jobs[Lane.READ].empty()  # the second was not asked for
+        lookup = cache.look_up(keys, len(PROMPT))
+        assert lookup is not None
+        until(lambda: lookup.is_over(time.monotonic()))
+        assert cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT)) is None
         assert cache.match(keys, len(PROMPT)).n_tokens == 0
         may_answer.set()
-        until(lambda: not cache._disk._answers.empty())  # type: ignore[union-attr]
-        with patch.object(disk_residency, "LOOK_UP_SECONDS", WAIT_SECONDS):
-            cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT))
+        until(lambda: not cache.poll() and lookup.is_answered)
+        assert cache.look_up(PrefixKeys(ROOT, [7, *PROMPT]), len(PROMPT)) is not None
     assert cache.match(keys, len(PROMPT)).n_tokens == len(PROMPT)
     may_list.set()
     cache.close(WAIT_SECONDS)
@@ -119,3 +122,21 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_lookup_overtakes_the_reads_that_wait(tmp_path: Path) -> None:
+    fill(tmp_path)
+    opener = cache_opener(tmp_path, make_pool=SteppedPool)
+    cache = opener(DENSE, lambda: None)
+    cache.start()
+    keys = PrefixKeys(ROOT, PROMPT)
+    restore = cache.restore(cache.match(keys, len(PROMPT)), n_live=0, n_tokens=len(PROMPT))
+    transfers = cache._disk.transfers  # type: ignore[union-attr]
+    answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
+    transfers.look_up([keys.after_blocks(0)], answers.put)
+    transfers.pool.work(Pace(n_reads=1, n_writes=0))  # type: ignore[union-attr]
+    assert not answers.empty()
+    cache.poll()
+    assert restore.next_piece() is None
+    restore.give_up()
+    cache.close(WAIT_SECONDS)

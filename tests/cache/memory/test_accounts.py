@@ -17,10 +17,12 @@ from rekindle.cache.index import Node
 from rekindle.cache.pins import Pins
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.responses.store import ResponseDatabase
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.model_state import ModelClass, Payload, StateTraits
 from rekindle.generation.request import USUAL_TERMS, CacheTerms
 from rekindle.generation.stored_responses import StoredResponse
 from tests.support.caches import cache_opener
+from tests.support.deletions import forget_now
 from tests.support.tables import anonymous_bytes
 
 DENSE = StateTraits(ModelClass.DENSE, has_rows=True, has_checkpoints=False)
@@ -125,7 +127,7 @@ def test_replaced_and_deleted_entries_free_their_memory() -> None:
         )
     assert accounted(cache) <= budget_bytes
     assert taken() - before == pytest.approx(accounted(cache), rel=0.05)
-    cache.forget("", None)
+    forget_now(cache)
     assert accounted(cache) == 0
     assert taken() - before < 0.05 * budget_bytes
 
@@ -155,7 +157,7 @@ def test_large_payloads_go_back_to_the_kernel_from_between_others() -> None:
 
 
 def test_released_pins_do_not_stay_in_memory_until_they_expire() -> None:
-    pins = Pins(MIB)
+    pins = Pins(MIB, lambda _: b"root")
     for number in range(1000):
         node = Node(number.to_bytes(16, "big"))
         assert list(pins.grant("session", [node], 1e9 + number)) == [node]
@@ -168,8 +170,8 @@ def test_released_pins_do_not_stay_in_memory_until_they_expire() -> None:
 
 def test_a_disk_that_refuses_responses_does_not_fill_memory_with_their_ids(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file is in the way")
-    store = ResponseDatabase(tmp_path / "cache", max_responses=16)
+    store = ResponseDatabase(tmp_path / "cache", forgotten=Tombstones(), max_responses=16)
     for number in range(200):
-        store.put(StoredResponse(f"resp_{number}", 2_000_000_000, b"data"))
+        store.put(StoredResponse(f"resp_{number}", 2_000_000_000, b"data", USUAL_TERMS.owner))
     assert len(store._writer._queue) <= 16
     store.close()

@@ -5,18 +5,21 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from rekindle.cache.disk.catalogue import Catalog
 from rekindle.cache.disk.entry_file import EntryFiles
+from rekindle.cache.responses import file as response_file
 from rekindle.cache.responses import store as response_store
 from rekindle.cache.responses.file import LIFE_SECONDS, RESPONSES
 from rekindle.cache.responses.store import MemoryResponses, ResponseDatabase
 from rekindle.cache.tools.directory import clear
 from rekindle.errors import TierFailed
+from rekindle.generation.forgetting import Tombstones
+from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.stored_responses import ResponseStore, StoredResponse
 
 FILE_NAME = RESPONSES.file_name
@@ -24,12 +27,12 @@ NOW = int(time.time())
 
 
 def response(n: int, data: bytes = b"data", *, created_at: int = NOW) -> StoredResponse:
-    return StoredResponse(f"resp_{n}", created_at, data)
+    return StoredResponse(f"resp_{n}", created_at, data, USUAL_TERMS.owner)
 
 
 @contextmanager
 def opened(directory: Path, **bounds: int) -> Iterator[ResponseDatabase]:
-    with closing(ResponseDatabase(directory, **bounds)) as store:
+    with closing(ResponseDatabase(directory, forgotten=Tombstones(), **bounds)) as store:
         yield store
 
 
@@ -40,9 +43,9 @@ def ids_on_disk(directory: Path) -> list[bytes]:
 
 @pytest.fixture(params=["memory", "disk"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseStore]:
-    made: ResponseStore = (
-        MemoryResponses() if request.param == "memory" else ResponseDatabase(tmp_path)
-    )
+    made: ResponseStore = MemoryResponses(Tombstones())
+    if request.param == "disk":
+        made = ResponseDatabase(tmp_path, forgotten=Tombstones())
     with closing(made):
         yield made
 
@@ -66,13 +69,13 @@ def test_what_is_thirty_days_old_is_gone(store: ResponseStore) -> None:
 
 
 def test_memory_is_bounded_and_the_least_recently_used_goes_first() -> None:
-    store = MemoryResponses(max_responses=2)
+    store = MemoryResponses(Tombstones(), max_responses=2)
     store.put(response(1))
     store.put(response(2))
     store.get("resp_1")
     store.put(response(3))
     assert [store.get(f"resp_{n}") is not None for n in (1, 2, 3)] == [True, False, True]
-    store = MemoryResponses(max_bytes=10)
+    store = MemoryResponses(Tombstones(), max_bytes=10)
     store.put(response(1, bytes(8)))
     store.put(response(2, bytes(8)))
     store.put(response(3, bytes(11)))
@@ -186,3 +189,29 @@ def eventually(holds: Callable[[], bool]) -> None:
             pass  # there is no table yet
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_response_that_unpacks_to_gigabytes_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_file, "MAX_RESPONSE_BYTES", 2**20)
+    with opened(tmp_path) as store:
+        store.put(response(1, bytes(2**20)))
+        store.put(response(2, bytes(2**20 + 1)))
+    with opened(tmp_path) as store:
+        assert store.get("resp_1") is not None
+        assert store.get("resp_2") is None
+
+
+def test_a_file_with_names_that_are_not_utf8_is_damaged(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    path = tmp_path / FILE_NAME
+    # sqlite3 decodes the name for the message about the index that it cannot parse.
+    data = path.read_bytes().replace(b"by_ageresponses", b"\xefy_ageresponses")
+    path.write_bytes(data.replace(b"CREATE INDEX by_age", b"CREATE INDEX (((((("))
+    with opened(tmp_path) as store:
+        with suppress(TierFailed):
+            assert store.get("resp_1") is None
+        store.put(response(2))
+    assert ids_on_disk(tmp_path) == [b"resp_2"]

@@ -13,6 +13,7 @@ from rekindle.errors import StartupError, StoreUnreachable, TierFailed
 from tests.support.s3_server import S3Server, s3_server
 
 MIB = 1024**2
+MANY = 64 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -39,33 +40,39 @@ def objects(
 def test_what_was_written_is_read(objects: S3Objects) -> None:
     objects.write("e/1", [b"head", memoryview(b"payload")])
     objects.write("e/2", [memoryview(b"alone")])
-    assert objects.read(["e/1", "e/0", "e/2"]) == [b"headpayload", None, b"alone"]
-    assert objects.read(["e/2"]) == [b"alone"]
-    assert objects.read([]) == []
+    assert objects.read(["e/1", "e/0", "e/2"], max_bytes=MANY) == [b"headpayload", None, b"alone"]
+    assert objects.read(["e/2"], max_bytes=MANY) == [b"alone"]
+    assert objects.read([], max_bytes=MANY) == []
 
 
 def test_the_first_bytes_of_a_short_object_are_all_of_it(objects: S3Objects) -> None:
     objects.write("e/1", [b"four"])
-    assert objects.read(["e/1", "e/0"], first_bytes=2) == [b"fo", None]
-    assert objects.read(["e/1", "e/0"], first_bytes=100) == [b"four", None]
+    assert objects.read(["e/1", "e/0"], max_bytes=2) == [b"fo", None]
+    assert objects.read(["e/1", "e/0"], max_bytes=100) == [b"four", None]
+
+
+def test_an_empty_object_reads_as_empty(objects: S3Objects) -> None:
+    """Nobody writes one but a hostile writer. It must not pass for a failure of the store."""
+    objects.write("e/1", [b""])
+    assert objects.read(["e/1", "e/0"], max_bytes=100) == [b"", None]
 
 
 def test_writing_again_replaces(objects: S3Objects) -> None:
     objects.write("e/1", [b"a longer one"])
     objects.write("e/1", [b"short"])
-    assert objects.read(["e/1"]) == [b"short"]
+    assert objects.read(["e/1"], max_bytes=MANY) == [b"short"]
 
 
 def test_an_object_of_many_megabytes_comes_back_whole(objects: S3Objects) -> None:
     payload = bytes(range(256)) * (12 * MIB // 256)
     objects.write("e/1", [b"head", memoryview(payload)])
-    assert objects.read(["e/1"]) == [b"head" + payload]
+    assert objects.read(["e/1"], max_bytes=MANY) == [b"head" + payload]
 
 
 def test_a_read_of_many_names_keeps_their_order(objects: S3Objects) -> None:
     for number in range(0, 40, 2):
         objects.write(f"e/{number}", [str(number).encode()])
-    found = objects.read([f"e/{number}" for number in range(40)], first_bytes=8)
+    found = objects.read([f"e/{number}" for number in range(40)], max_bytes=8)
     assert found == [str(number).encode() if number % 2 == 0 else None for number in range(40)]
 
 
@@ -92,13 +99,13 @@ def test_what_was_removed_is_not_there(objects: S3Objects) -> None:
     objects.write("e/2", [b"bytes"])
     objects.remove(["e/1", "e/3"])
     objects.remove([])
-    assert objects.read(["e/1", "e/2"]) == [None, b"bytes"]
+    assert objects.read(["e/1", "e/2"], max_bytes=MANY) == [None, b"bytes"]
 
 
 def test_prefixes_keep_servers_apart(server: S3Server, objects: S3Objects) -> None:
     objects.write("e/1", [b"bytes"])
     other = S3Objects(f"{server.url}-of-others")
-    assert other.read(["e/1"]) == [None]
+    assert other.read(["e/1"], max_bytes=MANY) == [None]
     other.close()
     assert objects.reads_are_dear
     assert objects.place.startswith(server.url)
@@ -110,7 +117,7 @@ def test_a_bucket_that_is_not_there_is_a_failure_and_no_miss() -> None:
     with pytest.raises(TierFailed):
         objects.ping()
     with pytest.raises(TierFailed):
-        objects.read(["e/1"])
+        objects.read(["e/1"], max_bytes=MANY)
     objects.close()
 
 
@@ -134,7 +141,7 @@ def test_a_server_that_hangs_is_given_up(server: S3Server, objects: S3Objects) -
         assert not isinstance(gave_up.value, StoreUnreachable)
     finally:
         server.thaw()
-    assert objects.read(["e/1"]) == [b"bytes"]
+    assert objects.read(["e/1"], max_bytes=MANY) == [b"bytes"]
 
 
 @pytest.mark.usefixtures("environment")
@@ -148,11 +155,11 @@ def test_a_server_that_was_killed_is_used_again_when_it_is_back(
     back = threading.Event()
     server.kill()
     with pytest.raises(StoreUnreachable, match="refused"):
-        store.read(["e/1"])
+        store.read(["e/1"], max_bytes=MANY)
     assert not store.health.is_well
     store.health.on_change(back.set)
     server.start()
     assert back.wait(60)
     store.write("e/1", [b"bytes"])
-    assert store.read(["e/1"]) == [b"bytes"]
+    assert store.read(["e/1"], max_bytes=MANY) == [b"bytes"]
     store.close()

@@ -1,129 +1,45 @@
 """Entries that other servers stored: found by their names, in few round trips, or not at all."""
 
-import random
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.cache.entry import (
-    BLOCK_TOKENS,
-    MAX_PREAMBLE_BYTES,
-    TOKEN_BYTES,
-    Entry,
-    Header,
-    Key,
-    Kind,
-    Reason,
-    entry_key,
-    namespace_root,
-    token_bytes,
-)
+from rekindle.cache.entry import TOKEN_BYTES, Kind, namespace_root, token_bytes
 from rekindle.cache.index import PrefixIndex, Where
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.sealing import Seal
-from rekindle.cache.shared.tier import DEAR_NAMES, MAX_CHECKPOINTS, MAX_MEMBERS, SharedTier
-from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
+from rekindle.cache.shared.heads import HEAD_BYTES
+from rekindle.cache.shared.sealing import Encrypted
+from rekindle.cache.shared.tier import DEAR_NAMES, MAX_CHECKPOINTS, MAX_MEMBERS
+from rekindle.errors import EntryCorrupt, EntryForgotten, EntryMissing, TierFailed, TierFull
 from tests.cache.entries import MODEL, OTHER_MODEL
-from tests.support.memory_objects import SECRET, MemoryObjects, memory_store
+from tests.support.memory_objects import SEALS, SECRET, MemoryObjects
+from tests.support.shared_entries import (
+    B,
+    Prompt,
+    looked_up,
+    make_tier,
+    name_in,
+    prompt,
+    put_all,
+    tier_of,
+)
 
-B = BLOCK_TOKENS
-both_seals = pytest.mark.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
-
-
-def make_tier(
-    objects: MemoryObjects, *, is_sealed: bool = False, fingerprint: Key = MODEL
-) -> SharedTier:
-    return SharedTier(memory_store(objects, is_sealed=is_sealed), fingerprint=fingerprint)
-
-
-def prompt(n_tokens: int, *, seed: int = 1) -> bytes:
-    noise = random.Random(seed)
-    return token_bytes([noise.randrange(50_000) for _ in range(n_tokens)])
-
-
-class Prompt:
-    """The entries of one prompt, by position."""
-
-    def __init__(self, tokens: bytes, *, root: Key = MODEL, payload_bytes: int = 100) -> None:
-        self.tokens = tokens
-        self._payload_bytes = payload_bytes
-        self.parents = [root]
-        for n in range(len(tokens) // (B * TOKEN_BYTES)):
-            piece = self._between(n * B, (n + 1) * B)
-            self.parents.append(entry_key(self.parents[-1], Kind.BLOCK, piece))
-
-    def entry(self, kind: Kind, stop: int) -> Entry:
-        """Checkpoints stand at `stop`; blocks end there."""
-        depth = (stop - 1 if kind is Kind.BLOCK else stop) // B
-        tokens = self._between(depth * B, stop)
-        parent = self.parents[depth]
-        payload = random.Random(stop).randbytes(self._payload_bytes)
-        header = Header(
-            key=entry_key(parent, kind, tokens),
-            parent=parent,
-            fingerprint=MODEL,
-            kind=kind,
-            start=depth * B,
-            tokens=tokens,
-            payload_bytes=len(payload),
-            compute_seconds=1.5,
-            reason=Reason.PREFILL,
-            created_at=1_700_000_000.0,
-        )
-        return Entry(header, payload)
-
-    def blocks(self, n_blocks: int) -> list[Entry]:
-        return [self.entry(Kind.BLOCK, (n + 1) * B) for n in range(n_blocks)]
-
-    def _between(self, start: int, stop: int) -> bytes:
-        return self.tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
-
-
-def put_all(tier: SharedTier, entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        assert tier.put(entry) == []
-
-
-def looked_up(
-    tier: SharedTier,
-    tokens: bytes,
-    *,
-    parent: Key = MODEL,
-    start: int = 0,
-    has_rows: bool = True,
-    has_checkpoints: bool = False,
-) -> list[tuple[Kind, int]]:
-    """What is found, as kind and position."""
-    headers = tier.look_up(
-        parent, start, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints
-    )
-    return [(header.kind, header.stop) for header in headers]
-
-
-def name_in(objects: MemoryObjects, tier: SharedTier, entry: Entry) -> str:
-    """By what `put` added."""
-    before = set(objects.objects)
-    tier.put(entry)
-    (name,) = set(objects.objects) - before
-    return name
+all_seals = pytest.mark.parametrize("seal", list(SEALS))
 
 
 # -- one entry ----------------------------------------------------------------------------------
 
 
-@both_seals
+@all_seals
 @pytest.mark.parametrize("payload_bytes", [0, 1, 100_000])
-def test_an_entry_comes_back_as_another_server_stored_it(
-    payload_bytes: int, *, is_sealed: bool
-) -> None:
+def test_an_entry_comes_back_as_another_server_stored_it(payload_bytes: int, *, seal: str) -> None:
     objects = MemoryObjects()
     entry = Prompt(prompt(B), payload_bytes=payload_bytes).entry(Kind.BLOCK, B)
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     assert tier.put(entry) == []
-    got = make_tier(objects, is_sealed=is_sealed).get(entry.header.key)
+    got = make_tier(objects, seal=seal, payload_bytes=payload_bytes).get(entry.header.key)
     assert (got.header, bytes(got.payload)) == (entry.header, entry.payload)
+    assert got.retention == entry.retention
 
 
 def test_an_entry_that_is_there_is_not_sent_again() -> None:
@@ -135,6 +51,14 @@ def test_an_entry_that_is_there_is_not_sent_again() -> None:
     objects.groups.clear()
     make_tier(objects).put(short)
     assert objects.groups  # the store may forget a group and keep what is in it
+
+
+@pytest.mark.parametrize("session", ["", "\u00e4" * 65, "x" * 129])
+def test_an_entry_that_no_deletion_would_find_is_not_stored(session: str) -> None:
+    objects = MemoryObjects()
+    with pytest.raises(EntryForgotten):
+        make_tier(objects).put(Prompt(prompt(B), session=session).entry(Kind.BLOCK, B))
+    assert not objects.objects
 
 
 def test_touch_reports_missing_entries() -> None:
@@ -166,11 +90,11 @@ def test_a_store_that_fails_or_is_full_says_so() -> None:
     tier.quarantine(entry.header.key, "it was refused")  # which cannot be done, and is no matter
 
 
-@both_seals
-@pytest.mark.parametrize("place", [0, 9, 200, MAX_PREAMBLE_BYTES - 1, -20, -1])
-def test_a_flipped_bit_is_found_and_the_entry_removed(place: int, *, is_sealed: bool) -> None:
+@all_seals
+@pytest.mark.parametrize("place", [0, 9, 200, HEAD_BYTES - 1, -20, -1])
+def test_a_flipped_bit_is_found_and_the_entry_removed(place: int, *, seal: str) -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     entry = Prompt(prompt(200)).entry(Kind.BLOCK, 200)
     objects.flip_bit(name_in(objects, tier, entry), place)
     with pytest.raises(EntryCorrupt):
@@ -180,11 +104,11 @@ def test_a_flipped_bit_is_found_and_the_entry_removed(place: int, *, is_sealed: 
     assert tier.get(entry.header.key).header == entry.header
 
 
-@both_seals
-@pytest.mark.parametrize("n_bytes", [0, 100, MAX_PREAMBLE_BYTES, -1])
-def test_an_object_that_was_cut_off_is_a_miss(n_bytes: int, *, is_sealed: bool) -> None:
+@all_seals
+@pytest.mark.parametrize("n_bytes", [0, 100, HEAD_BYTES, -1])
+def test_an_object_that_was_cut_off_is_a_miss(n_bytes: int, *, seal: str) -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     entry = Prompt(prompt(B)).entry(Kind.BLOCK, B)
     name = name_in(objects, tier, entry)
     objects.objects[name] = objects.objects[name][:n_bytes]
@@ -192,10 +116,10 @@ def test_an_object_that_was_cut_off_is_a_miss(n_bytes: int, *, is_sealed: bool) 
         tier.get(entry.header.key)
 
 
-@both_seals
-def test_an_entry_under_the_name_of_another_is_a_miss(*, is_sealed: bool) -> None:
+@all_seals
+def test_an_entry_under_the_name_of_another_is_a_miss(*, seal: str) -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     one, other = Prompt(prompt(2 * B)).blocks(2)
     name, other_name = name_in(objects, tier, one), name_in(objects, tier, other)
     objects.objects[name] = objects.objects[other_name]
@@ -205,17 +129,17 @@ def test_an_entry_under_the_name_of_another_is_a_miss(*, is_sealed: bool) -> Non
         tier.get(one.header.key)
 
 
-@both_seals
-def test_what_another_model_stored_is_a_miss(*, is_sealed: bool) -> None:
+@all_seals
+def test_what_another_model_stored_is_a_miss(*, seal: str) -> None:
     objects = MemoryObjects()
     tokens = prompt(B)
     entry = Prompt(tokens).entry(Kind.BLOCK, B)
-    make_tier(objects, is_sealed=is_sealed).put(entry)
-    stranger = make_tier(objects, is_sealed=is_sealed, fingerprint=OTHER_MODEL)
+    make_tier(objects, seal=seal).put(entry)
+    stranger = make_tier(objects, seal=seal, fingerprint=OTHER_MODEL)
     assert looked_up(stranger, tokens, parent=OTHER_MODEL) == []
     assert objects.objects
     assert looked_up(stranger, tokens) == []
-    make_tier(objects, is_sealed=is_sealed).put(entry)
+    make_tier(objects, seal=seal).put(entry)
     with pytest.raises(EntryCorrupt):
         stranger.get(entry.header.key)
 
@@ -223,11 +147,11 @@ def test_what_another_model_stored_is_a_miss(*, is_sealed: bool) -> None:
 def test_a_server_with_another_key_finds_nothing() -> None:
     objects = MemoryObjects()
     tokens = prompt(300)
-    put_all(make_tier(objects, is_sealed=True), [Prompt(tokens).entry(Kind.BLOCK, B)])
-    stranger = SharedTier(SharedStore(objects, Seal(bytes(32))), fingerprint=MODEL)
+    put_all(make_tier(objects, seal="sealed"), [Prompt(tokens).entry(Kind.BLOCK, B)])
+    stranger = tier_of(SharedStore(objects, Encrypted(bytes(32))))
     assert looked_up(stranger, tokens) == []
     assert looked_up(make_tier(objects), tokens) == []
-    assert looked_up(make_tier(objects, is_sealed=True), tokens) == [(Kind.BLOCK, B)]
+    assert looked_up(make_tier(objects, seal="sealed"), tokens) == [(Kind.BLOCK, B)]
 
 
 # -- what a lookup finds -------------------------------------------------------------------------
@@ -309,11 +233,11 @@ def test_of_many_checkpoints_the_deepest_are_found(*, is_dear: bool) -> None:
     assert found == deepest
 
 
-@both_seals
+@all_seals
 @pytest.mark.parametrize("damage", ["", "1", "1.x.y", "9.4.a", "1.-4.a", "1.200", "\u00b2.1.a"])
-def test_a_damaged_member_is_a_miss(damage: str, *, is_sealed: bool) -> None:
+def test_a_damaged_member_is_a_miss(damage: str, *, seal: str) -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     known = Prompt(prompt(300))
     put_all(tier, [known.entry(Kind.BLOCK, B), known.entry(Kind.BLOCK, 300)])
     (group,) = objects.groups
@@ -322,10 +246,10 @@ def test_a_damaged_member_is_a_miss(damage: str, *, is_sealed: bool) -> None:
     assert looked_up(tier, known.tokens) == [(Kind.BLOCK, B)]
 
 
-@both_seals
-def test_a_damaged_head_is_a_gap_that_the_next_put_fills(*, is_sealed: bool) -> None:
+@all_seals
+def test_a_damaged_head_is_a_gap_that_the_next_put_fills(*, seal: str) -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=is_sealed)
+    tier = make_tier(objects, seal=seal)
     known = Prompt(prompt(3 * B))
     names = [name_in(objects, tier, block) for block in known.blocks(3)]
     objects.flip_bit(names[1], 300)
@@ -339,10 +263,12 @@ def test_namespaces_share_nothing() -> None:
     tokens = prompt(300)
     ours, theirs = namespace_root(MODEL, "ours"), namespace_root(MODEL, "theirs")
     mine = Prompt(tokens, root=ours)
-    put_all(make_tier(objects), [*mine.blocks(1), mine.entry(Kind.BLOCK, 300)])
-    assert len(looked_up(make_tier(objects), tokens, parent=ours)) == 2
-    assert looked_up(make_tier(objects), tokens, parent=theirs) == []
-    assert looked_up(make_tier(objects), tokens) == []
+    tier = make_tier(objects, namespace="ours")
+    put_all(tier, [*mine.blocks(1), mine.entry(Kind.BLOCK, 300)])
+    assert len(looked_up(tier, tokens, parent=ours, namespace="ours")) == 2
+    assert looked_up(tier, tokens, parent=theirs, namespace="theirs") == []
+    assert looked_up(tier, tokens, parent=ours, namespace="theirs") == []
+    assert looked_up(tier, tokens) == []
     assert b"ours" not in objects.everything()
 
 
@@ -359,7 +285,7 @@ positions = st.sets(st.integers(1, 5 * B), max_size=12)
     has_rows=st.booleans(),
     has_checkpoints=st.booleans(),
     is_dear=st.booleans(),
-    is_sealed=st.booleans(),
+    seal=st.sampled_from(list(SEALS)),
 )
 def test_a_lookup_finds_what_an_index_of_all_entries_would_match(
     *,
@@ -371,7 +297,7 @@ def test_a_lookup_finds_what_an_index_of_all_entries_would_match(
     has_rows: bool,
     has_checkpoints: bool,
     is_dear: bool,
-    is_sealed: bool,
+    seal: str,
 ) -> None:
     """A prompt that leaves the stored one somewhere, and a store that lost any part of it."""
     has_rows = has_rows or not has_checkpoints
@@ -379,13 +305,14 @@ def test_a_lookup_finds_what_an_index_of_all_entries_would_match(
     entries = [stored.entry(Kind.BLOCK, n * B) for n in whole]
     entries += [stored.entry(Kind.BLOCK, stop) for stop in short if stop % B and has_rows]
     entries += [stored.entry(Kind.CHECKPOINT, at) for at in states if has_checkpoints]
-    tier = make_tier(MemoryObjects(reads_are_dear=is_dear), is_sealed=is_sealed)
+    tier = make_tier(MemoryObjects(reads_are_dear=is_dear), seal=seal)
     put_all(tier, entries)
     tokens = (stored.tokens[: n_shared * TOKEN_BYTES] + prompt(5 * B, seed=2))[
         : n_tokens * TOKEN_BYTES
     ]
 
-    found = tier.look_up(MODEL, 0, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints)
+    answer = tier.look_up("", MODEL, 0, tokens, has_rows=has_rows, has_checkpoints=has_checkpoints)
+    found = [head.header for head in answer.heads]
 
     by_key = {entry.header.key: entry.header for entry in entries}
     assert all(by_key[header.key] == header for header in found)
@@ -463,7 +390,7 @@ def test_a_group_stays_small_however_much_was_stored_behind_it() -> None:
 
 def test_a_reader_of_a_sealed_store_learns_lengths_only() -> None:
     objects = MemoryObjects()
-    tier = make_tier(objects, is_sealed=True)
+    tier = make_tier(objects, seal="sealed")
     known = Prompt(token_bytes([1_234_567_890] * 300))
     entries = [known.entry(Kind.BLOCK, stop) for stop in (256, 300)]
     entries.append(known.entry(Kind.CHECKPOINT, 300))

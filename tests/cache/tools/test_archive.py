@@ -16,11 +16,17 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache.entry import BLOCK_TOKENS, Entry, Retention
+from rekindle.cache.entry import (
+    BLOCK_TOKENS,
+    Entry,
+    Retention,
+    decode_preamble,
+    encode_preamble,
+)
 from rekindle.cache.names import Named
 from rekindle.cache.tools.archive import Exported, Imported, export_to, import_from
 from rekindle.cache.tools.directory import read_stored
-from rekindle.errors import StartupError
+from rekindle.errors import EntryCorrupt, StartupError
 from rekindle.generation.request import Rank
 from tests.cache.entries import (
     MODEL,
@@ -126,7 +132,7 @@ def test_class_and_session_travel_and_a_pin_does_not(source: Source, tmp_path: P
     pack(source, tmp_path / "a.rekindle")
     take_in(tmp_path / "a.rekindle", tmp_path / "target")
     rows = [entry.row for entry in read_stored(tmp_path / "target").inventory.entries]
-    assert {row.retention for row in rows} == {replace_pin(SECRET)}
+    assert {row.retention._replace(asked_at=0.0) for row in rows} == {replace_pin(SECRET)}
 
 
 def replace_pin(retention: Retention) -> Retention:
@@ -256,6 +262,9 @@ def with_manifest(archive: bytes, change: dict[str, object]) -> bytes:
     return fixed + check + encoded + archive[24 + n_bytes :]
 
 
+NAME = {"root": "00" * 16, "name": "n", "tokens": "", "session": "ann", "named_at": 0}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -268,12 +277,58 @@ def with_manifest(archive: bytes, change: dict[str, object]) -> bytes:
         {"names": [{"root": "00" * 16, "name": 5, "tokens": "", "session": "", "named_at": 0}]},
         {"names": [{"root": "00" * 16, "name": "\ud800", "tokens": "", "session": ""}]},
         {"names": [{}]},
+        {"names": [NAME | {"name": "\x1b[2J"}]},
+        {"names": [NAME | {"name": "../../etc"}, NAME | {"name": "a" * 129}]},
+        {"names": [NAME | {"session": "ann\x1b]0;x\x07"}]},
+        {"names": [NAME | {"session": "a" * 129}]},
+        {"names": [NAME | {"named_at": float("inf")}]},
+        {"names": [NAME | {"named_at": float("nan")}]},
+        {"names": [NAME | {"named_at": 10**400}]},
+        {"names": [NAME] * 1025},
+        {"entries": {"key": 1}},
     ],
 )
 def test_a_list_of_contents_that_makes_no_sense_is_refused(
     archive: bytes, folder: Path, change: dict[str, object]
 ) -> None:
     assert_refused(with_manifest(archive, change), folder)
+
+
+def test_a_session_with_escapes_is_refused(archive: bytes, folder: Path) -> None:
+    (n_bytes,) = struct.unpack_from("<I", archive, 12)
+    entries = json.loads(archive[24 : 24 + n_bytes])["entries"]
+    entries[0]["session"] = "\x1b[31mann"
+    assert_refused(with_manifest(archive, {"entries": entries}), folder)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_an_entry_with_a_number_that_is_not_finite_is_refused(number: float) -> None:
+    entry = make_entry(1)
+    wrong = replace(entry, header=replace(entry.header, compute_seconds=number))
+    with pytest.raises(EntryCorrupt, match="not finite"):
+        decode_preamble(encode_preamble(wrong))
+
+
+def test_an_entry_that_claims_more_than_memory_is_refused_before_it_is_read(
+    archive: bytes, folder: Path
+) -> None:
+    """A sparse file of a terabyte takes no room on disk."""
+    entry = make_entry(1)
+    huge = replace(entry.header, payload_bytes=2**40)
+    (n_bytes,) = struct.unpack_from("<I", archive, 12)
+    manifest = json.loads(archive[24 : 24 + n_bytes])
+    packed = manifest["entries"][0] | {"key": huge.key.hex(), "n_bytes": huge.file_bytes}
+    change: dict[str, object] = {
+        "entries": [packed],
+        "fingerprint": huge.fingerprint.hex(),
+        "names": [],
+    }
+    head = with_manifest(archive[: 24 + n_bytes], change)
+    path = folder / "huge"
+    path.write_bytes(head + encode_preamble(replace(entry, header=huge)))
+    os.truncate(path, len(head) + huge.file_bytes)
+    with pytest.raises(StartupError, match="more than 4 GiB"):
+        import_from(path, folder / "target", quiet)
 
 
 def test_entries_without_what_they_follow_are_refused(archive: bytes, folder: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from rekindle.cache.turns import database as turn_database
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.file import TURNS
 from rekindle.cache.turns.recent import MemoryTurns
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 from tests.cache.disk.test_damage import (
     as_ordinary_user,
@@ -30,7 +32,7 @@ from tests.cache.disk.test_damage import (
     run_sql,
 )
 from tests.cache.entries import MODEL, OTHER_MODEL
-from tests.cache.turns.writer import make_turn
+from tests.cache.turns.writer import OWNER, make_turn
 
 __all__ = ["open_directory"]
 
@@ -55,7 +57,8 @@ def opened(directory: Path) -> Iterator[Open]:
     open_ones = []
 
     def make(directory: Path = directory, **options: object) -> TurnDatabase:
-        turns = TurnDatabase(directory, **{"fingerprint": MODEL, **options})  # type: ignore[arg-type]
+        defaults: dict[str, Any] = {"fingerprint": MODEL, "forgotten": Tombstones()}
+        turns = TurnDatabase(directory, **{**defaults, **options})
         open_ones.append(turns)
         return turns
 
@@ -89,7 +92,7 @@ def written(directory: Path, n_turns: int) -> Callable[[], bool]:
 
 def stored(directory: Path, numbers: Sequence[int], **options: int) -> list[int]:
     """What a server finds that starts now."""
-    with closing(TurnDatabase(directory, fingerprint=MODEL)) as turns:
+    with closing(TurnDatabase(directory, fingerprint=MODEL, forgotten=Tombstones())) as turns:
         return sorted(found(turns, numbers, **options))
 
 
@@ -110,16 +113,16 @@ def test_a_turn_is_found_at_once_and_after_a_restart_by_each_of_its_keys(opened:
 
 @pytest.mark.parametrize("data", [b"", b"\0", bytes(10**6)])
 def test_a_turn_may_have_no_data_no_keys_or_a_lot_of_data(opened: Open, data: bytes) -> None:
-    turn = StoredTurn(b"i" * 16, (b"k" * 16, b"k" * 16), data)
+    turn = StoredTurn(b"i" * 16, (b"k" * 16, b"k" * 16), data, OWNER)
     turns = opened()
     turns.keep(turn)
-    turns.keep(StoredTurn(b"j" * 16, (), b"nobody asks"))
+    turns.keep(StoredTurn(b"j" * 16, (), b"nobody asks", OWNER))
     turns.close()
     assert opened().find([b"k" * 16]) == [turn]
 
 
 def test_several_turns_share_a_key(opened: Open) -> None:
-    twins = [StoredTurn(bytes([n]) * 16, (b"k" * 16,), b"data %d" % n) for n in range(3)]
+    twins = [StoredTurn(bytes([n]) * 16, (b"k" * 16,), b"data %d" % n, OWNER) for n in range(3)]
     turns = opened()
     for twin in twins:
         turns.keep(twin)
@@ -128,7 +131,7 @@ def test_several_turns_share_a_key(opened: Open) -> None:
 
 
 def make_memory(_opened: Open, **options: int) -> TurnStore:
-    return MemoryTurns(**options)
+    return MemoryTurns(Tombstones(), **options)
 
 
 def make_database(opened: Open, **options: int) -> TurnStore:
@@ -182,8 +185,8 @@ def test_beyond_the_bytes_the_least_recently_used_goes(opened: Open, make: Make)
 
 @both
 def test_a_turn_kept_again_has_the_new_data_and_the_new_keys(opened: Open, make: Make) -> None:
-    old = StoredTurn(b"i" * 16, (b"a" * 16, b"b" * 16), b"old")
-    new = StoredTurn(b"i" * 16, (b"b" * 16, b"c" * 16), b"new")
+    old = StoredTurn(b"i" * 16, (b"a" * 16, b"b" * 16), b"old", OWNER)
+    new = StoredTurn(b"i" * 16, (b"b" * 16, b"c" * 16), b"new", OWNER)
     turns = make(opened)
     turns.keep(old)
     turns.keep(make_turn(1))
@@ -478,7 +481,7 @@ def test_a_file_of_a_later_version_is_left_alone(
     assert found(again, [1, 2]) == [2]
     again.close()
     assert (directory / FILE_NAME).read_bytes() == before
-    assert caplog.text.count("its version is 99, this program reads 1") == 1
+    assert caplog.text.count("its version is 99, this program reads 2") == 1
 
 
 @pytest.mark.parametrize(

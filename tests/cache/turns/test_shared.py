@@ -13,9 +13,10 @@ from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.cache.turns.shared import ABSENT_SECONDS, TOUCH_SECONDS, SharedTurns
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.reply.parser import ParsedReply
+from rekindle.generation.forgetting import Owner, Tombstones
 from rekindle.generation.stored_turns import StoredTurn
 from tests.cache.entries import MODEL, OTHER_MODEL
-from tests.cache.turns.writer import make_turn
+from tests.cache.turns.writer import OWNER, make_turn
 from tests.support.memory_objects import HANG_SECONDS, MemoryObjects, memory_store
 
 Server = Callable[..., SharedTurns]
@@ -49,8 +50,14 @@ def start(objects: MemoryObjects, clock: Clock) -> Iterator[Server]:
     running = []
 
     def start(*, is_sealed: bool = False, fingerprint: Key = MODEL) -> SharedTurns:
-        store = memory_store(objects, is_sealed=is_sealed)
-        turns = SharedTurns(MemoryTurns(), store, fingerprint=fingerprint, now=clock)
+        store = memory_store(objects, seal="sealed" if is_sealed else "plain")
+        turns = SharedTurns(
+            MemoryTurns(Tombstones()),
+            store,
+            fingerprint=fingerprint,
+            forgotten=Tombstones(),
+            now=clock,
+        )
         running.append((turns, store))
         return turns
 
@@ -161,7 +168,8 @@ def test_namespaces_are_isolated_in_the_shared_store(start: Server, objects: Mem
     turn = Turn(prompt_key=bytes(16), gap_chars=0, tokens=(1, 2), said=said)
     [key] = make_turn(1, n_keys=1).keys
     one, other = start(), start()
-    TurnMemory(one, "ours").remember(turn, [key])
+    owner = Owner(namespace="ours", session="somebody", asked_at=1.0)
+    TurnMemory(one, "ours").remember(turn, [key], owner)
     assert one._writer.flush(FLUSH_SECONDS)
     assert TurnMemory(other, "theirs").find([key]) == {key: []}
     assert other.find([key]) == []
@@ -180,7 +188,7 @@ def test_turns_of_another_model_are_not_found(
 
 
 def test_a_sealed_store_shows_no_text_and_no_key(start: Server, objects: MemoryObjects) -> None:
-    turn = StoredTurn(b"i" * 16, (b"k" * 16,), b"a secret that was told")
+    turn = StoredTurn(b"i" * 16, (b"k" * 16,), b"a secret that was told", OWNER)
     keep(start(is_sealed=True), turn)
     seen = objects.everything()
     assert objects.objects
@@ -367,7 +375,9 @@ def test_closing_does_not_wait_for_a_store_that_hangs(
 ) -> None:
     monkeypatch.setattr(shared_turns, "CLOSE_SECONDS", 0.02)
     with closing(memory_store(objects)) as store, objects.hanging():
-        turns = SharedTurns(MemoryTurns(), store, fingerprint=MODEL)
+        turns = SharedTurns(
+            MemoryTurns(Tombstones()), store, fingerprint=MODEL, forgotten=Tombstones()
+        )
         turns.keep(make_turn(1))
         eventually(lambda: objects.calls["write"])
         turns.keep(make_turn(2))

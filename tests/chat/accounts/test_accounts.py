@@ -9,7 +9,6 @@ import pytest
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.sessions import Ledger
 from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
-from rekindle.chat.dialects import choose
 from rekindle.chat.reply.events import ReplyDone, ReplyOptions, ReplyProgress, ReplyStats
 from rekindle.chat.responder import Responder
 from rekindle.chat.template.guard import Guard
@@ -24,10 +23,12 @@ from rekindle.generation.events import (
     TokenEvent,
     TokenSampled,
 )
+from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import CacheTerms, GenerationRequest, Rank, Sampling
 from rekindle.observe.request_record import MissReason
 from tests.chat.test_responder import ByteTokenizer, RecordingEngine, ScriptedStream
 from tests.support.chat import chat_responder
+from tests.support.dialects import dialect_of
 from tests.support.workloads import ReferenceFloor
 
 REPLY = "That is a long story, and here it is."
@@ -70,13 +71,13 @@ class KeepingEngine(RecordingEngine):
 class Bench:
     def __init__(self, engine: KeepingEngine | None = None) -> None:
         self.engine = engine or KeepingEngine()
-        self.accounts = Accounts()
+        self.accounts = Accounts(Tombstones())
         self.responder = self.responder_of("a")
 
     def responder_of(self, model: str) -> Responder:
         tokenizer = ByteTokenizer()
         template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
-        dialect = choose(CHATML, supports_tools=False)
+        dialect = dialect_of(CHATML)
         return chat_responder(
             self.engine, tokenizer, template, dialect, model=model, accounts=self.accounts
         )

@@ -15,14 +15,14 @@ WITH_TOOLS = Conversation(ASKED.messages, TOOLS)
 def test_the_least_recently_used_session_is_dropped_first() -> None:
     sessions = Sessions(max_sessions=2)
     for name in ("a", "b", "a", "c"):
-        sessions.use("", name)
+        sessions.use("", name, asked_at=0)
     assert [each.id for each in sessions.list("")] == ["c", "a"]
 
 
 def test_a_session_id_of_another_namespace_is_another_session() -> None:
     sessions = Sessions()
-    sessions.use("one", "a").ledger += Ledger(requests=1)
-    assert sessions.use("two", "a").ledger == Ledger()
+    sessions.use("one", "a", asked_at=0).ledger += Ledger(requests=1)
+    assert sessions.use("two", "a", asked_at=0).ledger == Ledger()
     assert [each.namespace for each in sessions.list("one")] == ["one"]
 
 
@@ -36,7 +36,7 @@ def test_entries_add_up_and_the_oldest_session_is_dropped() -> None:
         prefilled_twice_tokens=2,
     )
     for name in ("a", "b", "b"):
-        sessions.use("", name).ledger += entry
+        sessions.use("", name, asked_at=0).ledger += entry
     [left] = sessions.list("")
     assert left.ledger == entry + entry
 

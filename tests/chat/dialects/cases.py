@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.chat.dialects import choose
-from rekindle.chat.dialects.base import Dialect
+from rekindle.chat.dialects.base import CallEnded, Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.lark import Schemas
+from tests.support.dialects import dialect_of
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -39,7 +40,7 @@ class Case:
 
     @property
     def dialect(self) -> Dialect:
-        return choose(self.template, supports_tools=True)
+        return dialect_of(self.template)
 
     @property
     def text(self) -> str:
@@ -48,6 +49,20 @@ class Case:
     @property
     def two(self) -> str:
         return self.opening + self.call + self.between + self.call + self.closing
+
+
+@dataclass(frozen=True)
+class ParsedCalls:
+    calls: tuple[ParsedCall, ...]
+    n_chars: int  # the length of their text
+
+
+def read(dialect: Dialect, text: str, schemas: Schemas = SCHEMAS) -> ParsedCalls | None:
+    """Read the calls at the beginning of the text; None: they have not ended."""
+    reader = dialect.reader(schemas)
+    parts = reader.feed(text)
+    calls = tuple(part.call for part in parts if isinstance(part, CallEnded))
+    return ParsedCalls(calls, len(text) - len(reader.rest)) if reader.is_done else None
 
 
 def _deepseek(words: str) -> str:

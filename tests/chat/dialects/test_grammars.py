@@ -11,15 +11,20 @@ import numpy as np
 import pytest
 
 from rekindle.chat.dialects.base import Dialect
-from rekindle.chat.dialects.json_calls import HERMES
+from rekindle.chat.dialects.families import HERMES
+from rekindle.chat.dialects.formatted import formatted
 from rekindle.chat.dialects.syntax.lark import Literal, Schemas, literals, usable_schemas
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
-from rekindle.llama.grammar.compiler import GrammarCompiler, Matcher
+from rekindle.llama.grammar.compiler import GrammarCompiler
+from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.chat.dialects.cases import ARGUMENTS, CASES, NAME, SCHEMAS, Case
+from tests.chat.dialects.formats import ALL
+from tests.chat.dialects.formats import SCHEMAS as TOOLS
+from tests.chat.dialects.writing import Calls, written
 
 MAX_WALK = 400  # tokens; picked: a call of these tools has about fifty
 
@@ -190,6 +195,34 @@ def control_marks(dialect: Dialect, lab: Lab) -> dict[str, int]:
     dialect.grammar(SCHEMAS, parallel=True, literal=record)
     assert len(marks) <= len(lab.controls)
     return dict(zip(marks, lab.controls, strict=False))
+
+
+MADE: tuple[Calls, ...] = (
+    [("ping", {})],
+    [("search", {"query": "a \"b\" <c>\n'd' \\e \u00fc"})],
+    [("search", {"query": "it's", "limit": -3, "ratio": 0.5, "exact": True, "mode": "any"})],
+    [("search", {"query": "x", "exact": False, "tags": ["a", "b c"]})],
+    [("search", {"query": "x", "tags": [], "filter": {"key": "k"}})],
+    [("search", {"query": "x", "limit": 1}), ("ping", {}), ("search", {"query": "y"})],
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_grammar_accepts_what_a_template_writes(name: str, lab: Lab) -> None:
+    dialect = formatted(name, ALL[name])
+    source = dialect.grammar(TOOLS, parallel=True, literal=literals({}))
+    for made in MADE:
+        text = written(ALL[name], made)
+        assert lab.accepts_text(source, text), text
+        assert not lab.accepts_text(source, text.replace("search", "seek").replace("ping", "pong"))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_grammar_refuses_arguments_that_the_schema_does_not_allow(name: str, lab: Lab) -> None:
+    dialect = formatted(name, ALL[name])
+    source = dialect.grammar(TOOLS, parallel=True, literal=literals({}))
+    for wrong in ({}, {"query": "x", "mode": "none"}, {"query": "x", "nothing": "y"}):
+        assert not lab.accepts_text(source, written(ALL[name], [("search", wrong)])), wrong
 
 
 AWKWARD: dict[str, Any] = {

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.chat.conversation import Conversation, Message, Role, Text
-from rekindle.chat.dialects import choose
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
@@ -14,6 +13,7 @@ from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.conftest import TinyModels
 from tests.support.chat import prompt_builder
+from tests.support.dialects import dialect_of
 from tests.support.tiny_models import TinyArchitecture
 
 
@@ -34,7 +34,7 @@ def builder(source: str, vocabulary: Vocabulary) -> PromptBuilder:
     template = ChatTemplate(
         source, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text, guard=guard
     )
-    dialect = choose(source, supports_tools=False)
+    dialect = dialect_of(source)
     return prompt_builder(template, vocabulary, dialect)
 
 

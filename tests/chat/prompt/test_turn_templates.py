@@ -12,7 +12,7 @@ from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.campaigns.templates import user
 from tests.campaigns.turns import Chat, Way
-from tests.support.turn_bench import TurnBench, extended
+from tests.support.turn_bench import TurnBench, extended, message_of
 from tests.support.turn_templates import SOURCES, Kind
 
 _TOOLS = "{%- if tools %}{{- '<|system|>' + tools | tojson }}{%- endif %}"
@@ -114,7 +114,9 @@ def vocabulary(embedded_model: object) -> Iterator[Vocabulary]:
         (CHANNELS, Way.DROPPED, ReasoningHistory.AUTO, "==rr=r"),
         (CHANNELS, Way.DROPPED, ReasoningHistory.KEEP, "======"),
         (HEADERS, Way.NONE, ReasoningHistory.AUTO, "======"),
-        (HEADERS, Way.DROPPED, ReasoningHistory.AUTO, "======"),
+        (HEADERS, Way.DROPPED, ReasoningHistory.AUTO, "==dd=d"),
+        (HEADERS, Way.DROPPED, ReasoningHistory.KEEP, "======"),
+        (HEADERS, Way.SENT, ReasoningHistory.AUTO, "======"),
         (GOING_ON, Way.NONE, ReasoningHistory.AUTO, "======"),
         (GOING_ON, Way.SENT, ReasoningHistory.AUTO, "======"),
         (MOVED_TOOLS, Way.NONE, ReasoningHistory.AUTO, "==rr=r"),
@@ -135,12 +137,19 @@ def tool(name: str) -> Tool:
 ASKED = Conversation((user("Hello."),), (tool("read"),))
 
 
-def test_a_client_that_switches_old_reasoning_off_does_not_get_it(vocabulary: Vocabulary) -> None:
+def test_a_switch_shows_the_earlier_reasoning_that_the_client_sends(
+    vocabulary: Vocabulary,
+) -> None:
     bench = TurnBench(SOURCES[Kind.SWITCHED], vocabulary)
     switched_off = replace(ASKED, template_kwargs={"preserve_thinking": False})
-    for asked, is_kept in ((ASKED, True), (switched_off, False)):
+    for asked, sends, is_kept in (
+        (ASKED, True, True),
+        (ASKED, False, False),
+        (switched_off, True, False),
+    ):
         exchange = bench.reply(asked, "<think>\nHm.\n</think>\n\nHi.")
-        conversation = extended(asked, exchange.message, user("And?"))
+        message = message_of(exchange.said, (), with_reasoning=sends)
+        conversation = extended(asked, message, user("And?"))
         tokens = bench.prompts.from_conversation(conversation).tokens
         assert (tokens[: len(exchange.all_tokens)] == exchange.all_tokens) is is_kept
         assert (tokens == bench.plain(conversation)) is not is_kept
@@ -149,7 +158,7 @@ def test_a_client_that_switches_old_reasoning_off_does_not_get_it(vocabulary: Vo
 def test_equal_answers_with_different_reasoning_are_told_apart_by_their_prompt(
     vocabulary: Vocabulary,
 ) -> None:
-    bench = TurnBench(SOURCES[Kind.TRIMMED], vocabulary, history=ReasoningHistory.TEMPLATE)
+    bench = TurnBench(SOURCES[Kind.TRIMMED], vocabulary, history=ReasoningHistory.KEEP)
     exchanges = []
     for number in range(6):
         asked = replace(ASKED, tools=(tool(f"read_{number}"),))
@@ -182,3 +191,20 @@ def test_a_copy_of_a_reply_does_not_stand_in_for_the_edited_one(vocabulary: Voca
     edited = replace(copied, parts=(Reasoning("Well."), *copied.parts))
     conversation = extended(ASKED, edited, user("Again."), copied, user("And?"))
     assert bench.prompts.from_conversation(conversation).tokens == bench.plain(conversation)
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["sends reasoning", "drops reasoning"])
+def test_the_next_prompt_is_foreseen_as_this_client_will_send_it(
+    vocabulary: Vocabulary, *, sends: bool
+) -> None:
+    bench = TurnBench(SOURCES[Kind.TRIMMED], vocabulary)
+    conversation = ASKED
+    for number in range(2):
+        exchange = bench.reply(conversation, f"<think>\nThought {number}.\n</think>\n\nHi.")
+        ahead = bench.prompts.after_reply(exchange.prompt, exchange.said)
+        message = message_of(exchange.said, (), with_reasoning=sends)
+        conversation = extended(conversation, message, user("And?"))
+    tokens = bench.prompts.from_conversation(conversation).tokens
+    assert tokens[: len(ahead)] == ahead
+    assert len(tokens) - len(ahead) < 20
+    assert (ahead[: len(exchange.all_tokens)] == exchange.all_tokens) is sends

@@ -19,6 +19,8 @@ from rekindle.chat.conversation import (
 )
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.config import ReasoningHistory
+from rekindle.generation.forgetting import Tombstones
+from rekindle.generation.request import USUAL_TERMS
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.turn_bench import Exchange, TurnBench, extended, odd_tokens
@@ -147,7 +149,7 @@ def test_a_call_whose_id_was_rewritten_keeps_its_tokens(bench: TurnBench, call_i
 def test_the_tokens_are_found_again_by_another_process(
     bench: TurnBench, vocabulary: Vocabulary
 ) -> None:
-    store = MemoryTurns()
+    store = MemoryTurns(Tombstones())
     exchange = TurnBench(THINKING, vocabulary, store=store).reply(ASKED, CALL)
     later = TurnBench(THINKING, vocabulary, store=store)
     after(later, extended(ASKED, exchange.message, result("x = 1")), exchange)
@@ -263,7 +265,7 @@ RAW = "Once upon a time there was a lighthouse keeper who counted the waves, and
 def raw_reply(bench: TurnBench, prompt: str, text: str) -> tuple[int, ...]:
     built = bench.prompts.from_text(prompt)
     tokens = odd_tokens(bench.tokenizer, text)
-    built.remember(tokens, "", ParsedReply("", text, ()), ())
+    built.remember(tokens, "", ParsedReply("", text, ()), (), USUAL_TERMS.owner)
     return built.tokens + tuple(tokens)
 
 
@@ -332,7 +334,6 @@ WITH_IDS = """\
 
 def test_ids_that_the_model_wrote_are_those_that_results_refer_to(vocabulary: Vocabulary) -> None:
     bench = TurnBench(WITH_IDS, vocabulary, end_text="<|im_end|>")
-    assert bench.dialect.name == "mistral"
     asked = replace(ASKED, messages=ASKED.messages[1:])
     call = f'{{"name": "read", "arguments": {ARGUMENTS}, "id": "aB3dE6gH9"}}'
     exchange = bench.reply(asked, f"[TOOL_CALLS][{call}]")

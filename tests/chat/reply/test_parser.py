@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.chat.dialects import choose
-from rekindle.chat.dialects.base import Dialect, ParsedCall
+from rekindle.chat.dialects.base import CallArguments, CallBegan, CallEnded, Dialect, ParsedCall
 from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.reply.parser import (
     ParsedReasoning,
@@ -19,10 +18,13 @@ from rekindle.chat.reply.parser import (
     parse,
 )
 from tests.chat.dialects.cases import ARGUMENTS, CASES, JSON, NAME, SCHEMAS, Case
+from tests.support.dialects import dialect_of
 
-HERMES = choose("<tool_call>", supports_tools=True)
-HARMONY = choose("<|channel|><|message|>", supports_tools=True)
+HERMES = dialect_of("<tool_call>")
+HARMONY = dialect_of("<|channel|><|message|>")
 CALL = f'<tool_call>{{"name": "get_weather", "arguments": {JSON}}}</tool_call>'
+
+WholePart = ParsedText | ParsedReasoning | ParsedCall
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
@@ -33,15 +35,33 @@ def stream(
     *,
     schemas: Schemas | None = SCHEMAS,
     begins_in_reasoning: bool = False,
-) -> list[Part]:
+) -> list[WholePart]:
     parser = ReplyParser(dialect, schemas, begins_in_reasoning=begins_in_reasoning)
     parts = [part for piece in pieces for part in parser.feed(piece)]
-    return parts + parser.finish()
+    return whole(parts + parser.finish())
 
 
-def joined(parts: list[Part]) -> list[Part]:
+def whole(parts: list[Part]) -> list[WholePart]:
+    """Return the parts with each call in one piece."""
+    found: list[WholePart] = []
+    pieces: list[str] = []
+    for part in parts:
+        match part:
+            case CallBegan():
+                pieces = []
+            case CallArguments(piece):
+                pieces.append(piece)
+            case CallEnded(call):
+                assert "".join(pieces) == call.arguments_json
+                found.append(call)
+            case _:
+                found.append(part)
+    return found
+
+
+def joined(parts: list[WholePart]) -> list[WholePart]:
     """Neighbours of one kind as one."""
-    merged: list[Part] = []
+    merged: list[WholePart] = []
     for part in parts:
         last = merged[-1] if merged else None
         if isinstance(part, ParsedText) and isinstance(last, ParsedText):
@@ -124,6 +144,49 @@ def test_a_false_call_does_not_hide_the_true_one_behind_it() -> None:
     assert (read.text, read.calls) == ("<tool_call>oops", (ParsedCall(NAME, JSON),))
 
 
+GRANITE = dialect_of("<|tool_call|><response></response>")
+GRANITE_CALL = f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]'
+QWEN_XML = dialect_of("<function=<parameter=")
+QWEN_CALL = "<function=get_weather>\n<parameter=city>\nK\u00f6ln\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "shown"),
+    [
+        (
+            GRANITE,
+            "<response>Use the tag <response> and </response> in XML.</response>\n",
+            "Use the tag <response> and </response> in XML.\n",
+        ),
+        (GRANITE, "Say </response> <response>, then.", "Say </response> <response>, then."),
+        (GRANITE, "Hello. </response>", "Hello. </response>"),
+        (GRANITE, f"<response>Hello.</response>\n{GRANITE_CALL}", "Hello."),
+        (GRANITE, f"Hello.</response>{GRANITE_CALL}\n</response>\n<response>A.", "Hello.\n\nA."),
+        (
+            QWEN_XML,
+            f"{QWEN_CALL}\n</tool_call>\nThe tag </tool_call> ends it.",
+            "\n\nThe tag </tool_call> ends it.",
+        ),
+    ],
+)
+def test_marks_at_the_edges_are_hidden_and_text_everywhere_else(
+    dialect: Dialect, text: str, shown: str
+) -> None:
+    has_call = "get_weather" in text
+    for schemas in [SCHEMAS] if has_call else [SCHEMAS, None]:
+        for pieces in ([text], list(text)):
+            parts = stream(dialect, pieces, schemas=schemas)
+            assert "".join(each.text for each in parts if isinstance(each, ParsedText)) == shown
+            assert any(isinstance(each, ParsedCall) for each in parts) == has_call
+
+
+def test_a_mark_waits_until_text_follows() -> None:
+    parser = ReplyParser(GRANITE, SCHEMAS, begins_in_reasoning=False)
+    assert parser.feed("The tag </response>") == [ParsedText("The tag")]
+    assert parser.feed(" ") == []
+    assert parser.feed("ends") == [ParsedText(" </response> ends")]
+
+
 def test_without_tools_calls_are_text() -> None:
     text = f"See: {CALL} "
     assert joined(stream(HERMES, list(text), schemas=None)) == [ParsedText(text)]
@@ -144,7 +207,7 @@ def test_harmony_speaks_in_channels() -> None:
 
 
 def test_bare_json_is_a_call_only_where_the_reply_begins() -> None:
-    llama = choose("<|python_tag|>", supports_tools=True)
+    llama = dialect_of("<|python_tag|>")
     call = f'{{"name": "get_weather", "parameters": {JSON}}}'
     assert said(f"\n{call}", dialect=llama).calls == (ParsedCall(NAME, JSON),)
     assert said(f"Such as {call}", dialect=llama) == ParsedReply("", f"Such as {call}", ())
@@ -170,7 +233,7 @@ MARKS = sorted(
         for case in CASES
         for mark in (
             *case.dialect.hidden,
-            *(trigger.text for trigger in case.dialect.triggers),
+            *(trigger.text for trigger in case.dialect.triggers_for(SCHEMAS)),
             case.text,
             case.call,
             case.opening,
@@ -194,7 +257,7 @@ def replies(draw: st.DrawFn, case: Case) -> str:
         reasoning.opening,
         reasoning.closing,
         *case.dialect.hidden,
-        *(trigger.text for trigger in case.dialect.triggers),
+        *(trigger.text for trigger in case.dialect.triggers_for(SCHEMAS)),
     ]
     whole = st.sampled_from(own)
     broken = st.builds(lambda text, n: text[: n % (len(text) + 1)], whole, st.integers(0, 200))
@@ -245,7 +308,8 @@ def test_nothing_is_lost_but_marks_and_space(case: Case, data: st.DataObject) ->
         return
     reasoning = case.dialect.reasoning
     assert reasoning is not None
-    marks = (*case.dialect.hidden, reasoning.opening, reasoning.closing)
+    edges = case.dialect.hidden_at_edges
+    marks = (*case.dialect.hidden, *edges, reasoning.opening, reasoning.closing)
     rest = "".join(part.text for part in parts if not isinstance(part, ParsedCall))
     assert without(rest, marks) == without(text, marks)
 

@@ -180,7 +180,7 @@ def test_only_completed_rows_are_reused_after_a_failed_decode(
     prompt = text(1200)
     bench.submit("a", prompt, boundaries=(512,))
     bench.step()  # 512 computed, and stored
-    backend.decode_failures.append(DecodeFailed("no"))
+    backend.decode_failures.append(DecodeFailed("no", rows_intact=True))
     bench.run()
     assert isinstance(bench.events("a")[-1], DecodeFailed)
     asked = bench.ask("again", prompt, boundaries=(512,))

@@ -6,16 +6,22 @@ from itertools import count
 
 import pytest
 
+from rekindle.cache.entry import token_bytes
 from rekindle.cache.index import Match, Node, Where
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.shared import residency as shared_residency
+from rekindle.cache.stores.backlog import Backlog
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.cache.stores.transfers import Lane
+from rekindle.engine.reuse import restorer
 from rekindle.generation.events import CachedSpan, CacheSource
+from rekindle.generation.forgetting import Place
 from rekindle.generation.model_state import ModelClass
 from rekindle.generation.request import CacheTerms, Rank
 from rekindle.generation.status import TierCounters
 from tests.engine.reuse.test_reuse import ALL_CLASSES, least_reused
-from tests.support.caches import cache_opener
+from tests.support.caches import ROOT, cache_opener
+from tests.support.deletions import forget, n_deleted
 from tests.support.fake_backend import FakeBackend, expected_reply
 from tests.support.loop_driver import Bench
 from tests.support.shared_caches import SharedHouse
@@ -251,13 +257,60 @@ def test_pending_writes_are_bounded_and_retried_when_there_is_room(
     assert other.ask("b", [*prompt, 5]).evaluated.n_cached == 5000
 
 
-def test_deleting_a_prompt_deletes_it_in_the_shared_store(house: SharedHouse) -> None:
+def test_what_a_deletion_covers_is_not_found_in_the_shared_store(house: SharedHouse) -> None:
     one, other = server(house), server(house)
     prompt = text(800)
     one.ask("a", prompt)
     settle(one)
-    assert one.question(lambda store: store.forget(None, namespace="")) != 0
+    assert n_deleted(one.question(forget()))
     assert other.ask("b", prompt).evaluated.n_cached == 0
+
+
+def test_a_deletion_is_counted_where_its_entries_are_removed(house: SharedHouse) -> None:
+    """The engine leaves the objects to the server: other sessions may follow them elsewhere."""
+    bench = server(house)
+    bench.ask("a", text(800), terms=CacheTerms(session="mine"))
+    settle(bench)
+    before = set(house.objects.objects)
+    deleted = bench.question(forget(session="mine"))
+    assert set(deleted.counts) <= {Place.LIVE, Place.MEMORY, Place.NAMES}
+    settle(bench)
+    assert set(house.objects.objects) == before
+    status = bench.loop.status().cache
+    assert status is not None
+    [shared] = [tier for tier in status.tiers if tier.name is CacheSource.SHARED]
+    assert shared.n_entries == 0
+
+
+def test_writes_that_wait_during_a_deletion_never_reach_the_store(house: SharedHouse) -> None:
+    bench = server(house)
+    [writer] = house.pools
+    writer.hold(Lane.WRITE)
+    bench.ask("a", text(800))
+    settle(bench)
+    assert writer.n_held
+    bench.question(forget())
+    writer.let_go(Lane.WRITE)
+    writer.work()
+    settle(bench)
+    assert not house.objects.objects
+    bench.ask("b", text(800), terms=CacheTerms(asked_at=time.time()))
+    settle(bench)
+    assert house.objects.objects
+
+
+def test_another_server_knows_whose_entries_it_found(house: SharedHouse) -> None:
+    opened: list[PrefixCache] = []
+    one = server(house)
+    other = Bench(FakeBackend(n_cells=20_000), cache_opener(shared=house.door, opened=opened))
+    prompt = text(800)
+    one.ask("a", prompt, terms=CacheTerms(session="mine", asked_at=7.0))
+    settle(one)
+    other.ask("b", [*prompt, 5], terms=CacheTerms(session="yours", asked_at=9.0))
+    found = opened[0]._index.match_blocks(ROOT, token_bytes(prompt))
+    assert [(node.retention.session, node.retention.asked_at) for node in found] == [
+        ("mine", 7.0)
+    ] * 3
 
 
 def test_entries_evicted_from_memory_are_restored_from_the_store(house: SharedHouse) -> None:
@@ -291,7 +344,7 @@ def test_the_index_bounds_entries_held_by_the_store_alone(
 
 
 def test_a_network_slower_than_computing_is_not_used() -> None:
-    gate = LoadGate(may_recompute=True)
+    gate = LoadGate(Backlog(), may_recompute=True)
     block = Node(b"k")
     block.tokens, block.payload_bytes, block.where = bytes(1024), 1_000_000, Where.SHARED
     match = Match(256, (block,), None)
@@ -352,3 +405,20 @@ def test_a_prompt_that_diverges_inside_a_local_block_is_looked_up(house: SharedH
     asked = bench.ask("b", other)
     assert asked.evaluated.n_cached == 300
     assert asked.tokens == expected_reply(other, 8)
+
+
+def test_a_store_that_delivers_nothing_is_given_up(
+    house: SharedHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = server(house), server(house)
+    prompt = text(1000)
+    one.ask("a", prompt)
+    settle(one)
+    reader = house.pools[1]
+    reader.hold(Lane.READ)
+    monkeypatch.setattr(restorer, "PATIENCE_SECONDS", 0.0)
+    asked = other.ask("b", prompt)
+    assert asked.evaluated.n_cached == 0
+    assert asked.tokens == expected_reply(prompt, 8)
+    reader.work()  # the reads were withdrawn
+    assert counted(other).read_bytes == 0

@@ -11,6 +11,7 @@ from rekindle.engine.scheduler.batch_planner import (
 )
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.generation.request import GenerationRequest, Sampling
+from tests.support.fake_backend import FakeSampler
 
 
 def decoding(name: str) -> Sequence:
@@ -37,6 +38,7 @@ def make(name: str, n_prompt: int) -> Sequence:
         max_length=100_000,
         tokens=tokens,
         keys=PrefixKeys(b"", tokens),
+        sampler=FakeSampler(),
     )
 
 
@@ -141,3 +143,14 @@ def test_no_more_tokens_than_free_cells_and_decodes_take_theirs_first(
 )
 def test_prefill_allowance(seconds_per_token: float, allowance: int) -> None:
     assert prefill_allowance(seconds_per_token, 512) == allowance
+
+
+def test_the_last_chunk_waits_for_the_sampler_and_delays_no_other() -> None:
+    first = prefilling("first", 600)
+    first.sampler = None
+    sequences = [first, prefilling("second", 40)]
+    assert planned(sequences) == [("first", 512)]
+    first.n_computed = 512
+    assert planned(sequences) == [("second", 40)]
+    first.add_stop(599)
+    assert planned(sequences) == [("first", 87), ("second", 40)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cache.policy import CellTax
+from rekindle.engine.scheduler import admission
 from rekindle.generation.events import CacheSource, PromptEvaluated
 from rekindle.generation.request import CacheTerms, Rank
 from tests.engine.reuse.test_reuse import text
@@ -44,7 +45,10 @@ def test_a_restore_copies_one_block_per_step_while_others_decode() -> None:
     assert bench.tokens("returns") == expected_reply(returning, 1)
 
 
-def test_a_restore_takes_one_step_while_no_sequence_decodes() -> None:
+def test_a_restore_takes_one_step_while_no_sequence_decodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "STEP_SECONDS", 60.0)
     bench = Bench(FakeBackend(n_slots=1, n_cells=8192))
     returning = text(2000)
     bench.ask("first", returning, 1)
@@ -52,6 +56,19 @@ def test_a_restore_takes_one_step_while_no_sequence_decodes() -> None:
     bench.submit("returns", returning, 1)
     [(_, n_imports)] = transfers_per_step(bench, 1)
     assert n_imports == 8
+
+
+def test_a_restore_leaves_the_step_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "STEP_SECONDS", 0.0)
+    bench = Bench(FakeBackend(n_slots=1, n_cells=8192))
+    returning = text(2000)
+    bench.ask("first", returning, 1)
+    bench.ask("other", text(300), 1)
+    bench.submit("returns", returning, 1)
+    counts = transfers_per_step(bench, 8)
+    assert [imports for _, imports in counts] == [1] * 8
+    bench.run()
+    assert bench.tokens("returns") == expected_reply(returning, 1)
 
 
 def test_an_export_copies_one_block_per_step_while_others_decode() -> None:

@@ -16,7 +16,7 @@ from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Samp
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.grammar.lazy import TriggerScanner
 from rekindle.llama.model import GgufModel
-from rekindle.llama.sampler import LlamaSampler
+from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.llama.driver import make_backend, prefill
 
@@ -153,7 +153,7 @@ class Writer:
     def __init__(self, backend: LlamaBackend, vocabulary: Vocabulary, grammar: Grammar) -> None:
         self._vocabulary = vocabulary
         self.sampler: LlamaSampler = backend.new_sampler(
-            Sampling(temperature=0, grammar=grammar), (), None
+            Sampling(temperature=0, grammar=grammar), (), 0, None
         )
         self.tokens: list[int] = []
 
@@ -356,7 +356,7 @@ def test_a_real_reply_is_unchanged_up_to_its_trigger_and_bound_from_there(
             Sampling(temperature=temperature, seed=5, grammar=grammar),
             Sampling(temperature=0),
         ]
-        samplers = [backend.new_sampler(each, tuple(prompt), None) for each in samplings]
+        samplers = [backend.new_sampler(each, prompt, 0, None) for each in samplings]
         for slot in (0, 1):
             prefill(backend, slot, prompt[:-1])
         tokens: list[list[int]] = [[prompt[-1]], [prompt[-1]]]
@@ -393,7 +393,7 @@ def test_a_reply_that_must_come_under_its_grammar_does_not_end_before(
         (GrammarStart(triggers=(Trigger("<call>"),)), True),
     ):
         grammar = Grammar(GrammarKind.REGEX, CALL, start)
-        sampler = backend.new_sampler(Sampling(temperature=0, grammar=grammar), (1,), None)
+        sampler = backend.new_sampler(Sampling(temperature=0, grammar=grammar), (1,), 0, None)
         token, _ = sampler.sample(None, 0, logits.copy())
         assert (token in vocabulary.eog_tokens) == ends
         sampler.close()
@@ -406,7 +406,7 @@ def test_what_a_grammar_needs_comes_before_a_bias_against_it(
     bias = tuple((token, -math.inf) for token in range(vocabulary.n_vocab))
     grammar = Grammar(GrammarKind.REGEX, "[0-9]")
     sampling = Sampling(temperature=0, grammar=grammar, logit_bias=bias)
-    sampler = backend.new_sampler(sampling, (1,), None)
+    sampler = backend.new_sampler(sampling, (1,), 0, None)
     token, _ = sampler.sample(None, 0, np.zeros(vocabulary.n_vocab, dtype=np.float32))
     assert token in digits
     sampler.close()

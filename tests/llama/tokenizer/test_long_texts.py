@@ -17,7 +17,12 @@ from rekindle.llama.grammar.tokenizer import GrammarTokenizer, TokenizeFunction
 from rekindle.llama.tokenizer import deep_stack
 from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.pre_tokenizer import MAX_MATCH
-from rekindle.llama.tokenizer.special_strings import MAX_STRINGS, PART_STRINGS, SpecialStrings
+from rekindle.llama.tokenizer.special_strings import (
+    MAX_STRINGS,
+    MAX_STRINGS_IN_ALL,
+    PART_STRINGS,
+    SpecialStrings,
+)
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.vocabulary_files import opened, write_bpe_vocabulary, write_piece_vocabulary
 
@@ -142,6 +147,13 @@ def test_200_000_line_breaks_are_tokenised(tmp_path: Path) -> None:
 def test_a_run_of_special_strings_that_cannot_be_cut_has_a_limit(gemma: Vocabulary) -> None:
     with pytest.raises(InvalidRequest, match=rf"more than {MAX_STRINGS:,} special strings"):
         gemma.tokenize("\n" * 31 * (MAX_STRINGS + 1), parse_special=False)
+
+
+def test_special_strings_that_can_be_cut_have_a_limit_in_all() -> None:
+    special = SpecialStrings(["\n"], cuttable=["\n"])
+    assert len(special.parts("\n" * MAX_STRINGS_IN_ALL)) == MAX_STRINGS_IN_ALL // PART_STRINGS
+    with pytest.raises(InvalidRequest, match=rf"more than {MAX_STRINGS_IN_ALL:,} special"):
+        special.parts("\n" * (MAX_STRINGS_IN_ALL + 1))
 
 
 def test_many_special_strings_with_one_beginning_have_a_limit() -> None:

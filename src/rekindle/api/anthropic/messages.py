@@ -15,6 +15,7 @@ from rekindle.api.anthropic.schema import (
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
 from rekindle.api.body import fault
 from rekindle.api.content import assistant_message
+from rekindle.api.requests.media import MediaReader
 from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
     Conversation,
@@ -31,9 +32,9 @@ from rekindle.errors import InvalidRequest
 FAILED = "The tool failed."  # text of an error result without content
 
 
-def conversation_of(body: CountTokensRequest) -> Conversation:
+def conversation_of(body: CountTokensRequest, media: MediaReader) -> Conversation:
     offered = tools_of(body.tools or ())
-    reader = _MessageReader(offered)
+    reader = _MessageReader(offered, media)
     messages = (*_system(body.system), *reader.read(body.messages))
     return Conversation(
         messages=messages,
@@ -49,13 +50,22 @@ def n_messages_of(entry: MessageEntry) -> int:
     if isinstance(entry.content, str) or entry.role == "assistant":
         return 1
     n_results = sum(block.type == "tool_result" for block in entry.content)
-    has_text = any(block.type == "text" and block.text for block in entry.content)
+    # Media become text that is never empty.
+    others = (block for block in entry.content if block.type != "tool_result")
+    has_text = any(block.type != "text" or block.text for block in others)
     return n_results + (has_text or not n_results)
 
 
+def reasoning_budget_of(body: CountTokensRequest) -> int | None:
+    if body.thinking is None:
+        return None
+    return 0 if body.thinking.type == "disabled" else body.thinking.budget_tokens
+
+
 class _MessageReader:
-    def __init__(self, offered: OfferedTools) -> None:
+    def __init__(self, offered: OfferedTools, media: MediaReader) -> None:
         self._offered = offered
+        self._media = media
         self._calls = CallIds()
         self.loaded: dict[str, Tool] = {}  # deferred tools that a tool result has loaded
 
@@ -85,7 +95,7 @@ class _MessageReader:
                 case "redacted_thinking":
                     pass  # encrypted for Anthropic's servers
                 case _:
-                    raise _unsupported(block.type, f"{path}.{index}")
+                    text += self._media_text(block, f"{path}.{index}")
         self._calls.add([call.id for call in calls])
         return assistant_message(reasoning, text, calls)
 
@@ -103,7 +113,7 @@ class _MessageReader:
                 n_results += 1
                 yield Message(Role.TOOL, (self._result(block, f"{path}.{index}"),))
             else:
-                raise _unsupported(block.type, f"{path}.{index}")
+                texts.append(Text(self._media_text(block, f"{path}.{index}")))
         if texts or not n_results:
             yield Message(role, tuple(texts))
 
@@ -126,8 +136,14 @@ class _MessageReader:
                     names = [_needed(each.tool_name, f"{path}.{i}.tool_name") for i, each in blocks]
                     texts.append(self._load(names))
                 case _:
-                    raise _unsupported(type_, f"{path}.{blocks[0][0]}")
+                    texts += [self._media_text(each, f"{path}.{i}") for i, each in blocks]
         return "\n".join(text for text in texts if text)
+
+    def _media_text(self, block: ContentBlock | ResultBlock, path: str) -> str:
+        text = self._media.text_of(dict(block))
+        if text is None:
+            raise _unsupported(block.type, path)
+        return text
 
     def _load(self, names: Sequence[str]) -> str:
         """Show definitions where the client loads them: the prompt before them stays the same."""

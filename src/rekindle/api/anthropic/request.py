@@ -90,4 +90,4 @@ def _grammar(body: MessagesRequest) -> Grammar | None:
     wanted: MessagesFormat | None = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         wanted = body.output_config.format
-    return json_grammar(wanted.type, wanted.json_schema, "output_config") if wanted else None
+    return json_grammar(wanted.type, wanted.json_schema, "output_config.format") if wanted else None

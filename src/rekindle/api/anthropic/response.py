@@ -1,6 +1,5 @@
 """Complete replies in Anthropic's shape."""
 
-import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,7 +22,7 @@ from rekindle.api.cache.views import rekindle_of
 from rekindle.api.cache_controls import TTL_SECONDS
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
-from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyDone
+from rekindle.chat.reply.events import FinishReason, ReplyDone
 from rekindle.observe.request_record import MissReason
 
 # The value is never checked. Without one, some clients resend thinking as plain text.
@@ -49,7 +48,9 @@ def message_of(body: MessagesRequest, envelope: Envelope, replies: Sequence[Repl
     if reply.text:
         content.append(TextBlock(type="text", text=reply.text))
     content += [
-        ToolUseBlock(type="tool_use", id=call.id, name=call.name, input=from_json(input_json(call)))
+        ToolUseBlock(
+            type="tool_use", id=call.id, name=call.name, input=from_json(call.arguments_json)
+        )
         for call in reply.calls
     ]
     stats = reply.done.stats
@@ -120,15 +121,3 @@ def stop_reason_of(done: ReplyDone) -> StopReason:
             return "max_tokens"
         case FinishReason.STOP:
             return "end_turn" if done.stop_sequence is None else "stop_sequence"
-
-
-def input_json(call: ReplyCall) -> str:
-    """Return the arguments as a JSON object. Wrap them if the model wrote something else."""
-    source = call.arguments_json
-    if not source.strip():
-        return "{}"
-    try:
-        value = from_json(source, allow_inf_nan=False)
-    except ValueError:
-        value = None
-    return source if isinstance(value, dict) else json.dumps({"arguments": source})

@@ -1,28 +1,40 @@
 """Anthropic's endpoint that counts tokens."""
 
+from functools import partial
+
 from fastapi import Request, Response
 
 from rekindle.api.anthropic.bodies import TokenCount
-from rekindle.api.anthropic.messages import conversation_of
+from rekindle.api.anthropic.messages import conversation_of, reasoning_budget_of
 from rekindle.api.anthropic.schema import CountTokensRequest
 from rekindle.api.anthropic.tools import unsupported_tools
-from rekindle.api.body import read_body
 from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.context import RequestContext
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
+from rekindle.api.requests.media import MediaReader
+from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.config import Overflow
 
 
 def add_token_count(routes: Routes, context: RequestContext) -> None:
     async def count_tokens(request: Request) -> Response:
-        body = await read_body(request, CountTokensRequest, context.telemetry)
+        body = await context.bodies.read(request, CountTokensRequest)
         for name in unsupported_tools(body):
             context.telemetry.count_ignored_field(name)
-        conversation = conversation_of(body)
+        settings = context.settings
+        conversation = for_budget(
+            await context.bodies.work(
+                request, partial(conversation_of, body, MediaReader(settings.media))
+            ),
+            effective_budget(reasoning_budget_of(body), settings.reasoning_limit),
+        )
+        namespace = context.caller(request).namespace
         with await context.models.lease(body.model) as served:
             # Count the whole conversation, even where the server is set to trim it.
-            prompt = await served.responder.prepare_chat(conversation, overflow=Overflow.ERROR)
+            prompt = await served.responder.prepare_chat(
+                conversation, overflow=Overflow.ERROR, namespace=namespace
+            )
         return json_response(TokenCount(input_tokens=len(prompt.tokens)))
 
     routes.add(

@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rekindle.api.body import Ignored, WireModel
+from rekindle.api.body import Ignored, Items, WireModel
 from rekindle.api.cache_controls import CommonFields
 from rekindle.api.http.caller import session_in_user_id
+from rekindle.api.requests.json_values import Int64, JsonObject
+from rekindle.api.requests.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Stop
+from rekindle.config import INT32_MAX
 
 MAX_STOP_SEQUENCES = 64  # picked; every piece of a reply is searched for each
 
-NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -31,6 +33,10 @@ class ResultBlock(WireModel):
     type: str
     text: str | None = None
     tool_name: str | None = None  # of a `tool_reference`
+    source: Any = None  # of an `image` or a `document`
+    title: Any = None
+    context: Any = None
+    citations: Annotated[Any, Ignored()] = None
     cache_control: CacheControl | None = None
 
 
@@ -39,17 +45,22 @@ class ContentBlock(WireModel):
     text: str | None = None
     citations: Annotated[Any, Ignored()] = None
 
+    source: Any = None  # of an `image` or a `document`
+    title: Any = None
+    context: Any = None
+    file_id: Any = None  # of a `container_upload`
+
     thinking: str | None = None
     signature: Annotated[str | None, Ignored()] = None
     data: Annotated[str | None, Ignored()] = None  # of `redacted_thinking`
 
-    id: str = ""
+    id: Id = ""
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: JsonObject | None = None
     caller: Annotated[Any, Ignored()] = None
 
-    tool_use_id: str | None = None
-    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
+    tool_use_id: Id | None = None
+    content: str | Annotated[Items[ResultBlock], Field(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
 
     cache_control: CacheControl | None = None
@@ -57,7 +68,7 @@ class ContentBlock(WireModel):
 
 class MessageEntry(WireModel):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
+    content: str | Annotated[Items[ContentBlock], Field(max_length=MAX_PARTS)]
 
 
 class SystemBlock(WireModel):
@@ -73,7 +84,7 @@ class MessagesTool(WireModel):
     type: str | None = None
     name: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: JsonObject | None = None
     defer_loading: bool | None = None
     cache_control: CacheControl | None = None
     strict: Annotated[bool | None, Ignored()] = None
@@ -90,35 +101,35 @@ class MessagesToolChoice(WireModel):
 
 class ThinkingConfig(WireModel):
     type: str
-    budget_tokens: Annotated[int | None, Ignored()] = None
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     display: Annotated[str | None, Ignored()] = None
 
 
 class MessagesFormat(WireModel):
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(WireModel):
-    effort: str | None = None
+    effort: Id | None = None
     format: MessagesFormat | None = None
 
 
 class MessagesMetadata(WireModel):
-    user_id: str | None = None
+    user_id: Id | None = None
 
 
 class DiagnosticsRequest(WireModel):
-    previous_message_id: str | None = None
+    previous_message_id: Id | None = None
 
 
 class CountTokensRequest(WireModel):
     """The fields that make a prompt."""
 
-    model: str | None = None
-    messages: Annotated[list[MessageEntry], Field(fail_fast=True, min_length=1)]
-    system: str | list[SystemBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    model: Id | None = None
+    messages: Annotated[Items[MessageEntry], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Annotated[Items[SystemBlock], Field(max_length=MAX_PARTS)] | None = None
+    tools: Annotated[Items[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -131,13 +142,13 @@ class CountTokensRequest(WireModel):
 
 
 class MessagesRequest(CountTokensRequest, CommonFields):
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[Int64, Field(ge=0)]
     stop_sequences: (
-        Annotated[list[NonEmpty], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
+        Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES)] | None
     ) = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[Int64, Field(ge=-1)] | None = None
     overflow: Literal["error", "trim"] | None = None  # ours, as in chat completions
     metadata: MessagesMetadata | None = None
     diagnostics: DiagnosticsRequest | None = None

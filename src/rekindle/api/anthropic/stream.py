@@ -4,8 +4,6 @@ A block closes and the next one opens when the kind of output changes. A token c
 string and a join.
 """
 
-from collections.abc import Iterator
-
 from pydantic_core import to_json
 
 from rekindle.api.anthropic.bodies import (
@@ -21,7 +19,6 @@ from rekindle.api.anthropic.response import (
     SIGNATURE,
     begun,
     diagnostics_of,
-    input_json,
     stop_reason_of,
     usage_of,
 )
@@ -31,6 +28,8 @@ from rekindle.api.json import pieces, quoted
 from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     ReplyCall,
+    ReplyCallArguments,
+    ReplyCallBegan,
     ReplyDone,
     ReplyEvent,
     ReplyProgress,
@@ -59,7 +58,7 @@ class MessageEvents:
         self._compares = envelope.wanted[0].options.compare_with is not None
         self._is_started = False
         self._index = -1  # of the newest block
-        self._open: type[ReplyText] | type[ReplyReasoning] | None = None
+        self._open: type[ReplyText | ReplyReasoning | ReplyCallBegan] | None = None
         self._delta = b""  # the open block's frame up to the text
 
     def begin(self) -> bytes:
@@ -73,8 +72,12 @@ class MessageEvents:
             if not event.text:
                 return b""
             frames = self._opened(event)
+        elif isinstance(event, ReplyCallArguments):
+            return b"".join(self._delta + quoted(piece) + END for piece in pieces(event.json))
+        elif isinstance(event, ReplyCallBegan):
+            frames = self._opened_call(event)
         elif isinstance(event, ReplyCall):
-            frames = self._closed() + b"".join(self._call(event))
+            return self._closed()
         elif isinstance(event, ReplyDone):
             frames = self._closed() + self._ended(event)
         elif self._compares and event.diagnosis is None:
@@ -130,12 +133,13 @@ class MessageEvents:
             signature = DELTA % self._index + delta + END
         return signature + self._stop()
 
-    def _call(self, call: ReplyCall) -> Iterator[bytes]:
-        yield self._start(ToolUseBlock(type="tool_use", id=call.id, name=call.name, input={}))
-        head = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
-        for piece in pieces(input_json(call)):
-            yield head + quoted(piece) + END
-        yield self._stop()
+    def _opened_call(self, event: ReplyCallBegan) -> bytes:
+        closed = self._closed()
+        block = ToolUseBlock(type="tool_use", id=event.id, name=event.name, input={})
+        start = self._start(block)
+        self._open = ReplyCallBegan
+        self._delta = DELTA % self._index + b'{"type":"input_json_delta","partial_json":'
+        return closed + start
 
     def _start(self, block: Block) -> bytes:
         self._index += 1

@@ -38,6 +38,14 @@ class NeutralisedText(TypedDict):
     count: int
 
 
+class OmittedMediaBody(TypedDict):
+    """Media of the request that the model did not see."""
+
+    kind: Literal["image", "audio", "video", "file"]
+    text: str
+    count: int
+
+
 class MissBody(TypedDict):
     """Why the cache missed; see `MissReason`."""
 
@@ -62,7 +70,9 @@ class CacheStory(_Classed):
     spans: list[Span]
     session: str
     prefilled_twice: int
+    reasoning_tokens: NotRequired[int]  # of the generated ones
     neutralised: NotRequired[list[NeutralisedText]]
+    media_omitted: NotRequired[list[OmittedMediaBody]]
     miss: NotRequired[MissBody | None]  # only on request; null: nothing was missed
 
 
@@ -156,8 +166,10 @@ class CachePinned(TypedDict):
 
 class CacheDeleted(TypedDict):
     object: Literal["cache.deleted"]
-    key: str | None  # null: everything
-    deleted: int
+    key: str | None  # null: a session, a namespace, or everything
+    deleted: int  # in all places
+    places: dict[str, int]  # where, and how much
+    unreached: list[str]  # what could not be deleted, and why
 
 
 class ExpectedTimes(TypedDict):

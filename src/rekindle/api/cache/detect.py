@@ -3,7 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ANTHROPIC_BLOCKS = ("tool_use", "tool_result")  # a tuple: a type may be unhashable
+ANTHROPIC_BLOCKS = (
+    "tool_use",
+    "tool_result",
+    "image",
+    "document",
+)  # a tuple: a type may be unhashable
 
 
 def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:

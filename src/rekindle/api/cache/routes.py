@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from rekindle.api.body import fault, parse_json, read_body
+from rekindle.api.body import fault
 from rekindle.api.cache.bodies import (
     CacheDeleted,
     CachePinned,
@@ -20,17 +20,29 @@ from rekindle.api.cache.bodies import (
 from rekindle.api.cache.detect import detect
 from rekindle.api.cache.views import (
     branch_entry,
+    cache_deleted,
     lookup_of,
     session_entry,
     stored_entry,
     tier_usage,
 )
 from rekindle.api.errors import NotFound
+from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import model_wanted, whole_number
 from rekindle.api.json import json_response
+from rekindle.api.models import ForgetScope
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline, WireFormat
+from rekindle.generation.forgetting import Scope
+from rekindle.generation.questions import (
+    ForgetKey,
+    ListBranches,
+    ListStored,
+    PinStored,
+    ReadTokens,
+)
+from rekindle.generation.request import session_name
 from rekindle.generation.tokenizer import Tokenizer
 
 MAX_LISTED = 1000  # picked
@@ -44,7 +56,9 @@ class CacheApi:
         context: RequestContext,
         pipeline: Pipeline,
         formats: Iterable[WireFormat[Any]],
+        forget: ForgetScope,
     ) -> None:
+        self._forget = forget
         self._context = context
         self._models = context.models
         self._pipeline = pipeline
@@ -53,7 +67,7 @@ class CacheApi:
     def add_routes(self, routes: Routes) -> None:
         any_request = [each.schema for each in self._formats.values()]
         routes.add("GET", "/v1/cache", self.list_stored, gives=StoredList)
-        routes.add("DELETE", "/v1/cache", self.delete_all, gives=CacheDeleted)
+        routes.add("DELETE", "/v1/cache", self.delete_scope, gives=CacheDeleted)
         routes.add("GET", "/v1/cache/forest", self.show_forest, gives=Forest)
         routes.add("POST", "/v1/cache/lookup", self.look_up, takes=any_request, gives=Lookup)
         # `path`, because keys may contain slashes.
@@ -66,9 +80,8 @@ class CacheApi:
     async def list_stored(self, request: Request) -> Response:
         namespace, limit = self._namespace(request), _limit(request, MAX_LISTED)
         with await self._models.lease(model_wanted(request)) as served:
-            stored = await served.responder.ask(
-                lambda store: store.list_stored(namespace=namespace, limit=limit)
-            )
+            stored = await served.responder.ask(ListStored(namespace=namespace, limit=limit))
+            await self._models.refresh()
             cache = served.responder.status().cache
         usage = [tier_usage(tier) for tier in (cache.tiers if cache is not None else ())]
         return json_response(
@@ -78,9 +91,7 @@ class CacheApi:
     async def show_forest(self, request: Request) -> Response:
         namespace, limit = self._namespace(request), _limit(request, MAX_BRANCHES)
         with await self._models.lease(model_wanted(request)) as served:
-            branches = await served.responder.ask(
-                lambda store: store.forest(namespace=namespace, limit=limit)
-            )
+            branches = await served.responder.ask(ListBranches(namespace=namespace, limit=limit))
         return json_response(Forest(object="list", data=[branch_entry(each) for each in branches]))
 
     async def read_text(self, request: Request, key: str) -> Response:
@@ -88,9 +99,7 @@ class CacheApi:
         start = whole_number(request, "start", default=0, most=MAX_POSITION)
         with await self._models.lease(model_wanted(request)) as served:
             responder = served.responder
-            tokens = await responder.ask(
-                lambda store: store.stored_tokens(key, namespace=namespace)
-            )
+            tokens = await responder.ask(ReadTokens(key=key, namespace=namespace))
             if tokens is None:
                 raise _unknown(key)
             own = tokens[start:]
@@ -102,31 +111,42 @@ class CacheApi:
         )
 
     async def pin(self, request: Request, key: str) -> Response:
-        body = await read_body(request, PinRequest, self._context.telemetry)
+        self._context.require_admin(request, "Pinning a stored prompt")
+        body = await self._context.bodies.read(request, PinRequest)
         namespace = self._namespace(request)
         with await self._models.lease(model_wanted(request)) as served:
             is_there = await served.responder.ask(
-                lambda store: store.pin(key, seconds=body.seconds, namespace=namespace)
+                PinStored(key=key, seconds=body.seconds, namespace=namespace)
             )
         if not is_there:
             raise _unknown(key)
         return json_response(CachePinned(object="cache.pinned", key=key, seconds=body.seconds))
 
     async def delete(self, request: Request, key: str) -> Response:
-        n_deleted = await self._forget(request, key)
-        if n_deleted == 0:
+        caller = self._context.caller(request)
+        with await self._models.lease(model_wanted(request)) as served:
+            deleted = await served.responder.ask(
+                ForgetKey(key=key, namespace=caller.namespace, at=caller.asked_at)
+            )
+        if not any(deleted.counts.values()):
             raise _unknown(key)
-        return json_response(CacheDeleted(object="cache.deleted", key=key, deleted=n_deleted))
+        return json_response(cache_deleted(key, deleted))
 
-    async def delete_all(self, request: Request) -> Response:
-        n_deleted = await self._forget(request, None)
-        return json_response(CacheDeleted(object="cache.deleted", key=None, deleted=n_deleted))
+    async def delete_scope(self, request: Request) -> Response:
+        """Delete a session, the caller's namespace, or everything, of all models."""
+        caller = self._context.caller(request)
+        scope = _scope(request, caller)
+        if scope.namespace is None:
+            self._context.require_admin(request, "Deleting every namespace")
+        elif scope.session is None and self._context.is_shared:
+            self._context.require_admin(request, "Deleting what several keys share")
+        return json_response(cache_deleted(None, await self._forget(scope, caller.asked_at)))
 
     async def look_up(self, request: Request) -> Response:
         """Forecast what a request would find. Nothing is computed, and nothing changes."""
         name = request.query_params.get("dialect")
         if name is None:
-            name = detect(parse_json(await request.body()), request.headers)
+            name = detect(await self._context.bodies.read_json(request), request.headers)
         elif name not in self._formats:
             allowed = ", ".join(f"`{each}`" for each in self._formats)
             raise fault("dialect", f" should be one of {allowed}.")
@@ -140,13 +160,27 @@ class CacheApi:
             SessionList(object="list", data=[session_entry(each) for each in sessions])
         )
 
-    async def _forget(self, request: Request, key: str | None) -> int:
-        namespace = self._namespace(request)
-        with await self._models.lease(model_wanted(request)) as served:
-            return await served.responder.ask(lambda store: store.forget(key, namespace=namespace))
-
     def _namespace(self, request: Request) -> str:
         return self._context.caller(request).namespace
+
+
+def _scope(request: Request, caller: Caller) -> Scope:
+    query = request.query_params
+    wanted, session = query.get("scope"), query.get("session")
+    for name, value in query.multi_items():
+        if name == "model":
+            raise fault("model", " cannot be given: a deletion covers all models.")
+        if name not in ("scope", "session"):
+            raise fault(f"{name:.100}", " is not a parameter of a deletion: it would be ignored.")
+        if query[name] != value:
+            raise fault(name, " should be given once.")
+    if wanted not in (None, "all"):
+        raise fault("scope", " should be `all`, for every namespace.")
+    if wanted is not None and session is not None:
+        raise fault("scope", " and `session` cannot be given together.")
+    if session is not None and not (session := session_name(session)):
+        raise fault("session", " should not be empty.")
+    return Scope() if wanted else Scope(namespace=caller.namespace, session=session)
 
 
 def _limit(request: Request, most: int) -> int:

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from rekindle.api.cache.bodies import (
     CLASSES,
     BranchEntry,
+    CacheDeleted,
     CacheStories,
     CacheStory,
     ExpectedTimes,
     Lookup,
     MissBody,
     NeutralisedText,
+    OmittedMediaBody,
     Rekindle,
     SessionEntry,
     Span,
@@ -23,6 +25,7 @@ from rekindle.api.json import body_from
 from rekindle.chat.accounts.sessions import Session
 from rekindle.chat.reply.events import ReplyStats
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
+from rekindle.generation.forgetting import Deleted
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix, TierStatus
 from rekindle.observe.request_record import Miss
 
@@ -50,6 +53,16 @@ def tier_usage(tier: TierStatus) -> TierUsage:
 
 def tier_props(tier: TierStatus) -> TierProps:
     return TierProps(**tier_usage(tier), trouble=tier.trouble, directory=tier.directory)
+
+
+def cache_deleted(key: str | None, deleted: Deleted) -> CacheDeleted:
+    return CacheDeleted(
+        object="cache.deleted",
+        key=key,
+        deleted=sum(deleted.counts.values()),
+        places={place.value: n for place, n in deleted.counts.items()},
+        unreached=list(deleted.unreached),
+    )
 
 
 def branch_entry(branch: StoredBranch) -> BranchEntry:
@@ -103,6 +116,10 @@ def _story(stats: ReplyStats) -> CacheStory:
         story["neutralised"] = [
             NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised
         ]
+    if stats.n_reasoning:
+        story["reasoning_tokens"] = stats.n_reasoning
+    if stats.media_omitted:
+        story["media_omitted"] = [body_from(OmittedMediaBody, each) for each in stats.media_omitted]
     if stats.is_explained:
         story["miss"] = miss_body(stats.miss)
     return story

@@ -11,7 +11,7 @@ SlotSeen = TypedDict(
     "SlotSeen",
     {
         "id": int,
-        "request_id": str | None,  # null: the slot is idle
+        "request_id": str | None,  # null: the slot is idle; "": another namespace's request
         "session": str,
         "class": Class,
         "phase": Literal["idle", "restoring", "prefilling", "decoding"],
@@ -64,6 +64,12 @@ class CacheSeen(TypedDict):
     shared: SharedHealth | None  # null: there is no shared store
 
 
+class ProcessSeen(TypedDict):
+    state: Literal["running", "restarting", "failed"]
+    restarts: int
+    last_death: str | None  # one sentence
+
+
 class ModelSeen(TypedDict):
     id: str
     state: Literal["loaded", "loading", "unloaded"]
@@ -75,6 +81,7 @@ class ModelSeen(TypedDict):
     max_waiting: int
     slots: list[SlotSeen]
     cache: CacheSeen | None  # null: the model is not loaded, or still starting
+    process: ProcessSeen | None  # null: the model is not loaded, or has no process here
 
 
 class FirstToken(TypedDict):

@@ -16,6 +16,7 @@ from rekindle.api.dashboard.bodies import Hour
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
 from rekindle.api.dashboard.views import request_seen, snapshot_of
 from rekindle.api.models import Models
+from rekindle.generation.forgetting import Tombstone
 from rekindle.observe.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,9 @@ MAX_BEHIND = 64  # frames queued for one reader; picked
 
 
 class FeedReader:
-    """The queued frames of one connection, which sees one namespace."""
+    """The queued frames of one connection, which sees one namespace; None: all of them."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
         self.is_cut = False
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND)
@@ -58,19 +59,19 @@ class Feed:
         self._sample_seconds = sample_seconds
         self._readers: set[FeedReader] = set()
         self._sampler: asyncio.Task[None] | None = None
-        self._last_frame: bytes | None = None
+        self._last_frames: dict[str | None, bytes] = {}  # by namespace
         self._sampled_at = -math.inf  # a monotonic clock may start at 0
         self._is_closed = False
         history.listen(self._send_request)
 
-    def join(self, namespace: str) -> FeedReader:
+    def join(self, namespace: str | None) -> FeedReader:
         reader = FeedReader(namespace)
         reader.put(self._hour(namespace))
         if self._is_closed:
             reader.put(None)
             return reader
-        if self._last_frame is not None:
-            reader.put(self._last_frame)
+        if namespace in self._last_frames:
+            reader.put(self._last_frames[namespace])
         self._readers.add(reader)
         if self._sampler is None:
             self._sampler = asyncio.create_task(self._sample())
@@ -81,7 +82,12 @@ class Feed:
         if not self._readers and self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
-            self._last_frame = None  # outdated for the next reader
+            self._last_frames = {}  # outdated for the next reader
+
+    def forget(self, tombstone: Tombstone) -> int:
+        """Drop the requests that the deletion covers, and the last snapshots. Return how many."""
+        self._last_frames = {}
+        return self._history.forget(tombstone)
 
     def close(self) -> None:
         """End all streams: an open page must not delay the shutdown."""
@@ -94,22 +100,25 @@ class Feed:
             due = self._sampled_at + self._sample_seconds
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self._sampled_at = time.monotonic()
-            frame = _frame("snapshot", snapshot_of(self._models, self._history))
-            self._last_frame = frame
+            await self._models.refresh()
+            self._last_frames = {
+                each: _frame("snapshot", snapshot_of(self._models, self._history, each))
+                for each in {reader.namespace for reader in self._readers}
+            }
             for reader in self._readers:
-                reader.put(frame)
+                reader.put(self._last_frames[reader.namespace])
 
     def _send_request(self, record: RequestRecord) -> None:
-        readers = [each for each in self._readers if each.namespace == record.namespace]
+        readers = [each for each in self._readers if each.namespace in (None, record.namespace)]
         if readers:
             frame = _frame("request", request_seen(record))
             for reader in readers:
                 reader.put(frame)
 
-    def _hour(self, namespace: str) -> bytes:
+    def _hour(self, namespace: str | None) -> bytes:
         hour = Hour(
             bucket_seconds=BUCKET_SECONDS,
-            buckets=self._history.buckets(),
+            buckets=self._history.buckets(namespace),
             requests=[request_seen(each) for each in self._history.requests(namespace)],
         )
         return _frame("hour", hour)

@@ -1,4 +1,7 @@
-"""The last hour of this server, in memory and bounded, sent to each page that opens."""
+"""The last hour of this server, in memory and bounded, sent to each page that opens.
+
+Where a namespace may be None, that is the hour of all namespaces together.
+"""
 
 import time
 from collections import deque
@@ -7,12 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from rekindle.api.dashboard.bodies import Bucket, FirstToken
 from rekindle.api.json import body_from
+from rekindle.bounded_cache import BoundedCache
 from rekindle.generation.events import CacheSource
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.observe.request_record import Observer, RequestRecord
 
 BUCKET_SECONDS = 10
 N_BUCKETS = 360  # one hour
 MAX_SAMPLES = 64  # first-token times of one bucket; picked
+MAX_NAMESPACES = 64  # with buckets of their own; picked
 MAX_REQUESTS = 200  # sent to a page when it opens; picked
 
 
@@ -38,9 +44,11 @@ class _Bucket:
 class HourHistory:
     """Buckets and requests of the last hour. Used on the event loop only."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, forgotten: Tombstones, *, clock: Callable[[], float] = time.time) -> None:
+        self._forgotten = forgotten
         self._clock = clock
-        self._buckets: deque[_Bucket] = deque(maxlen=N_BUCKETS)  # none is empty
+        # By namespace. No bucket is empty.
+        self._buckets = BoundedCache[str | None, deque[_Bucket]](max_items=MAX_NAMESPACES)
         self._requests: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
         self._listeners: list[Observer] = []
 
@@ -48,34 +56,48 @@ class HourHistory:
         self._listeners.append(listener)
 
     def observe(self, record: RequestRecord) -> None:
-        self._bucket_now().add(record)
+        for namespace in (None, record.namespace):
+            self._bucket_now(namespace).add(record)
+        if self._forgotten.cover(record.owner):
+            return
         self._requests.append(replace(record, prompt_text=""))  # the text may be megabytes
         for listener in self._listeners:
             listener(record)
 
-    def requests(self, namespace: str) -> list[RequestRecord]:
-        return [record for record in self._requests if record.namespace == namespace]
+    def forget(self, tombstone: Tombstone) -> int:
+        """Drop the requests that the deletion covers; the counts stay. Return how many."""
+        kept = [record for record in self._requests if not tombstone.covers(record.owner)]
+        n_dropped = len(self._requests) - len(kept)
+        self._requests = deque(kept, maxlen=MAX_REQUESTS)
+        return n_dropped
 
-    def buckets(self) -> list[Bucket]:
-        return [_body(bucket) for bucket in self._of_the_hour()]
+    def requests(self, namespace: str | None) -> list[RequestRecord]:
+        return [record for record in self._requests if namespace in (None, record.namespace)]
 
-    def last_buckets(self) -> list[Bucket]:
+    def buckets(self, namespace: str | None) -> list[Bucket]:
+        return [_body(bucket) for bucket in self._of_the_hour(namespace)]
+
+    def last_buckets(self, namespace: str | None) -> list[Bucket]:
         """Return the last two buckets: the first may have ended since the last snapshot."""
-        return [_body(bucket) for bucket in self._of_the_hour()[-2:]]
+        return [_body(bucket) for bucket in self._of_the_hour(namespace)[-2:]]
 
-    def first_token_ms(self) -> FirstToken:
-        return _first_token(ms for bucket in self._of_the_hour() for ms in bucket.first_token_ms)
+    def first_token_ms(self, namespace: str | None) -> FirstToken:
+        hour = self._of_the_hour(namespace)
+        return _first_token(ms for bucket in hour for ms in bucket.first_token_ms)
 
-    def _bucket_now(self) -> _Bucket:
+    def _bucket_now(self, namespace: str | None) -> _Bucket:
+        buckets = self._buckets.get(namespace) or deque(maxlen=N_BUCKETS)
+        self._buckets.put(namespace, buckets)
         start = int(self._clock()) // BUCKET_SECONDS * BUCKET_SECONDS
         # The buckets stay in order even if the clock is set back.
-        if not self._buckets or self._buckets[-1].start < start:
-            self._buckets.append(_Bucket(start))
-        return self._buckets[-1]
+        if not buckets or buckets[-1].start < start:
+            buckets.append(_Bucket(start))
+        return buckets[-1]
 
-    def _of_the_hour(self) -> Sequence[_Bucket]:
+    def _of_the_hour(self, namespace: str | None) -> Sequence[_Bucket]:
         oldest = self._clock() - N_BUCKETS * BUCKET_SECONDS
-        return [bucket for bucket in self._buckets if bucket.start > oldest]
+        buckets = self._buckets.peek(namespace) or ()
+        return [bucket for bucket in buckets if bucket.start > oldest]
 
 
 def _body(bucket: _Bucket) -> Bucket:

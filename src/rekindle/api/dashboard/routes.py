@@ -57,7 +57,7 @@ class DashboardApi:
         return self._file(name)
 
     async def events(self, request: Request) -> Response:
-        return FeedStream(self._feed, self._context.caller(request).namespace)
+        return FeedStream(self._feed, self._context.visible_namespace(request))
 
     def _file(self, name: str) -> Response:
         return Response(self._files[name], media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)
@@ -66,7 +66,7 @@ class DashboardApi:
 class FeedStream(Response):
     media_type = MEDIA_TYPE
 
-    def __init__(self, feed: Feed, namespace: str) -> None:
+    def __init__(self, feed: Feed, namespace: str | None) -> None:
         self._feed = feed
         self._namespace = namespace
         self.status_code = 200

@@ -8,6 +8,7 @@ from rekindle.api.dashboard.bodies import (
     CacheSeen,
     DiskHealth,
     ModelSeen,
+    ProcessSeen,
     RequestSeen,
     SharedHealth,
     SlotSeen,
@@ -18,17 +19,18 @@ from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.json import body_from
 from rekindle.api.models import Models
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import CacheStatus, EngineStatus
+from rekindle.generation.status import CacheStatus, EngineStatus, ProcessStatus, SlotStatus
 from rekindle.models.card import ListedModel, ModelState
 from rekindle.observe.request_record import RequestRecord
 
 
-def snapshot_of(models: Models, history: HourHistory) -> Snapshot:
+def snapshot_of(models: Models, history: HourHistory, namespace: str | None) -> Snapshot:
+    """Describe the server now, as a client of the namespace may see it; None: all of it."""
     return Snapshot(
         time=round(time.time(), 3),
-        models=[_model_seen(listed, models) for listed in models.listed()],
-        buckets=history.last_buckets(),
-        first_token_ms=history.first_token_ms(),
+        models=[_model_seen(listed, models, namespace) for listed in models.listed()],
+        buckets=history.last_buckets(namespace),
+        first_token_ms=history.first_token_ms(namespace),
     )
 
 
@@ -59,7 +61,7 @@ def request_seen(record: RequestRecord) -> RequestSeen:
     }
 
 
-def _model_seen(listed: ListedModel, models: Models) -> ModelSeen:
+def _model_seen(listed: ListedModel, models: Models, namespace: str | None) -> ModelSeen:
     status = models.status(listed.id) if listed.state is ModelState.LOADED else None
     seen = status or EngineStatus(0, 0, 0, 0, 0, 0, 0)
     return ModelSeen(
@@ -71,8 +73,21 @@ def _model_seen(listed: ListedModel, models: Models) -> ModelSeen:
         running=seen.n_running,
         waiting=seen.n_waiting,
         max_waiting=seen.max_waiting,
-        slots=[body_from(SlotSeen, slot, **{"class": CLASSES[slot.rank]}) for slot in seen.slots],
+        slots=[_slot_seen(slot.seen_from(namespace)) for slot in seen.slots],
         cache=_cache_seen(seen.cache) if seen.cache is not None else None,
+        process=_process_seen(seen.process) if seen.process is not None else None,
+    )
+
+
+def _slot_seen(slot: SlotStatus) -> SlotSeen:
+    return body_from(SlotSeen, slot, **{"class": CLASSES[slot.rank]})
+
+
+def _process_seen(process: ProcessStatus) -> ProcessSeen:
+    return ProcessSeen(
+        state=process.state.value,
+        restarts=sum(process.restarts.values()),
+        last_death=process.last_death,
     )
 
 

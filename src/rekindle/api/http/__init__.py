@@ -1,1 +1,1 @@
-"""HTTP for every wire format: keys, limits, headers, draining, disconnects."""
+"""HTTP for every wire format: limits, headers, draining, disconnects."""

@@ -7,17 +7,19 @@ turns are shared within one namespace only.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from urllib.parse import unquote
 
 from rekindle.api.body import fault
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.json import string_in
-from rekindle.config import NamespaceBy
-from rekindle.generation.request import DEFAULT_SESSION, Rank
-
-MAX_SESSION_CHARS = 128
-DIGEST_BYTES = 16
+from rekindle.generation.forgetting import Owner
+from rekindle.generation.request import (
+    DEFAULT_SESSION,
+    MAX_SESSION_CHARS,
+    Rank,
+    digest,
+    session_name,
+)
 
 SALT_HEADER = "x-rekindle-cache-salt"
 CLASS_HEADER = "x-rekindle-class"
@@ -55,6 +57,11 @@ class Caller:
     session: str
     rank: Rank | None  # None: not declared
     namespace: str
+    asked_at: float = 0.0  # when the request arrived, in seconds since the epoch; 0: unknown
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(namespace=self.namespace, session=self.session, asked_at=self.asked_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +73,27 @@ class Hints:
     cache_salt: str | None = None
 
 
-def caller_of(headers: Mapping[str, str], hints: Hints, namespace_by: NamespaceBy) -> Caller:
-    """Identify the caller. `headers`: lower-case keys, or a case-insensitive mapping."""
+def caller_of(
+    headers: Mapping[str, str], hints: Hints, key: str | None, asked_at: float = 0.0
+) -> Caller:
+    """Describe the caller. `headers`: lower-case keys, or a case-insensitive mapping.
+
+    `key` is the API key that has a namespace of its own; None: the common namespace.
+    """
     return Caller(
         session=_session(headers, hints),
         rank=_rank(headers, hints),
-        namespace=namespace_of(headers, hints.cache_salt, namespace_by),
+        namespace=namespace_of(headers, hints.cache_salt, key),
+        asked_at=asked_at,
     )
 
 
-def namespace_of(headers: Mapping[str, str], salt: str | None, namespace_by: NamespaceBy) -> str:
+def namespace_of(headers: Mapping[str, str], salt: str | None, key: str | None) -> str:
     """Return a digest of API key and salt, or an empty string for the common namespace."""
     salt = salt or headers.get(SALT_HEADER) or None
-    key = next(iter(offered_keys(headers)), None) if namespace_by is NamespaceBy.API_KEY else None
     if salt is None and key is None:
         return ""
-    return _digest(json.dumps({"api_key": key, "cache_salt": salt}))
+    return digest(json.dumps({"api_key": key, "cache_salt": salt}))
 
 
 def session_in_user_id(user_id: str | None) -> str | None:
@@ -92,19 +104,24 @@ def session_in_user_id(user_id: str | None) -> str | None:
 def _session(headers: Mapping[str, str], hints: Hints) -> str:
     ours, *others = (headers.get(name, "") for name in SESSION_HEADERS)
     named = (*hints.sessions, unquote(ours), *others)
-    session = next((id for each in named if (id := _cleaned(each))), DEFAULT_SESSION)
+    session = next((name for id in named if (name := session_name(id or ""))), DEFAULT_SESSION)
     agent = _agent(headers, session)
-    if not agent or session.endswith(f"/{agent}"):  # our own name, sent back
-        return _bounded(session)
-    return _bounded(f"{session}/{agent}")
+    if not agent:
+        return session
+    ends = (f"/{agent}", f"/{digest(agent)}")
+    if session.endswith(ends):  # our own name, sent back
+        return session
+    # The name begins with the parent's, so that a deletion of the parent covers the sub-agent.
+    names = (session + end for end in ends)
+    return next((name for name in names if len(name) <= MAX_SESSION_CHARS), session)
 
 
 def _agent(headers: Mapping[str, str], session: str) -> str:
     """Return the id of a sub-agent that shares its parent's session, or an empty string."""
-    if agent := _cleaned(headers.get(CLAUDE_CODE_AGENT)):
+    if agent := session_name(headers.get(CLAUDE_CODE_AGENT, "")):
         return agent
-    thread = _cleaned(headers.get(CODEX_THREAD))
-    return "" if thread in (session, _cleaned(headers.get(CODEX_SESSION))) else thread
+    thread = session_name(headers.get(CODEX_THREAD, ""))
+    return "" if thread in (session, session_name(headers.get(CODEX_SESSION, ""))) else thread
 
 
 def _rank(headers: Mapping[str, str], hints: Hints) -> Rank | None:
@@ -122,22 +139,3 @@ def _declared(name: str, param: str) -> Rank:
         allowed = ", ".join(f"`{each}`" for each in CLASSES)
         raise fault(param, f" should be one of {allowed}.")
     return CLASSES[name]
-
-
-def offered_keys(headers: Mapping[str, str]) -> list[str]:
-    """List the API keys that a request offers; none is empty."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return [key for key in (bearer, headers.get("x-api-key", "")) if key]
-
-
-def _cleaned(id: str | None) -> str:
-    return "".join(filter(str.isprintable, id or "")).strip()
-
-
-def _bounded(id: str) -> str:
-    return id if len(id) <= MAX_SESSION_CHARS else _digest(id)
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -1,22 +1,28 @@
 """llama-server's own endpoints: health, properties, slots, metrics, tokens, templates."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from rekindle import __version__
-from rekindle.api.body import fault, read_body
+from rekindle.api.body import fault
 from rekindle.api.cache.views import tier_props
+from rekindle.api.cache_controls import hints_of
+from rekindle.api.http.context import RequestContext
 from rekindle.api.http.query import model_wanted
-from rekindle.api.json import body_from
-from rekindle.api.models import Lease, Models
+from rekindle.api.json import body_from, json_response
+from rekindle.api.models import Lease
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeReply,
     DetokenizeRequest,
+    DialectProps,
+    EngineHealth,
     GenerationProps,
     Health,
     Modalities,
@@ -30,21 +36,27 @@ from rekindle.api.native.schema import (
     TokenizeRequest,
     TokenPiece,
 )
-from rekindle.api.openai.messages import conversation_of
+from rekindle.api.openai.messages import conversation_of, reasoning_budget_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import Routes
+from rekindle.api.requests.media import MediaReader
+from rekindle.api.requests.reasoning import effective_budget, for_budget
+from rekindle.chat.dialects.choice import DialectChoice
+from rekindle.chat.reply.tool_use import GrammarProof
 from rekindle.errors import InvalidRequest
 from rekindle.generation.events import CacheSource
-from rekindle.generation.status import EngineStatus, SlotStatus
+from rekindle.generation.status import EngineStatus, ProcessState, ProcessStatus, SlotStatus
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.card import ModelState
-from rekindle.observe.telemetry import Telemetry
 
 
 class NativeApi:
-    def __init__(self, models: Models, telemetry: Telemetry) -> None:
-        self._models = models
-        self._telemetry = telemetry
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._models = context.models
+        self._telemetry = context.telemetry
+        self._bodies = context.bodies
+        self._settings = context.settings
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("GET", "/health", self.health, response_model=Health)
@@ -52,13 +64,29 @@ class NativeApi:
         routes.add("GET", "/slots", self.slots)
         text = {"text/plain": {"schema": {"type": "string"}}}
         routes.add("GET", "/metrics", self.metrics, media=text)
-        routes.add("POST", "/tokenize", self.tokenize, takes=[TokenizeRequest])
-        routes.add("POST", "/detokenize", self.detokenize, takes=[DetokenizeRequest])
-        routes.add("POST", "/apply-template", self.apply_template, takes=[ChatCompletionRequest])
+        routes.add("POST", "/tokenize", self.tokenize, takes=[TokenizeRequest], gives=TokenizeReply)
+        routes.add(
+            "POST", "/detokenize", self.detokenize, takes=[DetokenizeRequest], gives=DetokenizeReply
+        )
+        routes.add(
+            "POST",
+            "/apply-template",
+            self.apply_template,
+            takes=[ChatCompletionRequest],
+            gives=TemplateReply,
+        )
 
-    async def health(self) -> Health | Response:
+    async def health(self, request: Request) -> Health | Response:
         """Report health without details: this endpoint needs no key."""
+        if "live" in request.query_params:
+            return Health(status="ok")
+        await self._models.refresh()
         statuses = self._loaded()
+        processes = [status.process for status in statuses if status.process is not None]
+        engine = _engine_health(processes) if processes else None
+        if processes and all(each.state is ProcessState.FAILED for each in processes):
+            body = {"status": "engine failed", "engine": engine}
+            return JSONResponse(body, 503, headers={"retry-after": "5"})
         if statuses and not any(status.n_slots for status in statuses):
             # A load balancer then skips this server.
             return JSONResponse({"status": "no upstream"}, 503)
@@ -68,46 +96,72 @@ class NativeApi:
             for tier in (status.cache.tiers if status.cache else ())
             if tier.name is CacheSource.SHARED
         ]
-        if not tiers:
-            return Health(status="ok")
-        is_well = all(tier.trouble is None for tier in tiers)
-        return Health(status="ok", shared_store="ok" if is_well else "not answering")
+        health = Health(status="ok")
+        if tiers:
+            is_well = all(tier.trouble is None for tier in tiers)
+            health["shared_store"] = "ok" if is_well else "not answering"
+        if engine is not None:
+            health["engine"] = engine
+        return health
 
     async def props(self, request: Request) -> Props:
         with await self._models.lease(model_wanted(request)) as served:
+            await self._models.refresh()
             return _props(served)
 
     async def slots(self, request: Request) -> list[SlotProps]:
+        await self._models.refresh()
         status = self._models.status(model_wanted(request))
-        return [_slot_props(slot, status) for slot in status.slots] if status else []
+        visible = self._context.visible_namespace(request)
+        if status is None:
+            return []
+        return [_slot_props(slot.seen_from(visible), status) for slot in status.slots]
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        if self._settings.admin_metrics:
+            self._context.require_admin(request, "Reading the metrics")
+        await self._models.refresh()
         return Response(self._telemetry.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def tokenize(self, request: Request) -> TokenizeReply:
-        body = await read_body(request, TokenizeRequest, self._telemetry)
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._bodies.read(request, TokenizeRequest)
         with await self._models.lease(body.model) as served:
             return await asyncio.to_thread(_tokenize, body, served.responder.tokenizer)
 
-    async def detokenize(self, request: Request) -> DetokenizeReply:
-        body = await read_body(request, DetokenizeRequest, self._telemetry)
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._bodies.read(request, DetokenizeRequest)
         with await self._models.lease(body.model) as served:
-            tokenizer = served.responder.tokenizer
-            _check_tokens(body.tokens, tokenizer.n_vocab)
-            data = await asyncio.to_thread(tokenizer.detokenize, body.tokens, render_special=True)
-        return DetokenizeReply(content=data.decode("utf-8", "replace"))
+            return await asyncio.to_thread(_detokenize, body, served.responder.tokenizer)
 
-    async def apply_template(self, request: Request) -> TemplateReply:
-        body = await read_body(request, ChatCompletionRequest, self._telemetry)
-        conversation = conversation_of(body)
+    async def apply_template(self, request: Request) -> Response:
+        body = await self._bodies.read(request, ChatCompletionRequest)
+        settings = self._settings
+        conversation = for_budget(
+            await self._bodies.work(
+                request, partial(conversation_of, body, MediaReader(settings.media))
+            ),
+            effective_budget(reasoning_budget_of(body), settings.reasoning_limit),
+        )
+        # Turns of other namespaces must not show.
+        namespace = self._context.caller(request, hints_of(body)).namespace
         with await self._models.lease(body.model) as served:
-            prompt = await served.responder.prepare_chat(conversation)
-        return TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
+            prompt = await served.responder.prepare_chat(conversation, namespace=namespace)
+        reply = TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
+        return await asyncio.to_thread(json_response, reply)
 
     def _loaded(self) -> list[EngineStatus]:
         names = [each.id for each in self._models.listed() if each.state is ModelState.LOADED]
         statuses = [self._models.status(name) for name in names]
         return [status for status in statuses if status is not None]
+
+
+def _engine_health(processes: Sequence[ProcessStatus]) -> EngineHealth:
+    """Return the worst state of all engine processes, and their restarts by cause."""
+    states = [process.state for process in processes]
+    return EngineHealth(
+        state=max(states, key=list(ProcessState).index),
+        restarts=sum((Counter(process.restarts) for process in processes), Counter()),
+    )
 
 
 def _props(served: Lease) -> Props:
@@ -129,8 +183,20 @@ def _props(served: Lease) -> Props:
         eos_token=card.eos_text,
         build_info=f"rekindle-{__version__}",
         rekindle=RekindleProps(
-            version=__version__, cache=body_from(CacheProps, cache, tiers=tiers) if cache else None
+            version=__version__,
+            dialect=_dialect_props(served.responder.dialect_choice, served.responder.grammar_proof),
+            cache=body_from(CacheProps, cache, tiers=tiers) if cache else None,
         ),
+    )
+
+
+def _dialect_props(choice: DialectChoice, proof: GrammarProof | None) -> DialectProps:
+    return DialectProps(
+        name=choice.dialect.name,
+        origin=choice.origin.value,
+        line=choice.line,
+        losses=list(choice.losses),
+        refused_by_grammar=list(proof.refused) if proof else None,
     )
 
 
@@ -140,7 +206,7 @@ def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
         "id": slot.id,
         "n_ctx": status.n_ctx,
         "is_processing": slot.request_id is not None,
-        "id_task": slot.request_id,
+        "id_task": slot.request_id or None,
         "next_token": [NextToken(n_decoded=slot.n_generated)],
         "session": slot.session,
         "class": slot.rank.name.lower(),
@@ -149,7 +215,7 @@ def _slot_props(slot: SlotStatus, status: EngineStatus) -> SlotProps:
     }
 
 
-def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizeReply:
+def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> Response:
     try:
         tokens = tokenizer.tokenize(body.content, parse_special=body.parse_special)
     except InvalidRequest as error:
@@ -157,8 +223,14 @@ def _tokenize(body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizeReply:
     if body.add_special and tokenizer.bos_token is not None:
         tokens.insert(0, tokenizer.bos_token)
     if not body.with_pieces:
-        return TokenizeReply(tokens=tokens)
-    return TokenizeReply(tokens=[_piece(token, tokenizer) for token in tokens])
+        return json_response(TokenizeReply(tokens=tokens))
+    return json_response(TokenizeReply(tokens=[_piece(token, tokenizer) for token in tokens]))
+
+
+def _detokenize(body: DetokenizeRequest, tokenizer: Tokenizer) -> Response:
+    _check_tokens(body.tokens, tokenizer.n_vocab)
+    data = tokenizer.detokenize(body.tokens, render_special=True)
+    return json_response(DetokenizeReply(content=data.decode("utf-8", "replace")))
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:

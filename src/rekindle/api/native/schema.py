@@ -7,10 +7,11 @@ from typing_extensions import TypedDict
 
 from rekindle.api.body import WireModel
 from rekindle.api.cache.bodies import TierProps
+from rekindle.api.requests.limits import Id
 
 
 class TokenizeRequest(WireModel):
-    model: str | None = None
+    model: Id | None = None
     content: str
     add_special: bool = False
     # Unlike llama-server, text becomes control tokens only on request.
@@ -19,12 +20,18 @@ class TokenizeRequest(WireModel):
 
 
 class DetokenizeRequest(WireModel):
-    model: str | None = None
+    model: Id | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+class EngineHealth(TypedDict):
+    state: str  # running, restarting, failed: the worst of all models
+    restarts: dict[str, int]  # by cause
 
 
 class Health(TypedDict):
     status: Literal["ok"]
+    engine: NotRequired[EngineHealth]  # of models that run in processes of their own
     shared_store: NotRequired[Literal["ok", "not answering"]]  # if a loaded model uses one
 
 
@@ -98,8 +105,20 @@ class CacheProps(TypedDict):
     tiers: list[TierProps]
 
 
+class DialectProps(TypedDict):
+    """How the model's tool calls are read and written."""
+
+    name: str
+    origin: str  # "derived", "by hand", "generic" or "setting"
+    line: str  # one sentence for the operator
+    losses: list[str]  # what the template cannot write so that it reads back
+    # What the grammar refuses although the template writes it; null: not tried yet.
+    refused_by_grammar: list[str] | None
+
+
 class RekindleProps(TypedDict):
     version: str
+    dialect: DialectProps
     cache: CacheProps | None  # null while the engine starts
 
 

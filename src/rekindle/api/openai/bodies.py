@@ -15,11 +15,16 @@ class PromptTokensDetails(TypedDict):
     cache_write_tokens: int  # computed and kept
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(TypedDict):

@@ -3,14 +3,15 @@
 import asyncio
 import secrets
 from base64 import b64encode
+from functools import partial
 
 import numpy as np
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from rekindle.api.body import fault, read_body
-from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone, unless_client_leaves
-from rekindle.api.models import Models
+from rekindle.api.body import fault
+from rekindle.api.http.context import RequestContext
+from rekindle.api.http.disconnect import unless_client_leaves
 from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openai.schema import EmbeddingsRequest
@@ -18,31 +19,28 @@ from rekindle.api.openapi import Routes
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest
-from rekindle.observe.telemetry import Telemetry
 
 MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingsApi:
-    def __init__(self, models: Models, telemetry: Telemetry) -> None:
-        self._models = models
-        self._telemetry = telemetry
+    def __init__(self, context: RequestContext) -> None:
+        self._models = context.models
+        self._bodies = context.bodies
 
     def add_routes(self, routes: Routes, prefix: str) -> None:
         path, taken = f"{prefix}/embeddings", [EmbeddingsRequest]
         routes.add("POST", path, self.embeddings, takes=taken, gives=EmbeddingList)
 
     async def embeddings(self, request: Request) -> Response:
-        body = await read_body(request, EmbeddingsRequest, self._telemetry)
+        body = await self._bodies.read(request, EmbeddingsRequest)
         with await self._models.lease(body.model) as served:
             _check_dimensions(body.dimensions, served.responder)
             # Clients choose request ids and may repeat one; the engine's must be unique.
             name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
-            work = served.responder.embed(_inputs(body), request_id=name)
-            try:
-                made = await unless_client_leaves(request.receive, work)
-            except ClientGone:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            inputs = await self._bodies.work(request, partial(_inputs, body))
+            work = served.responder.embed(inputs, request_id=name)
+            made = await unless_client_leaves(request.receive, work)
         # In a thread: encoding thousands of vectors takes seconds.
         data = await asyncio.to_thread(_reply, made, body, served.card.id)
         return Response(data, media_type="application/json")

@@ -2,10 +2,11 @@
 
 from typing import Literal, NotRequired
 
+from fastapi import Request
 from typing_extensions import TypedDict
 
+from rekindle.api.http.context import RequestContext
 from rekindle.api.json import body_from
-from rekindle.api.models import Models
 from rekindle.api.openai.bodies import ModelMeta
 from rekindle.api.openapi import Routes
 from rekindle.models.card import ListedModel
@@ -26,8 +27,9 @@ class ModelList(TypedDict):
 
 
 class ModelsApi:
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._models = context.models
 
     def add_routes(self, routes: Routes, prefix: str) -> None:
         routes.add("GET", f"{prefix}/models", self.models)
@@ -47,7 +49,8 @@ class ModelsApi:
         await self._models.load(model_id)
         return _body(self._models.find(model_id))
 
-    async def unload(self, model_id: str) -> ModelBody:
+    async def unload(self, request: Request, model_id: str) -> ModelBody:
+        self._context.require_admin(request, "Unloading a model")
         await self._models.unload(model_id)
         return _body(self._models.find(model_id))
 

@@ -14,6 +14,7 @@ from rekindle.api.openai.bodies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
     Finish,
     PromptTokensDetails,
     Timings,
@@ -127,6 +128,9 @@ def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
         total_tokens=n_prompt + n_generated,
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=n_cached, cache_write_tokens=n_written
+        ),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(each.n_reasoning for each in stats)
         ),
     )
 

@@ -6,24 +6,61 @@ the two.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError, WithJsonSchema
 
-from rekindle.api.body import Ignored, Refused, WireModel
+from rekindle.api.body import SHOULD_BE, Ignored, Items, Refused, WireModel, fault
 from rekindle.api.cache_controls import OpenAiFields
 from rekindle.api.content import ContentPart
+from rekindle.api.requests.json_values import ArgumentsText, Int64, JsonObject
+from rekindle.api.requests.limits import (
+    MAX_BIASES,
+    MAX_CALLS,
+    MAX_DOCUMENTS,
+    MAX_MESSAGES,
+    MAX_OPTIONS,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Id,
+    Stop,
+)
+from rekindle.api.requests.reasoning import ReasoningBudget
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
 MAX_PROMPTS = 128  # picked; each is a separate engine request
 MAX_TOP_LOGPROBS = 20
 
-NonEmpty = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
-# Fail fast: a million wrong items would make a million errors.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-BiasPair = Annotated[tuple[int, Bias], Strict(strict=False)]
+BiasPair = Annotated[tuple[Int64, Bias], Strict(strict=False)]
+BIAS: TypeAdapter[Bias] = TypeAdapter(Bias)
+
+
+def _check_biases(biases: dict[str, Any]) -> dict[str, Any]:
+    """Raise InvalidRequest for the first wrong bias. Pydantic would list all of them."""
+    for key, bias in biases.items():
+        try:
+            BIAS.validate_python(bias, strict=True)
+        except ValidationError as error:
+            wanted = " or ".join(each["msg"].removeprefix(SHOULD_BE) for each in error.errors())
+            raise fault(f"logit_bias.{key}", f" should be {wanted}.") from None
+    return biases
+
+
+Biases = Annotated[
+    dict[str, Any],
+    Field(max_length=MAX_BIASES),
+    AfterValidator(_check_biases),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_BIASES,
+            "additionalProperties": BIAS.json_schema(),
+        }
+    ),
+]
 
 
 class StreamOptions(WireModel):
@@ -34,7 +71,7 @@ class StreamOptions(WireModel):
 class JsonSchemaFormat(WireModel):
     name: Annotated[str | None, Ignored()] = None
     description: Annotated[str | None, Ignored()] = None
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: JsonObject = Field(alias="schema")
     strict: Annotated[bool | None, Ignored()] = None
 
 
@@ -42,37 +79,41 @@ class ResponseFormat(WireModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     # llama-server's shorthand: {"type": "json_object", "schema": {...}}
-    object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    object_schema: JsonObject | None = Field(default=None, alias="schema")
 
 
 class GenerationFields(OpenAiFields):
     """Fields that both completion endpoints share."""
 
-    max_tokens: int | None = None
-    n_predict: int | None = None
-    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    max_tokens: Int64 | None = None
+    n_predict: Int64 | None = None
+    stop: (
+        Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None
+    ) = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_REPLIES)] | None = None
 
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[Int64, Field(ge=-1)] | None = None
     top_p: Share | None = None
     min_p: Share | None = None
     typical_p: Share | None = None
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    repeat_last_n: Annotated[Int64, Field(ge=-1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    seed: int | None = None
-    logit_bias: dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)] | None = None
+    seed: Annotated[int, Field(ge=-(2**128), le=2**128)] | None = None
+    logit_bias: (
+        Biases | Annotated[list[BiasPair], Field(fail_fast=True, max_length=MAX_BIASES)] | None
+    ) = None
     response_format: ResponseFormat | None = None
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
 
     timings_per_token: Annotated[bool | None, Ignored()] = None
-    metadata: Annotated[dict[str, Any] | None, Ignored()] = None
+    metadata: Annotated[JsonObject | None, Ignored()] = None
     store: Annotated[bool | None, Ignored()] = None
     service_tier: Annotated[str | None, Ignored()] = None
     safety_identifier: Annotated[str | None, Ignored()] = None
@@ -87,32 +128,40 @@ class GenerationFields(OpenAiFields):
 
 class FunctionCall(WireModel):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: ArgumentsText | JsonObject | None = None
 
 
 class ToolCallEntry(WireModel):
-    id: str = ""
+    id: Id = ""
     type: str = "function"
     function: FunctionCall | None = None
 
 
+class ChatPart(ContentPart):
+    image_url: Any = None
+    video_url: Any = None
+    audio_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[Items[ChatPart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     reasoning_details: Annotated[Any, Ignored()] = None
-    tool_calls: list[ToolCallEntry] | None = None
-    tool_call_id: str | None = None
+    tool_calls: Annotated[Items[ToolCallEntry], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Id | None = None
     function_call: Annotated[Any, Refused("Use `tool_calls`.")] = None
-    audio: Annotated[Any, Refused()] = None
+    audio: dict[str, Any] | None = None
 
 
 # A plain dict, because templates show all keys of a definition to the model.
 FunctionDefinition = Annotated[
-    dict[str, Any],
+    JsonObject,
     WithJsonSchema(
         {
             "type": "object",
@@ -145,7 +194,7 @@ class ToolReference(WireModel):
 
 class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(min_length=1)]
+    tools: Annotated[Items[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ToolChoiceEntry(WireModel):
@@ -155,11 +204,20 @@ class ToolChoiceEntry(WireModel):
     allowed_tools: AllowedTools | None = None
 
 
-class ChatCompletionRequest(GenerationFields):
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
-    max_completion_tokens: int | None = None
+class ChatReasoning(WireModel):
+    """OpenRouter's."""
 
-    tools: list[ToolEntry] | None = None
+    max_tokens: ReasoningBudget | None = None
+    effort: Id | None = None
+    enabled: bool | None = None
+    exclude: Annotated[bool | None, Ignored()] = None
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Int64 | None = None
+
+    tools: Annotated[Items[ToolEntry], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceEntry | None = None
     parallel_tool_calls: bool | None = None
     overflow: Literal["error", "trim"] | None = None
@@ -167,14 +225,18 @@ class ChatCompletionRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     enable_thinking: bool | None = None
-    reasoning_effort: str | None = None
-    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Id | None = None
+    reasoning: ChatReasoning | None = None
+    reasoning_budget: ReasoningBudget | None = None
+    reasoning_budget_tokens: ReasoningBudget | None = None
+    thinking_budget_tokens: ReasoningBudget | None = None
+    documents: Annotated[Items[JsonObject], Field(max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True, max_length=MAX_OPTIONS)] | None = None
     verbosity: Annotated[str | None, Ignored()] = None
     functions: Annotated[Any, Refused("Use `tools`.")] = None
     function_call: Annotated[Any, Refused("Use `tool_choice`.")] = None
@@ -193,12 +255,12 @@ class CompletionRequest(GenerationFields):
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Int64 | None = None
     suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
 
 
 class EmbeddingsRequest(WireModel):
-    model: str | None = None
+    model: Id | None = None
     input: (
         str
         | Annotated[list[str], Field(fail_fast=True)]
@@ -206,5 +268,5 @@ class EmbeddingsRequest(WireModel):
         | Annotated[list[TokenIds], Field(fail_fast=True)]
     )
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Int64, Field(ge=1)] | None = None
     user: Annotated[str | None, Ignored()] = None

@@ -3,7 +3,7 @@
 The head and tail of a frame are made once per reply. A token costs one JSON string and a join.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic_core import to_json
@@ -35,8 +35,11 @@ from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
+    ReplyCallArguments,
+    ReplyCallBegan,
     ReplyDone,
     ReplyEvent,
+    ReplyPart,
     ReplyProgress,
     ReplyReasoning,
     ReplyStats,
@@ -47,6 +50,8 @@ from rekindle.chat.reply.events import (
 DONE = b"data: [DONE]\n\n"
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 END = b"}\n\n"
+CALL_HEAD = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":'
+CALL_TAIL = b"}}]}"
 REASONING_HEAD = b'"delta":{"reasoning_content":'
 
 
@@ -130,7 +135,7 @@ class Chunks:
             return self._text(self._text_heads[index], event)
         if isinstance(event, ReplyReasoning):
             return self._text(self._reasoning_heads[index], event)
-        if isinstance(event, ReplyCall):
+        if isinstance(event, ReplyPart):
             return self._call(index, event)
         if isinstance(event, ReplyDone):
             return self._finish(index, event)
@@ -152,16 +157,18 @@ class Chunks:
             return head + quoted(event.text) + tail
         return head + quoted(event.text) + self._text_tail
 
-    def _call(self, index: int, event: ReplyCall) -> bytes:
-        """Encode the name with the scores of all tokens of the call, then the arguments."""
-        scored = event.scored
-        frames = []
-        for delta in _call_deltas(event):
-            calls = to_json([delta], ensure_ascii=True)
-            end = self._unfinished(scored) + END
-            frames.append(self._choices[index] + b'"delta":{"tool_calls":' + calls + b"}" + end)
-            scored = ()
-        return b"".join(frames)
+    def _call(self, index: int, event: ReplyCallBegan | ReplyCallArguments | ReplyCall) -> bytes:
+        choice, end = self._choices[index], self._unfinished(event.scored) + END
+        if isinstance(event, ReplyCallBegan):
+            return choice + _begun_call(event) + end
+        if isinstance(event, ReplyCallArguments):
+            frames = []
+            head = choice + CALL_HEAD % event.index
+            for piece in pieces(event.json):
+                frames.append(head + quoted(piece) + CALL_TAIL + end)
+                end = UNFINISHED + END
+            return b"".join(frames)
+        return choice + self._shape.empty + end if event.scored else b""
 
     def _unfinished(self, scored: Sequence[ScoredToken]) -> bytes:
         if not scored:
@@ -218,12 +225,11 @@ def completion_chunks(body: CompletionRequest, envelope: Envelope) -> Chunks:
     return Chunks(COMPLETION, body, envelope, openings)
 
 
-def _call_deltas(call: ReplyCall) -> Iterator[ToolCallDelta]:
-    yield ToolCallDelta(
-        index=call.index,
-        id=call.id,
+def _begun_call(event: ReplyCallBegan) -> bytes:
+    delta = ToolCallDelta(
+        index=event.index,
+        id=event.id,
         type="function",
-        function=FunctionDelta(name=call.name, arguments=""),
+        function=FunctionDelta(name=event.name, arguments=""),
     )
-    for piece in pieces(call.arguments_json):
-        yield ToolCallDelta(index=call.index, function=FunctionDelta(arguments=piece))
+    return b'"delta":{"tool_calls":' + to_json([delta], ensure_ascii=True) + b"}"

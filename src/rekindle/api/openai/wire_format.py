@@ -6,21 +6,26 @@ from functools import partial
 from rekindle.api.cache_controls import openai_marks
 from rekindle.api.http.caller import Caller
 from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
-from rekindle.api.openai.messages import conversation_of, marks_of
+from rekindle.api.openai.messages import conversation_of, marks_of, reasoning_budget_of
 from rekindle.api.openai.request import chat_options, completion_options, raw_inputs
 from rekindle.api.openai.response import chat_completion, completion
 from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
 from rekindle.api.openai.stream import chat_chunks, completion_chunks
 from rekindle.api.pipeline import Exchange, WireFormat
+from rekindle.api.requests.media import MediaReader
 from rekindle.config import Overflow
 
 
-async def _read_chat(body: ChatCompletionRequest, _: Caller, __: Mapping[str, str]) -> Exchange:
-    conversation = conversation_of(body)
+def _read_chat(
+    body: ChatCompletionRequest, _: Caller, __: Mapping[str, str], media: MediaReader
+) -> Exchange:
+    conversation = conversation_of(body, media)
     return Exchange(
         prompt=conversation,
         marks=marks_of(body, conversation),
         overflow=Overflow(body.overflow) if body.overflow else None,
+        media_omitted=media.omitted,
+        reasoning_budget=reasoning_budget_of(body),
         n_per_prompt=body.n or 1,
         options=partial(chat_options, body, conversation.tools),
         encoder=partial(chat_chunks, body),
@@ -28,7 +33,9 @@ async def _read_chat(body: ChatCompletionRequest, _: Caller, __: Mapping[str, st
     )
 
 
-async def _read_completion(body: CompletionRequest, _: Caller, __: Mapping[str, str]) -> Exchange:
+def _read_completion(
+    body: CompletionRequest, _: Caller, __: Mapping[str, str], ___: MediaReader
+) -> Exchange:
     return Exchange(
         prompt=raw_inputs("prompt", body.prompt),
         marks=openai_marks(body, ()),

@@ -62,7 +62,7 @@ OutputItem = OutputMessage | ReasoningBody | FunctionCallBody | CustomCallBody
 
 
 class OutputTokensDetails(TypedDict):
-    reasoning_tokens: int  # always 0: not counted separately
+    reasoning_tokens: int
 
 
 class ResponseUsage(TypedDict):

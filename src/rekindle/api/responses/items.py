@@ -8,10 +8,14 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
 from rekindle.api.json import string_in
+from rekindle.api.requests.json_size import is_too_large
+from rekindle.api.requests.media import MediaReader
 from rekindle.api.responses.schema import (
+    CALLED_WITH,
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
@@ -33,6 +37,7 @@ from rekindle.chat.conversation import (
 # Not refused: an agent cannot change what a tool returned, and could not continue.
 LEFT_OUT = "[{type} left out: this model reads only text]"
 ENCRYPTED_KEY = "rekindle_reasoning"
+MAX_ENCRYPTED_MEMBERS = 64  # `encrypted` writes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,8 @@ class Read:
     breakpoints: tuple[int, ...] = ()  # how many messages each one covers
 
 
-def read_items(items: Sequence[Placed]) -> Read:
-    reader = _ItemReader()
+def read_items(items: Sequence[Placed], media: MediaReader) -> Read:
+    reader = _ItemReader(media)
     for placed in items:
         reader.add(placed)
     reader.end_turn()
@@ -68,6 +73,8 @@ def decrypted(content: str) -> str | None:
     try:
         source = base64.b64decode(content, validate=True)
     except ValueError:  # not base64, or not even ASCII
+        return None
+    if is_too_large(source, MAX_ENCRYPTED_MEMBERS, MAX_ENCRYPTED_MEMBERS):
         return None
     return string_in(source, ENCRYPTED_KEY)
 
@@ -92,7 +99,8 @@ class _Turn:
 
 
 class _ItemReader:
-    def __init__(self) -> None:
+    def __init__(self, media: MediaReader) -> None:
+        self._media = media
         self.messages: list[Message] = []
         self.skipped: list[str] = []
         self.breakpoints: list[int] = []
@@ -106,7 +114,7 @@ class _ItemReader:
                 self._add_message(item, path)
             case ReasoningItem():
                 turn = self._open_turn()
-                turn.reasoning.append(_reasoning(item, path))
+                turn.reasoning.append(self._reasoning(item, path))
                 turn.last_was_text = False
             case FunctionCallItem():
                 name = full_name(item.name, item.namespace)
@@ -136,7 +144,7 @@ class _ItemReader:
         return self._turn
 
     def _add_message(self, item: MessageItem, path: str) -> None:
-        texts = _texts(item.content, f"{path}.content")
+        texts = self._texts(item.content, f"{path}.content")
         if item.role == "assistant":
             self._open_turn().add_text("\n".join(texts))
             return
@@ -151,7 +159,7 @@ class _ItemReader:
     def _add_output(self, item: CallOutputItem, path: str) -> None:
         self.end_turn()
         call_id = self._calls.resolve(item.call_id, f"{path}.call_id")
-        self._add_result(call_id, _output_text(item.output))
+        self._add_result(call_id, self._output_text(item.output))
 
     def _add_result(self, call_id: str, text: str) -> None:
         self.messages.append(Message(Role.TOOL, (ToolResult(call_id, None, text),)))
@@ -161,9 +169,7 @@ class _ItemReader:
         extra = item.model_extra or {}
         call_id = extra.get("call_id")
         if isinstance(call_id, str) and item.type.endswith("_call"):
-            arguments: object = next(
-                (extra[key] for key in ("action", "operation", "arguments") if key in extra), {}
-            )
+            arguments: object = next((extra[key] for key in CALLED_WITH if key in extra), {})
             if not isinstance(arguments, str):
                 arguments = json.dumps(arguments, ensure_ascii=False)
             self._add_call(ToolCall(call_id, item.type.removesuffix("_call"), arguments))
@@ -172,12 +178,47 @@ class _ItemReader:
             self.end_turn()
             known = self._calls.find(call_id)
             if known is not None:
-                output = extra.get("output", "")
-                if not isinstance(output, str):
-                    output = json.dumps(output, ensure_ascii=False)
-                self._add_result(known, output)
+                self._add_result(known, self._other_output(extra.get("output", "")))
                 return
-        self.skipped.append(item.type)
+        text = self._media.text_of(dict(item))  # an image that the vendor's tool has made
+        if text is None:
+            self.skipped.append(item.type)
+        else:
+            self._open_turn().add_text(text)
+
+    def _other_output(self, output: Any) -> str:
+        if isinstance(output, list):
+            return "\n".join(map(self._other_output, output))
+        if isinstance(output, str):
+            return output
+        text = self._media.text_of(output) if isinstance(output, dict) else None
+        return json.dumps(output, ensure_ascii=False) if text is None else text
+
+    def _reasoning(self, item: ReasoningItem, path: str) -> str:
+        """Return the exact reasoning if the item has it, else the visible text."""
+        if item.encrypted_content and (text := decrypted(item.encrypted_content)) is not None:
+            return text
+        if item.content:
+            return "".join(self._texts(item.content, f"{path}.content"))
+        return "\n".join(self._texts(item.summary or [], f"{path}.summary"))
+
+    def _texts(self, content: str | Sequence[TextPart], path: str) -> list[str]:
+        if isinstance(content, str):
+            return [content] if content else []
+        texts = [
+            part_text(part, f"{path}.{index}", self._media) for index, part in enumerate(content)
+        ]
+        return [text for text in texts if text]
+
+    def _output_text(self, output: str | Sequence[TextPart]) -> str:
+        if isinstance(output, str):
+            return output
+        return "\n".join(map(self._output_part, output))
+
+    def _output_part(self, part: TextPart) -> str:
+        if part.text is not None:
+            return part.text
+        return self._media.text_of(dict(part)) or LEFT_OUT.format(type=part.type)
 
 
 def _n_breakpoints(item: InputItem) -> int:
@@ -186,27 +227,3 @@ def _n_breakpoints(item: InputItem) -> int:
             return sum(part.prompt_cache_breakpoint is not None for part in parts)
         case _:
             return 0
-
-
-def _reasoning(item: ReasoningItem, path: str) -> str:
-    """Return the exact reasoning if the item has it, else the visible text."""
-    if item.encrypted_content and (text := decrypted(item.encrypted_content)) is not None:
-        return text
-    if item.content:
-        return "".join(_texts(item.content, f"{path}.content"))
-    return "\n".join(_texts(item.summary or [], f"{path}.summary"))
-
-
-def _texts(content: str | Sequence[TextPart], path: str) -> list[str]:
-    if isinstance(content, str):
-        return [content] if content else []
-    texts = [part_text(part, f"{path}.{index}") for index, part in enumerate(content)]
-    return [text for text in texts if text]
-
-
-def _output_text(output: str | Sequence[TextPart]) -> str:
-    if isinstance(output, str):
-        return output
-    return "\n".join(
-        part.text if part.text is not None else LEFT_OUT.format(type=part.type) for part in output
-    )

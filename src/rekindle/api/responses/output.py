@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rekindle.api.json import string_in
+from rekindle.api.json import GrowingString, string_in
 from rekindle.api.openai.bodies import TokenLogprob
 from rekindle.api.openai.response import chat_logprobs
 from rekindle.api.responses.bodies import (
@@ -23,6 +23,8 @@ from rekindle.api.responses.tools import CUSTOM_ARGUMENT
 from rekindle.chat.reply.events import (
     FinishReason,
     ReplyCall,
+    ReplyCallArguments,
+    ReplyCallBegan,
     ReplyPart,
     ReplyReasoning,
     ReplyText,
@@ -55,6 +57,32 @@ class Closed:
 Step = Opened | Grown | Closed
 
 
+class OpenCall:
+    """A call whose arguments still grow. Clients get the input of a custom tool as plain text."""
+
+    def __init__(self, item: CallBody) -> None:
+        self.item = item  # without arguments
+        self._input = GrowingString(CUSTOM_ARGUMENT) if item["type"] == "custom_tool_call" else None
+        self._n_shown = 0  # characters
+
+    def grown(self, json: str) -> str:
+        """Return the text to show for the next piece of the arguments."""
+        text = json if self._input is None else self._input.feed(json)
+        self._n_shown += len(text)
+        return text
+
+    def closed(self, call: ReplyCall) -> tuple[str, CallBody]:
+        """Return the text that was not shown yet, and the whole item."""
+        status: ItemStatus = "incomplete" if call.is_cut else "completed"
+        arguments_json = call.arguments_json
+        if self.item["type"] == "function_call":
+            return "", {**self.item, "status": status, "arguments": arguments_json}
+        # Models sometimes omit the object around the input.
+        text = string_in(arguments_json, CUSTOM_ARGUMENT)
+        whole = arguments_json if text is None else text
+        return whole[self._n_shown :], {**self.item, "status": status, "input": whole}
+
+
 class Output:
     """The output of one reply as it grows; `items` has those that are whole."""
 
@@ -64,6 +92,7 @@ class Output:
         self._toolbox = head.toolbox
         self._encrypts_reasoning = ENCRYPTED_REASONING in (head.body.include or ())
         self._open: OutputMessage | ReasoningBody | None = None
+        self._call: OpenCall | None = None  # the newest one
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -81,9 +110,19 @@ class Output:
                     yield from self._close("completed")
                     yield self._open_item(self._reasoning())
                 yield self._grow(text, ())
-            case ReplyCall():
+            case ReplyCallBegan():
                 yield from self._close("completed")
-                yield from self._call(part)
+                self._call = OpenCall(self._call_body(part))
+                yield Opened(len(self.items), self._call.item)
+            case ReplyCallArguments(_, json):
+                assert self._call is not None
+                yield from self._grow_call(self._call, self._call.grown(json))
+            case ReplyCall():
+                assert self._call is not None
+                rest, item = self._call.closed(part)
+                yield from self._grow_call(self._call, rest)
+                yield Closed(len(self.items), item)
+                self.items.append(item)
 
     def finish(self, reason: FinishReason) -> Iterator[Step]:
         is_cut = reason is FinishReason.LENGTH
@@ -125,18 +164,9 @@ class Output:
         yield Closed(len(self.items), item)
         self.items.append(item)
 
-    def _call(self, call: ReplyCall) -> Iterator[Step]:
-        index, whole = len(self.items), self._call_body(call)
-        if whole["type"] == "function_call":
-            empty: CallBody = {**whole, "status": "in_progress", "arguments": ""}
-            text = whole["arguments"]
-        else:
-            empty = {**whole, "status": "in_progress", "input": ""}
-            text = whole["input"]
-        yield Opened(index, empty)
-        yield Grown(index, empty, text, [])
-        yield Closed(index, whole)
-        self.items.append(whole)
+    def _grow_call(self, call: OpenCall, text: str) -> Iterator[Grown]:
+        if text:
+            yield Grown(len(self.items), call.item, text, [])
 
     def _message(self, status: ItemStatus) -> OutputMessage:
         return OutputMessage(
@@ -146,28 +176,27 @@ class Output:
     def _reasoning(self) -> ReasoningBody:
         return ReasoningBody(id=self._id("rs"), type="reasoning", summary=[], content=[])
 
-    def _call_body(self, call: ReplyCall) -> CallBody:
+    def _call_body(self, call: ReplyCallBegan) -> CallBody:
+        """Return the item of a call without its arguments."""
         origin = self._toolbox.origin(call.name)
         body: CallBody
         if origin.is_custom:
-            # Models sometimes omit the object around the input.
-            text = string_in(call.arguments_json, CUSTOM_ARGUMENT)
             body = CustomCallBody(
                 id=self._id("ctc"),
                 type="custom_tool_call",
-                status="completed",
+                status="in_progress",
                 call_id=call.id,
                 name=origin.name,
-                input=call.arguments_json if text is None else text,
+                input="",
             )
         else:
             body = FunctionCallBody(
                 id=self._id("fc"),
                 type="function_call",
-                status="completed",
+                status="in_progress",
                 call_id=call.id,
                 name=origin.name,
-                arguments=call.arguments_json,
+                arguments="",
             )
         if origin.namespace is not None:
             body["namespace"] = origin.namespace

@@ -4,6 +4,7 @@ from typing import Any
 
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered, openai_marks
+from rekindle.api.requests.reasoning import NO_EFFORT, limit_of
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
@@ -53,6 +54,13 @@ def reply_options(
         tool_choice=tool_choice,
         compare_with=cache_options.comparison_response_id if cache_options else None,
     )
+
+
+def reasoning_budget_of(reasoning: ReasoningConfig | None) -> int | None:
+    """Return the budget that the client asks for. None: none."""
+    if reasoning is None:
+        return None
+    return 0 if reasoning.effort == NO_EFFORT else limit_of(reasoning.max_tokens)
 
 
 def _template_kwargs(reasoning: ReasoningConfig | None) -> dict[str, Any]:

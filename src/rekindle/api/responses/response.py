@@ -21,6 +21,7 @@ from rekindle.api.responses.bodies import (
     ResponseFault,
     ResponseUsage,
 )
+from rekindle.api.responses.known_fields import known_fields
 from rekindle.api.responses.schema import CreateResponseRequest, ResponseToolChoice
 from rekindle.api.responses.tools import Toolbox
 from rekindle.chat.accounts.miss_reasons import Diagnosis
@@ -82,7 +83,7 @@ def begun(head: ResponseHead) -> ResponseBody:
         tool_choice=_sent(body.tool_choice)
         if isinstance(body.tool_choice, ResponseToolChoice)
         else body.tool_choice or "auto",
-        tools=[_sent(tool) for tool in body.tools or ()],
+        tools=list(head.toolbox.echo),
         top_logprobs=body.top_logprobs or 0,
         top_p=head.options.sampling.top_p,
         truncation=body.truncation or "disabled",
@@ -143,10 +144,10 @@ def _usage(stats: ReplyStats) -> ResponseUsage:
             cached_tokens=stats.n_cached, cache_write_tokens=stats.n_written
         ),
         output_tokens=stats.n_generated,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=stats.n_reasoning),
         total_tokens=stats.n_prompt + stats.n_generated,
     )
 
 
 def _sent(part: WireModel | None) -> dict[str, Any]:
-    return part.model_dump(mode="json", by_alias=True, exclude_unset=True) if part else {}
+    return known_fields(part) if part else {}

@@ -1,5 +1,6 @@
 """The endpoints of stored responses: read, delete, list the input."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class StoredResponsesApi:
         return json_response((await self._find(request, response_id)).response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        if not await self._history(request).delete(response_id):
+        if not await asyncio.to_thread(self._history(request).delete, response_id):
             raise _unknown(response_id)
         return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
 
@@ -50,13 +51,19 @@ class StoredResponsesApi:
         return json_response(_page(ordered, limit, query.get("after")))
 
     async def _find(self, request: Request, response_id: str) -> Kept:
-        kept = await self._history(request).find(response_id)
+        kept = await asyncio.to_thread(self._history(request).find, response_id)
         if kept is None:
             raise _unknown(response_id)
         return kept
 
     def _history(self, request: Request) -> ResponseHistory:
-        return ResponseHistory(self._store, self._context.caller(request).namespace)
+        context = self._context
+        return ResponseHistory(
+            self._store,
+            context.caller(request).namespace,
+            context.telemetry,
+            max_bytes=context.settings.body_limit_bytes,
+        )
 
 
 def _page(items: Sequence[dict[str, Any]], limit: int, after: str | None) -> InputItemList:

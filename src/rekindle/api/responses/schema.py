@@ -5,34 +5,63 @@ agents send types that their vendor has added.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
-from rekindle.api.body import Ignored, Refused, WireModel
+from rekindle.api.body import Ignored, Items, Refused, WireModel
 from rekindle.api.cache_controls import OpenAiFields
-from rekindle.api.content import ContentPart, InputPart, TextPart
+from rekindle.api.content import ContentPart, TextPart
+from rekindle.api.requests.json_values import (
+    ArgumentsText,
+    Int64,
+    JsonObject,
+    check_arguments,
+    check_json,
+    texts_of,
+)
+from rekindle.api.requests.limits import (
+    MAX_MESSAGES,
+    MAX_OPTIONS,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Id,
+    check_id,
+)
+from rekindle.api.requests.reasoning import ReasoningBudget
 
 MAX_TOP_LOGPROBS = 20
+CALLED_WITH = ("action", "operation", "arguments")  # what unknown calls name their arguments
 
 Unused = Annotated[str | None, Ignored()]
 
 
-TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+class ItemPart(ContentPart):
+    image_url: Any = None
+    file_url: Any = None
+    file_data: Any = None
+    file_id: Any = None
+    filename: Any = None
+    input_audio: Any = None
+    detail: Unused = None
+
+
+TextParts = Annotated[Items[TextPart], Field(max_length=MAX_PARTS)]
+ItemParts = Annotated[Items[ItemPart], Field(max_length=MAX_PARTS)]
 
 
 class MessageItem(WireModel):
     type: Literal["message"] = "message"
-    id: str | None = None
+    id: Id | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+    content: str | ItemParts
     status: Unused = None
     phase: Unused = None
 
 
 class CallItem(WireModel):
-    id: str | None = None
-    call_id: str
+    id: Id | None = None
+    call_id: Id
     name: str
     namespace: str | None = None
     status: Unused = None
@@ -40,7 +69,7 @@ class CallItem(WireModel):
 
 class FunctionCallItem(CallItem):
     type: Literal["function_call"]
-    arguments: str
+    arguments: ArgumentsText
 
 
 class CustomCallItem(CallItem):
@@ -50,15 +79,15 @@ class CustomCallItem(CallItem):
 
 class CallOutputItem(WireModel):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    id: str | None = None
-    call_id: str
-    output: str | Annotated[list[InputPart], Field(fail_fast=True)]
+    id: Id | None = None
+    call_id: Id
+    output: str | ItemParts
     status: Unused = None
 
 
 class ReasoningItem(WireModel):
     type: Literal["reasoning"]
-    id: str | None = None
+    id: Id | None = None
     summary: TextParts | None = None
     content: TextParts | None = None
     encrypted_content: str | None = None
@@ -67,14 +96,23 @@ class ReasoningItem(WireModel):
 
 class ReferenceItem(WireModel):
     type: Literal["item_reference"] = "item_reference"
-    id: str
+    id: Id
 
 
 class OtherItem(WireModel):
     """An item of an unknown type. `items.py` shows calls and outputs, and omits the rest."""
 
     type: str
-    id: str | None = None
+    id: Id | None = None
+
+    @model_validator(mode="after")
+    def _check_unknown_fields(self, info: ValidationInfo) -> Self:
+        extra = check_json(self.model_extra) or {}
+        check_id(extra.get("call_id"))
+        for key in CALLED_WITH:
+            if isinstance(source := extra.get(key), str):
+                check_arguments(source, texts_of(info))
+        return self
 
 
 # A tag becomes part of a fault's path, so no tag may equal a field name.
@@ -126,7 +164,7 @@ class FunctionTool(WireModel):
     type: Literal["function"] = "function"
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -164,7 +202,7 @@ class NamespaceTool(WireModel):
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
-    tools: list[MemberTool]
+    tools: Annotated[Items[MemberTool], Field(max_length=MAX_TOOLS)]
 
 
 ToolEntry = Annotated[
@@ -187,12 +225,12 @@ class ResponseToolChoice(WireModel):
     name: str | None = None
     namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[ResponseToolReference] | None = None
+    tools: Annotated[Items[ResponseToolReference], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class TextFormat(WireModel):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    json_schema: JsonObject | None = Field(default=None, alias="schema")
     name: Unused = None
     description: Unused = None
     strict: Annotated[bool | None, Ignored()] = None
@@ -204,37 +242,38 @@ class TextConfig(WireModel):
 
 
 class ReasoningConfig(WireModel):
-    effort: str | None = None
+    effort: Id | None = None
+    max_tokens: ReasoningBudget | None = None
     summary: Unused = None
     generate_summary: Unused = None
 
 
 class CreateResponseRequest(OpenAiFields):
-    input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
+    input: str | Annotated[Items[InputItem], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Id | None = None
 
-    tools: list[ToolEntry] | None = None
+    tools: Annotated[Items[ToolEntry], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    max_output_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_output_tokens: Annotated[Int64, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
 
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=MAX_OPTIONS)] | None = None
     store: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
     truncation: Literal["auto", "disabled"] | None = None
-    max_tool_calls: Annotated[int | None, Ignored()] = None
+    max_tool_calls: Annotated[Int64 | None, Ignored()] = None
     safety_identifier: Unused = None
     service_tier: Unused = None
-    client_metadata: Annotated[dict[str, Any] | None, Ignored()] = None
-    stream_options: Annotated[dict[str, Any] | None, Ignored()] = None
+    client_metadata: Annotated[JsonObject | None, Ignored()] = None
+    stream_options: Annotated[JsonObject | None, Ignored()] = None
 
     background: Annotated[Any, Refused("Wait for the reply, or use `stream`.")] = None
     prompt: Annotated[Any, Refused("Send the text itself, as `instructions` and `input`.")] = None

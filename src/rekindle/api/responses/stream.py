@@ -15,6 +15,11 @@ from rekindle.api.responses.output import Closed, Grown, Opened, Output, Step
 from rekindle.api.responses.response import ResponseHead, begun, ended, failed
 from rekindle.chat.reply.events import ReplyDone, ReplyEvent, ReplyProgress
 
+CALL_EVENTS = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
+
 
 class ResponseEvents:
     """The frames of one request."""
@@ -24,7 +29,7 @@ class ResponseEvents:
         self._output = Output(head)
         self._on_end = on_end
         self._n_sent = 0
-        self._delta_head = b""  # of the open text or reasoning, after the number
+        self._delta_head = b""  # of the open item, after the number
         self._delta_tail = b""
         self._delta_name = b""
 
@@ -66,10 +71,11 @@ class ResponseEvents:
         match step:
             case Opened(index, item):
                 yield from self._opened(index, item)
-            case Grown(_, item, text, logprobs) if item["type"] in ("message", "reasoning"):
+            case Grown(_, item, text) if item["type"] in CALL_EVENTS:
+                for piece in pieces(text):
+                    yield self._delta(piece, [])
+            case Grown(_, _, text, logprobs):
                 yield self._delta(text, logprobs)
-            case Grown(index, item, text):
-                yield from self._arguments(index, item, text)
             case Closed(index, item):
                 yield from self._closed(index, item)
 
@@ -85,6 +91,8 @@ class ResponseEvents:
             part = ReasoningText(type="reasoning_text", text="")
             self._prepare_deltas("response.reasoning_text.delta", place, b"}\n\n")
         else:
+            del place["content_index"]
+            self._prepare_deltas(f"{CALL_EVENTS[item['type']]}.delta", place, b"}\n\n")
             return
         yield self._frame("response.content_part.added", **place, part=part)
 
@@ -99,16 +107,6 @@ class ResponseEvents:
             tail = b',"logprobs":' + to_json(logprobs, ensure_ascii=True) + b"}\n\n"
         return self._delta_name + self._number() + self._delta_head + quoted(text) + tail
 
-    def _arguments(self, index: int, item: OutputItem, text: str) -> Iterator[bytes]:
-        place = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "function_call":
-            name, key = "response.function_call_arguments", "arguments"
-        else:
-            name, key = "response.custom_tool_call_input", "input"
-        for piece in pieces(text):
-            yield self._frame(f"{name}.delta", **place, delta=piece)
-        yield self._frame(f"{name}.done", **place, **{key: text})
-
     def _closed(self, index: int, item: OutputItem) -> Iterator[bytes]:
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         if item["type"] == "message":
@@ -122,6 +120,13 @@ class ResponseEvents:
             thought = item["content"][0]
             yield self._frame("response.reasoning_text.done", **place, text=thought["text"])
             yield self._frame("response.content_part.done", **place, part=thought)
+        else:
+            del place["content_index"]
+            if item["type"] == "function_call":
+                whole = {"arguments": item["arguments"]}
+            else:
+                whole = {"input": item["input"]}
+            yield self._frame(f"{CALL_EVENTS[item['type']]}.done", **place, **whole)
         yield self._frame("response.output_item.done", output_index=index, item=item)
 
     def _frame(self, name: str, **data: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rekindle.api.body import fault
 from rekindle.api.responses.schema import (
@@ -17,7 +18,7 @@ from rekindle.api.tools import add_tool, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
-from rekindle.chat.template.sandbox import Json
+from rekindle.chat.template.json_text import Json
 
 # A custom tool takes free text. The model sees a function with this one argument.
 CUSTOM_ARGUMENT = "input"
@@ -44,6 +45,7 @@ class Toolbox:
     tools: tuple[Tool, ...]
     origins: Mapping[str, Origin]  # by full name
     unsupported: tuple[str, ...]  # types that only the vendor's servers can run
+    echo: tuple[dict[str, Any], ...]  # the tools as the client sent them
 
     def origin(self, full_name: str) -> Origin:
         return self.origins.get(full_name) or Origin(full_name)
@@ -68,7 +70,10 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
         tool = Tool(name, canonical_definition(_definition(name, entry)))
         add_tool(tools, tool, f"{path}.name")
         origins[name] = Origin(entry.name, namespace, is_custom=isinstance(entry, CustomTool))
-    return Toolbox(tuple(tools.values()), origins, tuple(unsupported))
+    echo = tuple(
+        entry.model_dump(mode="json", by_alias=True, exclude_unset=True) for entry in entries
+    )
+    return Toolbox(tuple(tools.values()), origins, tuple(unsupported), echo)
 
 
 def tool_choice_of(body: CreateResponseRequest, toolbox: Toolbox) -> ToolChoice:

@@ -9,12 +9,23 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rekindle.cache.disk.catalogue_schema import CATALOG
 from rekindle.cache.disk.entry_file import size_on_disk
-from rekindle.cache.entry import ORDINARY, Header, Key, Kind, Reason, Retention, entry_key
+from rekindle.cache.entry import (
+    KEY_BYTES,
+    ORDINARY,
+    TOKEN_BYTES,
+    Header,
+    Key,
+    Kind,
+    Reason,
+    Retention,
+    entry_key,
+)
 from rekindle.cache.names import Named
 from rekindle.cache.sqlite.connection import column, placeholders, shrink
 from rekindle.cache.sqlite.file import SqliteFile
@@ -38,12 +49,15 @@ _RANKS = {rank.value: rank for rank in Rank}
 
 _HEADER_FIELDS = tuple(field.name for field in dataclasses.fields(Header))
 _NAME_FIELDS = tuple(field.name for field in dataclasses.fields(Named))
-_ENTRY_FIELDS = (*_HEADER_FIELDS, *Retention._fields)
+_ENTRY_FIELDS = (*_HEADER_FIELDS, *Retention._fields, "root")
 _ENTRY_COLUMNS = ", ".join(_ENTRY_FIELDS)
 _INSERT = f"""
 INSERT OR IGNORE INTO entries
     ({_ENTRY_COLUMNS}, disk_bytes, last_used_at, hits, priority, n_children)
-SELECT {", ".join(f":{name}" for name in _ENTRY_FIELDS)}, :disk_bytes, :last_used_at, 1,
+SELECT {", ".join(f":{name}" for name in _ENTRY_FIELDS[:-1])},
+    coalesce(nullif(:root, x''), (SELECT root FROM entries WHERE key = :parent),
+        CASE WHEN :start = 0 THEN :parent ELSE x'' END),
+    :disk_bytes, :last_used_at, 1,
     priority((SELECT clock FROM eviction), :compute_seconds, :disk_bytes, 1),
     (SELECT count(*) FROM entries WHERE parent = :key)
 """
@@ -54,7 +68,7 @@ UPDATE entries SET
     priority = priority((SELECT clock FROM eviction), compute_seconds, disk_bytes, hits + 1)
 WHERE key = ?
 """
-_MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ? WHERE key = ?"
+_MARK = "UPDATE entries SET rank = ?, session = ?, pinned_until = ?, asked_at = ? WHERE key = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,7 @@ class CatalogRow:
     last_used_at: float
     hits: int  # 1 for an entry that was only written
     retention: Retention = ORDINARY
+    root: Key = b""  # of its namespace; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +150,25 @@ class Catalog(SqliteFile):
             rows = connection.execute(
                 "SELECT fingerprint, n_entries, n_tokens, n_bytes FROM totals"
             )
-            return {fingerprint: Totals(*numbers) for fingerprint, *numbers in rows}
+            return {
+                fingerprint: Totals(*numbers)
+                for fingerprint, *numbers in rows
+                if _is_key(fingerprint) and all(isinstance(each, int) for each in numbers)
+            }
 
     def all_keys(self) -> list[Key]:
         with self.reading() as connection:
-            return column(connection, "SELECT key FROM entries")
+            return [key for key in column(connection, "SELECT key FROM entries") if _is_key(key)]
+
+    def remove_malformed(self) -> None:
+        """Delete rows whose key is none: nothing else would find them."""
+        malformed = f"typeof(key) != 'blob' OR length(key) != {KEY_BYTES}"
+        with self.reading() as connection:
+            ids = column(connection, f"SELECT id FROM entries WHERE {malformed}")
+        if ids:
+            _log.warning("cache: deleted damaged rows of the catalogue n=%d", len(ids))
+            with self.writing() as connection:
+                connection.executemany("DELETE FROM entries WHERE id = ?", [(id,) for id in ids])
 
     def has(self, key: Key) -> bool:
         with self.reading() as connection:
@@ -151,11 +180,15 @@ class Catalog(SqliteFile):
         *,
         used_at: float | None = None,
         retention: Retention = ORDINARY,
+        root: Key = b"",
     ) -> None:
-        """Add entries; existing rows stay. `used_at` None: used when the entry was created."""
+        """Add entries; existing rows stay. `used_at` None: used when the entry was created.
+
+        Without a `root`, an entry has that of its parent.
+        """
         with self.writing() as connection:
             connection.executemany(
-                _INSERT, (_parameters(header, used_at, retention) for header in headers)
+                _INSERT, (_parameters(header, used_at, retention, root) for header in headers)
             )
 
     def mark(self, retentions: Sequence[tuple[Key, Retention]]) -> None:
@@ -171,12 +204,14 @@ class Catalog(SqliteFile):
                 " WHERE fingerprint = ? ORDER BY named_at",
                 (fingerprint,),
             )
-            return [Named(**dict(zip(_NAME_FIELDS, row, strict=True))) for row in rows]
+            named = [Named(**dict(zip(_NAME_FIELDS, row, strict=True))) for row in rows]
+        return [each for each in named if _is_sound_name(each)]
 
     def give_name(self, named: Named, *, fingerprint: Key) -> None:
         row = (fingerprint, *dataclasses.astuple(named))
         with self.writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?)", row)
+            _drop_names(connection, [named])  # REPLACE would not count as a removal
+            connection.execute("INSERT INTO names VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def drop_lost_names(self) -> None:
         """Delete the names of models without stored entries."""
@@ -191,10 +226,7 @@ class Catalog(SqliteFile):
 
     def drop_names(self, names: Sequence[Named]) -> None:
         with self.writing() as connection:
-            connection.executemany(
-                "DELETE FROM names WHERE root = ? AND name = ?",
-                ((named.root, named.name) for named in names),
-            )
+            _drop_names(connection, names)
 
     def touch(self, keys: Sequence[Key], *, used_at: float) -> list[Key]:
         """Count a use of each entry. Return the keys that have no row."""
@@ -246,8 +278,17 @@ class _Leaf(NamedTuple):
     priority: float
 
 
+def _drop_names(connection: sqlite3.Connection, names: Sequence[Named]) -> None:
+    connection.executemany(
+        "DELETE FROM names WHERE root = ? AND name = ?",
+        ((named.root, named.name) for named in names),
+    )
+
+
 def _stored_bytes(connection: sqlite3.Connection) -> int:
-    (n_bytes,) = column(connection, "SELECT coalesce(sum(n_bytes), 0) FROM totals")
+    # CAST: a damaged row may hold a text or an infinity.
+    query = "SELECT coalesce(sum(CAST(n_bytes AS INTEGER)), 0) FROM totals"
+    (n_bytes,) = column(connection, query)
     return int(n_bytes)
 
 
@@ -255,11 +296,12 @@ def _lowest_leaf(
     connection: sqlite3.Connection, now: float, is_spared: Callable[[Key], bool]
 ) -> _Leaf | None:
     leaves = connection.execute(
-        "SELECT id, key, disk_bytes, priority FROM entries"
+        "SELECT id, key, CAST(disk_bytes AS INTEGER), CAST(priority AS REAL) FROM entries"
         " WHERE n_children = 0 AND pinned_until <= ? ORDER BY rank DESC, priority",
         (now,),
     )
-    return next((leaf for leaf in map(_Leaf._make, leaves) if not is_spared(leaf.key)), None)
+    found = (leaf for leaf in map(_Leaf._make, leaves) if _is_key(leaf.key))
+    return next((leaf for leaf in found if not is_spared(leaf.key)), None)
 
 
 def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[CatalogRow]:
@@ -272,26 +314,54 @@ def _read_rows(connection: sqlite3.Connection, ids: Sequence[int]) -> list[Catal
 
 
 def _row(values: Sequence[Any]) -> CatalogRow | None:
-    *header_values, rank, session, pinned_until, last_used_at, hits = values
+    *header_values, rank, session, pinned_until, asked_at, root, last_used_at, hits = values
     fields = dict(zip(_HEADER_FIELDS, header_values, strict=True))
     # Nothing else notices a flipped bit here, and wrong token ids would match a wrong prompt.
     try:
         fields["kind"] = _KINDS[fields["kind"]]
         fields["reason"] = _REASONS[fields["reason"]]
         header = Header(**fields)
-        retention = Retention(_RANKS[rank], session, pinned_until)
-        is_sound = entry_key(header.parent, header.kind, header.tokens) == header.key
+        retention = Retention(_RANKS[rank], session, pinned_until, asked_at)
+        is_sound = (
+            entry_key(header.parent, header.kind, header.tokens) == header.key
+            and _is_key(header.fingerprint)
+            and isinstance(session, str)
+            and isinstance(asked_at, float)
+            and isinstance(root, bytes)
+            and 0 <= header.start < 2**32
+            and 0 <= header.payload_bytes < 2**63
+            and 0 <= hits < 2**63
+            # A sum is finite only if each number is. Text raises a TypeError.
+            and isfinite(header.compute_seconds + header.created_at + last_used_at + pinned_until)
+        )
     except (KeyError, TypeError):
         is_sound = False
     if not is_sound:
         _log.warning("cache: a row of the catalogue is damaged, its entry is ignored")
         return None
-    return CatalogRow(header, last_used_at, hits, retention)
+    return CatalogRow(header, last_used_at, hits, retention, root)
 
 
-def _parameters(header: Header, used_at: float | None, retention: Retention) -> dict[str, Any]:
+def _is_key(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == KEY_BYTES
+
+
+def _is_sound_name(named: Named) -> bool:
+    is_text = isinstance(named.name, str) and isinstance(named.session, str)
+    is_bytes = _is_key(named.root) and isinstance(named.tokens, bytes)
+    if is_text and is_bytes and isinstance(named.named_at, float) and isfinite(named.named_at):
+        return len(named.tokens) % TOKEN_BYTES == 0
+    _log.warning("cache: a row of the catalogue is damaged, its name is ignored")
+    return False
+
+
+def _parameters(
+    header: Header, used_at: float | None, retention: Retention, root: Key
+) -> dict[str, Any]:
     return {
         **retention._asdict(),
+        "asked_at": retention.asked_at or header.created_at,
+        "root": root,
         **{name: getattr(header, name) for name in _HEADER_FIELDS},
         "disk_bytes": size_on_disk(header),
         "last_used_at": header.created_at if used_at is None else used_at,

@@ -7,6 +7,7 @@
 Every method raises the OSError of the system unchanged. Safe to use from any thread.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -55,15 +56,16 @@ class EntryFiles:
         self._writer = f"{os.getpid()}-{secrets.token_hex(4)}"
 
     def create_folders(self) -> None:
-        for folder in (self._entries.parent, self._entries, self._quarantine):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._entries.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._entries, self._quarantine):
+            _make_folder(folder)
 
     def path(self, key: Key) -> Path:
         return self._entries / name_of(key)
 
     def read(self, key: Key) -> Entry:
         """Return the entry after checking key, length and both checksums. Raises EntryCorrupt."""
-        with _open(self.path(key)) as file:
+        with self._opened(self.path(key)) as file:
             header, payload_check = _read_preamble(file)
             if header.key != key:
                 raise EntryCorrupt(f"it holds the entry {header.key.hex()}")
@@ -75,7 +77,7 @@ class EntryFiles:
 
     def read_header(self, path: Path) -> Header:
         """Return the header, checked as far as possible without payload. Raises EntryCorrupt."""
-        with _open(path) as file:
+        with self._opened(path) as file:
             header, _ = _read_preamble(file)
         if self.path(header.key) != path:
             raise EntryCorrupt(f"it holds the entry {header.key.hex()}")
@@ -118,6 +120,8 @@ class EntryFiles:
         """Return the names of all entry files. Remove temporary files of killed writers."""
         names = set()
         for folder in _names_in(self._entries):
+            if (self._entries / folder).is_symlink():
+                continue
             for name in _names_in(self._entries / folder):
                 if name.endswith(_ENTRY_SUFFIX):
                     names.add(f"{folder}/{name}")
@@ -130,7 +134,8 @@ class EntryFiles:
 
     def set_aside(self, path: Path) -> None:
         """Move a file to quarantine, and delete the oldest files there beyond the limits."""
-        self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._quarantine.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(self._quarantine)
         path.rename(self._quarantine / f"{time.time_ns()}-{path.name}")
         n_bytes = 0
         for n_kept, name in enumerate(sorted(_names_in(self._quarantine), reverse=True)):
@@ -139,6 +144,17 @@ class EntryFiles:
             too_much = self._quarantine_bytes is not None and n_bytes > self._quarantine_bytes
             if n_kept >= _QUARANTINE_FILES or (too_much and n_kept > 0):
                 _delete(old)
+
+    @property
+    def entries_folder(self) -> Path:
+        return self._entries
+
+    def empty_quarantine(self) -> int:
+        """Delete the files in quarantine. Return how many there were."""
+        names = _names_in(self._quarantine)
+        for name in names:
+            _delete(self._quarantine / name)
+        return len(names)
 
     def overhead_bytes(self) -> int:
         """Return the bytes of the directory besides entries and catalogue."""
@@ -150,13 +166,24 @@ class EntryFiles:
         # The directory, its two folders, and the small file of weight digests.
         return (4 + self._n_folders) * DISK_BLOCK_BYTES + set_aside
 
+    def _opened(self, path: Path) -> FileIO:
+        self._check_folders(path)
+        return _open(path)
+
     def _create(self, path: Path) -> FileIO:
+        self._check_folders(path)
         try:
             return FileIO(path, "x", opener=_opener)
         except FileNotFoundError:
             self.create_folders()
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _make_folder(path.parent)
             return FileIO(path, "x", opener=_opener)
+
+    def _check_folders(self, path: Path) -> None:
+        """Refuse links to elsewhere. The file itself is opened without following one."""
+        for folder in (self._entries, path.parent):
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, "a folder in it is a symbolic link", str(folder))
 
 
 def size_on_disk(header: Header) -> int:
@@ -167,6 +194,13 @@ def size_on_disk(header: Header) -> int:
 def name_of(key: Key) -> str:
     name = key.hex()
     return f"{name[:2]}/{name}{_ENTRY_SUFFIX}"
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a private folder. A link is none, even if it leads to a folder."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "a folder in it is a symbolic link", str(folder))
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _open(path: Path) -> FileIO:

@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 from rekindle.cache.disk.catalogue import Catalog
 from rekindle.cache.disk.entry_file import EntryFiles, name_of
-from rekindle.cache.entry import Header, Key
+from rekindle.cache.disk.owners import trace_roots
+from rekindle.cache.entry import UNKNOWN_SESSION, Header, Key, Retention
+from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.errors import EntryCorrupt, TierFailed
 
 _log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]  # files read, files in all
 
+UNKNOWN_OWNER = Retention(session=UNKNOWN_SESSION)
 _BATCH_FILES = 256  # a transaction each; picked
 
 
@@ -53,6 +56,7 @@ def reconcile(
     Raises TierFailed.
     """
     with _closed_on_failure(catalog):
+        catalog.remove_malformed()
         # Read rows before files: an entry that another server adds meanwhile is unknown, not gone.
         known = {name_of(key): key for key in catalog.all_keys()}
         present = files.names()
@@ -62,9 +66,15 @@ def reconcile(
         unknown = sorted(present - known.keys())
         for first in range(0, len(unknown), _BATCH_FILES):
             paths = [files.path_of(name) for name in unknown[first : first + _BATCH_FILES]]
-            catalog.add([header for path in paths if (header := _read_header(files, path))])
+            headers = [header for path in paths if (header := _read_header(files, path))]
+            # A writer adds its row, and a deletion removes row and file, under the same lock.
+            with alone_in(catalog.path.parent):
+                there = [header for header in headers if files.path(header.key).exists()]
+                catalog.add(there, retention=UNKNOWN_OWNER)
             if on_progress is not None:
                 on_progress(min(first + _BATCH_FILES, len(unknown)), len(unknown))
+        if unknown:
+            trace_roots(catalog)
     return Differences(gone, len(unknown))
 
 
@@ -74,7 +84,7 @@ def _closed_on_failure(catalog: Catalog) -> Iterator[None]:
         yield
     except OSError as error:
         catalog.close()
-        raise TierFailed(f"{error.filename}: {error.strerror}") from error
+        raise TierFailed(f"{error.filename or catalog.path.parent}: {error.strerror}") from error
     except TierFailed:
         catalog.close()
         raise

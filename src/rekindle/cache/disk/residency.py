@@ -9,38 +9,52 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+import numpy as np
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.disk.catalogue import CatalogRow
 from rekindle.cache.disk.transfers import (
     CatalogueOpened,
+    DiskDeletion,
     DiskTransfers,
     FoundEntries,
     Relisted,
+    RowsDeleted,
 )
-from rekindle.cache.entry import Key, Kind
+from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key
 from rekindle.cache.index import Node, Where
+from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.names import Named, Names
 from rekindle.cache.policy import Speed, WriteBudget, WriteRules, admits_to_disk
 from rekindle.cache.residency import Residency
 from rekindle.cache.stores.back_store import BackStore
-from rekindle.cache.stores.transfers import (
-    Dropped,
-    Vanished,
-    WriteFailed,
-    Written,
-)
+from rekindle.cache.stores.transfers import Dropped, WriteFailed, Written
 from rekindle.generation.events import CacheSource
+from rekindle.generation.forgetting import Tombstone
 from rekindle.generation.status import TierCounters, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
 # All picked.
 MAX_FAILED = 4096
-INDEX_SECONDS = 1.0  # wait for the index at the start, and for a query about all entries
+INDEX_SECONDS = 1.0  # longest wait for the index at the start
 LONG_INDEX = 1000  # entries; a longer index is read while we serve
-LOOK_UP_SECONDS = 0.25  # longest wait of the engine for the entries of one prompt
+LOOK_UP_SECONDS = 1.0  # longest wait of a prompt for its entries
+
+
+@dataclass(slots=True, eq=False)
+class DiskLookup:
+    """A lookup of a prompt's entries. The prompt waits for it; the engine does not."""
+
+    deadline: float
+    is_answered: bool = False
+    is_stale: bool = False  # the answer does not count
+
+    def is_over(self, now: float) -> bool:
+        return self.is_answered or now >= self.deadline
 
 
 class DiskResidency(BackStore):
@@ -67,12 +81,13 @@ class DiskResidency(BackStore):
         self._row_bytes = row_bytes
         self._writable = WriteBudget(rules.bytes_per_hour)
         self._started_at = 0.0
-        self._was_awaited = False  # True once `wait_for_index` has waited
-        self._answers: SimpleQueue[list[CatalogRow]] = SimpleQueue()
-        self._n_unanswered = 0  # look-ups
+        self._answers: SimpleQueue[tuple[DiskLookup, list[CatalogRow]]] = SimpleQueue()
+        self._unanswered: list[DiskLookup] = []
         self._failed: deque[Node] = deque(maxlen=MAX_FAILED)  # written when the disk works again
         # When a write of each key failed last, and why.
         self._failures: BoundedCache[Key, tuple[float, str]] = BoundedCache(max_items=MAX_FAILED)
+        # Prompts deleted by their keys, with their roots, while the index is read.
+        self._forgotten_prefixes: list[tuple[Key, bytes]] = []
         self._dropping: Counter[Key] = Counter()  # being deleted, and may still be listed
 
     def start(self) -> None:
@@ -84,30 +99,22 @@ class DiskResidency(BackStore):
             _log.info("cache: still reading the index, %d entries so far", self._holdings.n_on_disk)
 
     def poll(self) -> bool:
-        """Handle finished transfers. Return True if more are waiting: a long index takes time."""
-        while (event := self.transfers.pool.poll()) is not None:
-            self._on(event)
-            if isinstance(event, FoundEntries):
-                return True
-        return False
+        self._handle_answers()
+        return super().poll()
 
-    def look_up(self, path: Callable[[], Sequence[Key]]) -> None:
-        """Add the entries along these keys, a root first, while the index is being read."""
-        if self.is_listed:
-            return
-        while self._n_unanswered and self._handle_answer(0.0):
-            pass
-        if self._n_unanswered:
-            return  # the disk is slow: only one prompt waits for it
-        self.transfers.look_up(path(), self._answers)
-        self._n_unanswered += 1
-        self._handle_answer(LOOK_UP_SECONDS)
+    def look_up(self, path: Callable[[], Sequence[Key]]) -> DiskLookup | None:
+        """Start to add the entries along these keys, a root first, while the index is being read.
 
-    def wait_for_index(self) -> None:
-        """Wait for the whole index on the first call only: the disk may hang."""
-        if not self.is_listed and not self._was_awaited:
-            self._was_awaited = True
-            self._handle_until(lambda: self.is_listed)
+        Return None if the index is complete, or if the disk is slow to answer others.
+        """
+        self._handle_answers()
+        now = time.monotonic()
+        if self.is_listed or any(lookup.is_over(now) for lookup in self._unanswered):
+            return None
+        lookup = DiskLookup(now + LOOK_UP_SECONDS)
+        self._unanswered.append(lookup)
+        self.transfers.look_up(path(), lambda rows: self._answers.put((lookup, rows)))
+        return lookup
 
     def failure_since(self, node: Node, since: float) -> str | None:
         """Return why a write of the node failed after `since`; None if no write failed."""
@@ -147,6 +154,29 @@ class DiskResidency(BackStore):
     def discard(self, keys: Sequence[Key]) -> None:
         self.drop(keys)
 
+    def forget(self, tombstone: Tombstone) -> DiskDeletion:
+        tier = self.transfers.tier
+        return self._begin(DiskDeletion(lambda: tier.forget(tombstone), tombstone))
+
+    def forget_prefix(self, root: Key, prefix: bytes) -> DiskDeletion:
+        """Delete entries and names that start with the prefix, also those not read so far."""
+        n_whole = len(prefix) // (BLOCK_TOKENS * TOKEN_BYTES)
+        keys = PrefixKeys(root, np.frombuffer(prefix, dtype=">u4").tolist())
+        holder = keys.after_blocks(n_whole)
+        tail = prefix[n_whole * BLOCK_TOKENS * TOKEN_BYTES :]
+        if not self.is_listed:
+            self._forgotten_prefixes.append((root, prefix))
+        tier = self.transfers.tier
+        return self._begin(
+            DiskDeletion(lambda: tier.forget_after(holder, tail, root, prefix), None)
+        )
+
+    def _begin(self, deletion: DiskDeletion) -> DiskDeletion:
+        self.transfers.begin_deletion(deletion)
+        for lookup in self._unanswered:
+            lookup.is_stale = True  # its answer may have been read before the deletion
+        return deletion
+
     def status(self) -> TierStatus:
         return TierStatus(
             name=CacheSource.DISK,
@@ -157,14 +187,13 @@ class DiskResidency(BackStore):
             directory=str(self.transfers.tier.directory),
         )
 
-    def _handle_answer(self, seconds: float) -> bool:
-        try:
-            rows = self._answers.get(block=seconds > 0, timeout=seconds)
-        except Empty:
-            return False
-        self._n_unanswered -= 1
-        self._on_found(rows)
-        return True
+    def _handle_answers(self) -> None:
+        while not self._answers.empty():
+            lookup, rows = self._answers.get()
+            if not lookup.is_stale:
+                self._on_found(rows)
+            lookup.is_answered = True
+            self._unanswered.remove(lookup)
 
     def _handle_until(self, is_enough: Callable[[], bool]) -> None:
         deadline = time.monotonic() + INDEX_SECONDS
@@ -176,15 +205,17 @@ class DiskResidency(BackStore):
         match event:
             case FoundEntries(rows):
                 self._on_found(rows)
-            case CatalogueOpened(trouble, names):
-                self._on_opened(trouble, names)
+            case CatalogueOpened():
+                self._on_opened(event)
             case Written(_, evicted):
                 self._after_write(evicted)
             case WriteFailed(key, trouble):
                 self._on_write_failed(self.writing[key], trouble)
             case Relisted(there):
-                known = self._holdings.index.nodes()
-                event = Vanished([node.key for node in known if node.key not in there])
+                known = [node for node in self._holdings.index.nodes() if Where.DISK in node.where]
+                self.transfers.emit_vanished([each.key for each in known if each.key not in there])
+            case RowsDeleted(keys, tombstone):
+                self._on_deleted(keys, by_key=tombstone is None)
             case Dropped(keys):
                 for key in keys:
                     self._dropping[key] -= 1
@@ -193,22 +224,59 @@ class DiskResidency(BackStore):
         super()._on(event)
 
     def _on_found(self, rows: Sequence[CatalogRow]) -> None:
+        deletions = self.transfers.tier.deletions
+        now = time.time()
         for row in rows:
-            if row.header.key not in self._dropping:
-                node = self._holdings.add(row.header, Where.DISK, row.retention)
+            kept = row.retention
+            if kept.asked_at > now:  # by a wrong clock; no deletion would cover it
+                kept = kept._replace(asked_at=now)
+            if row.header.key not in self._dropping and not deletions.covers(
+                row.root, kept.session, kept.asked_at
+            ):
+                node = self._holdings.add(row.header, Where.DISK, kept)
                 node.hits = max(node.hits, row.hits - 1)
                 node.used_at = max(node.used_at, row.last_used_at)
-
-    def _on_opened(self, trouble: str | None, names: Sequence[Named]) -> None:
-        self.is_listed = True
-        for named in names:
-            newer = self._names.get(named.root, named.name)
-            if newer is None or newer.named_at < named.named_at:
-                self._names.give(named)
-        self._note_trouble(trouble)
-        self._log_found()
         # A full collection over a million nodes would stop the engine for half a second.
         gc.freeze()
+
+    def _on_deleted(self, keys: Sequence[Key], *, by_key: bool) -> None:
+        """Remove what the index has read before the rows were deleted.
+
+        Memory keeps what a newer request or another session has stored there.
+        """
+        index, deletions = self._holdings.index, self.transfers.tier.deletions
+        for node in filter(None, map(index.get, keys)):
+            kept = node.retention
+            is_old = by_key and Where.DISK in node.where
+            if is_old or deletions.covers(index.root_of(node), kept.session, kept.asked_at):
+                self._holdings.drop([node], but=Where.DISK)
+            else:
+                self._holdings.remove(node, Where.DISK)
+
+    def _on_opened(self, opened: CatalogueOpened) -> None:
+        self.is_listed = True
+        for named in opened.names:
+            newer = self._names.get(named.root, named.name)
+            if (newer is None or newer.named_at < named.named_at) and not self._is_deleted(named):
+                self._names.give(replace(named, named_at=min(named.named_at, time.time())))
+        self._forgotten_prefixes.clear()
+        self._note_trouble(opened.trouble)
+        _log.info(
+            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; budgets: memory %s, disk %s",
+            self._holdings.n_on_disk,
+            opened.n_tokens,
+            opened.n_bytes / 1e6,
+            time.monotonic() - self._started_at,
+            self._capacity(self._holdings.memory.budget_bytes),
+            self._capacity(self._budget_bytes),
+        )
+
+    def _is_deleted(self, named: Named) -> bool:
+        """Return whether a name was deleted after it had been read."""
+        deletions = self.transfers.tier.deletions
+        return deletions.covers(named.root, named.session, named.named_at) or any(
+            named.is_of(root, prefix) for root, prefix in self._forgotten_prefixes
+        )
 
     def _after_write(self, evicted: Sequence[Key]) -> None:
         self._note_trouble(None)
@@ -236,21 +304,6 @@ class DiskResidency(BackStore):
         else:
             _log.info("cache: disk writes work again")
         self.trouble = trouble
-
-    def _log_found(self) -> None:
-        n_tokens = n_bytes = 0
-        for node in self._holdings.index.nodes():
-            n_bytes += node.payload_bytes
-            n_tokens += node.n_tokens if node.kind is Kind.BLOCK else 0
-        _log.info(
-            "cache: found %d entries, %d tokens, %.1f MB in %.2f s; budgets: memory %s, disk %s",
-            self._holdings.n_on_disk,
-            n_tokens,
-            n_bytes / 1e6,
-            time.monotonic() - self._started_at,
-            self._capacity(self._holdings.memory.budget_bytes),
-            self._capacity(self._budget_bytes),
-        )
 
     def _capacity(self, n_bytes: int) -> str:
         """Describe a budget in bytes, and in tokens if the size of a row is known."""

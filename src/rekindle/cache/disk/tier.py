@@ -14,17 +14,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rekindle.cache.disk.catalogue import Catalog, CatalogRow
+from rekindle.cache.disk.deletion import RowsForgotten, erase, forget_rows, remove_entries
 from rekindle.cache.disk.entry_file import DISK_BLOCK_BYTES, EntryFiles, size_on_disk
+from rekindle.cache.disk.owners import followers
 from rekindle.cache.disk.reconcile import (
     Differences,
     OnProgress,
     open_as_it_is,
     reconcile,
 )
+from rekindle.cache.disk.wiping import begin_deletion, is_deletion_unfinished
 from rekindle.cache.entry import Entry, Header, Key, Retention
+from rekindle.cache.forgetting.deletions import Deletions
+from rekindle.cache.forgetting.tombstone_file import TombstoneFile
 from rekindle.cache.names import Named
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.errors import EntryCorrupt, EntryMissing, TierFailed, TierFull
+from rekindle.generation.forgetting import Tombstone
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +66,9 @@ class DiskTier:
         self._catalog = Catalog(directory, wal_bytes=int(budget_bytes * _WAL_SHARE))
         self._evicted: list[Key] = []  # keys evicted since the last put returned
         self._stuck_bytes = 0  # of files without a row that could not be deleted
+        self._tombstones = TombstoneFile(directory)
+        self._kept_tombstones: list[Tombstone] = []
+        self.deletions = Deletions(fingerprint)  # of this server, and of all others as they appear
         self.n_bytes = 0  # bytes that count against the budget; any thread may read it
 
     def open(self) -> None:
@@ -69,6 +78,11 @@ class DiskTier:
     def open_as_it_is(self) -> None:
         """Open the catalogue without looking at the files."""
         open_as_it_is(self._catalog, self._files)
+        try:
+            self._kept_tombstones = self._tombstones.all()
+        except TierFailed as error:  # nothing is written while it cannot be read
+            _log.warning("cache: the list of deletions cannot be read: %s", error.message)
+        self.deletions.add(self._kept_tombstones)
         self.n_opens += 1
         self._stuck_bytes = 0
         self._count()
@@ -76,6 +90,7 @@ class DiskTier:
     def reconcile(self, *, on_progress: OnProgress | None = None) -> Differences:
         """Compare the catalogue with the files, and read unknown files."""
         differences = reconcile(self._catalog, self._files, on_progress=on_progress)
+        differences.gone.extend(self._forget_again())
         self._catalog.drop_lost_names()
         self._count()
         return differences
@@ -95,7 +110,8 @@ class DiskTier:
 
     def give_name(self, named: Named) -> None:
         self._ensure_open()
-        self._catalog.give_name(named, fingerprint=self._fingerprint)
+        if not self.deletions.covers(named.root, named.session, named.named_at):
+            self._catalog.give_name(named, fingerprint=self._fingerprint)
 
     def drop_names(self, names: Sequence[Named]) -> None:
         self._ensure_open()
@@ -132,6 +148,7 @@ class DiskTier:
                 # Another server may have written the entry before this one had the lock. Its row
                 # describes its file, so the file must stay.
                 if not self._touch_if_stored(header):
+                    self._refuse_deleted(entry)
                     self._make_room(header)
                     self._write(entry)
         self._count()
@@ -154,6 +171,62 @@ class DiskTier:
             self._catalog.remove(keys)
             self._stuck_bytes += self._files.remove(keys)
         self._count()
+
+    def forget(self, tombstone: Tombstone) -> RowsForgotten:
+        """Keep the tombstone, and delete what it covers of this model. `erase` must follow."""
+        self._ensure_open()
+        self.deletions.add([tombstone])
+        trouble = []
+        try:
+            self._tombstones.add(tombstone)
+        except TierFailed as error:
+            trouble.append(f"The deletion could not be noted for other servers: {error.message}")
+        begin_deletion(self._catalog)
+        gone = self._forget_rows([tombstone])
+        gone.unreached += trouble
+        return gone
+
+    def forget_after(self, holder: Key, tail: bytes, root: Key, prefix: bytes) -> RowsForgotten:
+        """Delete a prefix that ends `tail` after a block: what follows it, and its names.
+
+        `erase` must follow.
+        """
+        self._ensure_open()
+        begin_deletion(self._catalog)
+        keys = followers(self._catalog, holder, tail)
+        names = [each for each in self.names() if each.is_of(root, prefix)]
+        return remove_entries(self._catalog, self._files, self._alone, keys, names)
+
+    def erase(self) -> RowsForgotten:
+        """Leave no copy of what was deleted. Deletions that wait share one call: it is slow."""
+        gone = erase(self._catalog, self._files)
+        with suppress(TierFailed):
+            self._count()
+        return gone
+
+    def _forget_rows(self, tombstones: Sequence[Tombstone]) -> RowsForgotten:
+        gone = forget_rows(self._catalog, self._files, self._alone, tombstones, self._fingerprint)
+        self._stuck_bytes += gone.stuck_bytes
+        return gone
+
+    def _forget_again(self) -> list[Key]:
+        """End the deletions of servers that were killed."""
+        if not self._kept_tombstones:
+            return []
+        gone = self._forget_rows(self._kept_tombstones)
+        if is_deletion_unfinished(self._catalog):
+            for line in erase(self._catalog, self._files).unreached:
+                _log.warning("cache: a deletion could not be ended: %s", line)
+        return gone.keys
+
+    def _refuse_deleted(self, entry: Entry) -> None:
+        """Raise TierFull if the entry was deleted, by this server or another."""
+        if self._tombstones.changed():
+            self._kept_tombstones = self._tombstones.read()
+            self.deletions.add(self._kept_tombstones)
+        asked_at = entry.retention.asked_at or entry.header.created_at
+        if self.deletions.covers(entry.root, entry.retention.session, asked_at):
+            raise TierFull("it was deleted")
 
     def quarantine(self, key: Key, why: str) -> None:
         _log.warning("cache: quarantined entry=%s: %s", key.hex(), why)
@@ -187,7 +260,12 @@ class DiskTier:
     def _write(self, entry: Entry) -> None:
         self._files.write(entry)
         try:
-            self._catalog.add([entry.header], used_at=self._now(), retention=entry.retention)
+            self._catalog.add(
+                [entry.header],
+                used_at=self._now(),
+                retention=entry.retention,
+                root=entry.root,
+            )
         except TierFailed:
             self._files.remove([entry.header.key])
             raise
@@ -207,7 +285,7 @@ class DiskTier:
 
     def _overhead_bytes(self) -> int:
         with self._raising_tier_failed():
-            files_bytes = self._files.overhead_bytes()
+            files_bytes = self._files.overhead_bytes() + self._tombstones.disk_bytes()
         return files_bytes + self._catalog.disk_bytes() + self._stuck_bytes
 
     @contextmanager

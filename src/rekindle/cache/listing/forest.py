@@ -4,11 +4,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from heapq import nlargest
 from operator import and_
 
 from rekindle.cache.entry import Key, Kind
 from rekindle.cache.index import NOWHERE, Node
+from rekindle.cache.listing.slices import Sliced, last_used, slices
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import StoredBranch
 
@@ -26,41 +26,64 @@ def pinned_until(node: Node) -> float | None:
 
 def branches(
     nodes: Sequence[Node], names: Mapping[Key, Sequence[str]], limit: int
-) -> list[StoredBranch]:
+) -> Sliced[list[StoredBranch]]:
     """Group nodes into branches. `nodes` list parents before their children.
 
     `names` maps a node to the names of prompts that end there. Beyond `limit` blocks, only the
     most recently used ones and their ancestors are kept.
     """
-    blocks = [node for node in nodes if node.kind is Kind.BLOCK]
-    if len(blocks) > limit:
-        last_used = nlargest(limit, blocks, key=lambda node: node.used_at)
-        kept: set[Key] = set()
-        for node in last_used:
-            step: Node | None = node
-            while step is not None and step.key not in kept:
-                kept.add(step.key)
-                step = step.parent
-        blocks = [node for node in blocks if node.key in kept]
-    n_behind = Counter(node.parent.key for node in blocks if node.parent is not None)
+    blocks = yield from _blocks_of(nodes, limit)
+    n_behind: Counter[Key] = Counter()
+    for piece in slices(blocks):
+        n_behind.update(node.parent.key for node in piece if node.parent is not None)
+        yield
     rows: list[tuple[int | None, list[Node]]] = []  # the index of the parent row, and the nodes
     places: dict[Key, int] = {}  # the row of each node
-    for node in blocks:
-        before = node.parent
-        place = places.get(before.key) if before is not None else None
-        if (
-            before is not None
-            and place is not None
-            and n_behind[before.key] == 1
-            and before.key not in names
-            and (before.where, before.retention) == (node.where, node.retention)
-        ):
-            rows[place][1].append(node)
-            places[node.key] = place
-        else:
-            places[node.key] = len(rows)
-            rows.append((place, [node]))
-    return [_branch(row, parent, names.get(row[-1].key, ())) for parent, row in rows]
+    for piece in slices(blocks):
+        for node in piece:
+            before = node.parent
+            place = places.get(before.key) if before is not None else None
+            if (
+                before is not None
+                and place is not None
+                and n_behind[before.key] == 1
+                and before.key not in names
+                and before.where == node.where
+                and before.retention._replace(asked_at=0.0) == node.retention._replace(asked_at=0.0)
+            ):
+                rows[place][1].append(node)
+                places[node.key] = place
+            else:
+                places[node.key] = len(rows)
+                rows.append((place, [node]))
+        yield
+    made: list[StoredBranch] = []
+    for some_rows in slices(rows, lambda row: len(row[1])):
+        made += [_branch(row, parent, names.get(row[-1].key, ())) for parent, row in some_rows]
+        yield
+    return made
+
+
+def _blocks_of(nodes: Sequence[Node], limit: int) -> Sliced[list[Node]]:
+    """Return the blocks among the nodes; beyond `limit`, the last used ones and their ancestors."""
+    blocks: list[Node] = []
+    for piece in slices(nodes):
+        blocks += [node for node in piece if node.kind is Kind.BLOCK and node.where]
+        yield
+    if len(blocks) <= limit:
+        return blocks
+    chosen = yield from last_used(blocks, limit)
+    kept = {node.key for node in chosen}
+    for piece in slices(reversed(blocks)):  # children before their parents
+        for node in piece:
+            if node.key in kept and node.parent is not None:
+                kept.add(node.parent.key)
+        yield
+    kept_blocks: list[Node] = []
+    for piece in slices(blocks):
+        kept_blocks += [node for node in piece if node.key in kept]
+        yield
+    return kept_blocks
 
 
 def _branch(row: Sequence[Node], parent: int | None, names: Sequence[str]) -> StoredBranch:

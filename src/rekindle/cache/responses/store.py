@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.responses.file import ResponseFile, has_expired
 from rekindle.errors import TierFailed
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.stored_responses import StoredResponse
 from rekindle.write_behind import WriteBehind
 
@@ -28,8 +29,13 @@ class MemoryResponses:
     """A ResponseStore that ends with the process; the least recently used are evicted first."""
 
     def __init__(
-        self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MEMORY_BYTES
+        self,
+        forgotten: Tombstones,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MEMORY_BYTES,
     ) -> None:
+        self._forgotten = forgotten
         self._lock = threading.Lock()
         self._held: BoundedCache[str, StoredResponse] = BoundedCache(
             max_items=max_responses, max_bytes=max_bytes
@@ -42,11 +48,19 @@ class MemoryResponses:
 
     def put(self, response: StoredResponse) -> None:
         with self._lock:
-            self._held.put(response.id, response, n_bytes=len(response.data))
+            if not self._forgotten.cover(response.owner):
+                self._held.put(response.id, response, n_bytes=len(response.data))
 
     def delete(self, id: str) -> bool:
         with self._lock:
             return self._held.pop(id) is not None
+
+    def forget(self, tombstone: Tombstone) -> int:
+        with self._lock:
+            covered = [id for id, each in self._held.items() if tombstone.covers(each.owner)]
+            for id in covered:
+                self._held.pop(id)
+            return len(covered)
 
     def close(self) -> None:
         pass
@@ -61,11 +75,17 @@ class ResponseDatabase:
     """A ResponseStore in a directory that other servers may use as well."""
 
     def __init__(
-        self, directory: Path, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
+        self,
+        directory: Path,
+        *,
+        forgotten: Tombstones,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
+        self._forgotten = forgotten
         self._file = ResponseFile(directory, max_responses=max_responses, max_bytes=max_bytes)
         self._file_lock = threading.Lock()  # a delete waits for the write that may bring it back
-        self._recent = MemoryResponses(max_bytes=RECENT_BYTES)
+        self._recent = MemoryResponses(forgotten, max_bytes=RECENT_BYTES)
         self._writer: WriteBehind[str, _ResponseChange] = WriteBehind(
             "responses",
             self._write,
@@ -76,10 +96,15 @@ class ResponseDatabase:
             merge=lambda before, new: new._replace(response=new.response or before.response),
         )
 
+        try:
+            self._file.migrate()
+        except TierFailed as error:
+            self._writer.report(error)
+
     def get(self, id: str) -> StoredResponse | None:
         """Raises TierFailed."""
         found = self._unwritten(id) or self._recent.get(id) or self._read(id)
-        if found is None or has_expired(found.created_at):
+        if found is None or has_expired(found.created_at) or self._forgotten.cover(found.owner):
             return None
         self._recent.put(found)
         self._writer.put(id, _ResponseChange(time.time_ns(), None))
@@ -97,6 +122,16 @@ class ResponseDatabase:
         with self._file_lock:
             was_written = self._file.delete(id)
         return was_written or was_recent or was_unwritten
+
+    def forget(self, tombstone: Tombstone) -> int:
+        self._recent.forget(tombstone)
+        with self._file_lock:
+            n_unwritten = 0
+            for id in self._writer.unwritten():
+                response = self._unwritten(id)
+                if response is not None and tombstone.covers(response.owner):
+                    n_unwritten += self._writer.discard(id) is not None
+            return self._file.forget(tombstone.covers) + n_unwritten
 
     def close(self) -> None:
         self._writer.close(CLOSE_SECONDS)
@@ -118,4 +153,6 @@ class ResponseDatabase:
         with self._file_lock:
             # A response may have been deleted since the batch was taken.
             responses = [found for id in batch if (found := self._unwritten(id)) is not None]
-            self._file.write(responses, used)
+            kept = [each for each in responses if not self._forgotten.cover(each.owner)]
+            self._file.write(kept, used)
+            self._writer.settle(batch)

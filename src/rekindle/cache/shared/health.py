@@ -1,4 +1,4 @@
-"""The shared store's circuit breaker.
+"""The shared store's circuit breaker, and the calls that it guards.
 
 While it is open, calls to the store fail at once. A thread pings the store, less and less often,
 and closes the breaker when the store answers.
@@ -7,9 +7,12 @@ and closes the breaker when the store answers.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from rekindle.errors import TierFailed
+from rekindle.cache.shared.objects import KEEP_SECONDS, ObjectStore
+from rekindle.errors import StoreUnreachable, TierFailed, TierFull
+from rekindle.generation.model_state import Payload
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +23,8 @@ MAX_WAIT_SECONDS = 15.0
 MAX_FAILURES = 2  # in a row; a refused connection is enough alone
 
 _CLOSE_SECONDS = 1.0
+
+Answer = TypeVar("Answer")
 
 
 class StoreHealth:
@@ -151,3 +156,64 @@ class StoreHealth:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
+
+
+class GuardedObjects:
+    """An ObjectStore behind its circuit breaker: calls fail at once while the store is down."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        ping_seconds = DEAR_PING_SECONDS if objects.reads_are_dear else PING_SECONDS
+        self.health = StoreHealth(objects.place, objects.ping, ping_seconds=ping_seconds)
+        self.place = objects.place
+        self.reads_are_dear = objects.reads_are_dear
+        self._objects = objects
+
+    def read(self, names: Sequence[str], *, max_bytes: int) -> list[bytes | None]:
+        return self._ask(lambda: self._objects.read(names, max_bytes=max_bytes))
+
+    def write(self, name: str, parts: Sequence[Payload]) -> None:
+        self._ask(lambda: self._objects.write(name, parts))
+
+    def overwrite(self, name: str, start: Payload) -> None:
+        self._ask(lambda: self._objects.overwrite(name, start))
+
+    def add(self, group: str, member: str, *, keep_seconds: int = KEEP_SECONDS) -> None:
+        self._ask(lambda: self._objects.add(group, member, keep_seconds=keep_seconds))
+
+    def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
+        return self._ask(lambda: self._objects.members(groups, limit=limit))
+
+    def touch(self, names: Sequence[str]) -> list[bool]:
+        return self._ask(lambda: self._objects.touch(names))
+
+    def discard(self, group: str, members: Sequence[str]) -> None:
+        self._ask(lambda: self._objects.discard(group, members))
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._ask(lambda: self._objects.remove(names))
+
+    def pages(self, kinds: str, folder: str) -> Iterator[list[str]]:
+        pages = self._ask(lambda: self._objects.pages(kinds, folder))
+        while (page := self._ask(lambda: next(pages, None))) is not None:
+            yield page
+
+    def ping(self) -> None:
+        self._ask(self._objects.ping)
+
+    def close(self) -> None:
+        self.health.close()
+        self._objects.close()
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer:
+        if trouble := self.health.trouble:
+            raise TierFailed(f"the shared store at {self.place} is down: {trouble}")
+        began_at = self.health.now()
+        try:
+            answer = call()
+        except TierFailed as error:
+            if not isinstance(error, TierFull):  # a full store works
+                is_final = isinstance(error, StoreUnreachable)
+                self.health.note_failure(error.message, is_final=is_final)
+            raise
+        self.health.note_success(began_at=began_at)
+        return answer

@@ -5,31 +5,36 @@ pipeline, however many names it has. Needs the package `redis`.
 """
 
 import re
+import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from socket import gaierror
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
-from redis.connection import parse_url
+from redis.connection import Connection, DefaultParser, parse_url
 from redis.exceptions import OutOfMemoryError, RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from rekindle.cache.shared.objects import KEEP_SECONDS
 from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
 from rekindle.generation.model_state import Payload
 
 # All of these are picked.
-KEEP_SECONDS = 7 * 24 * 3600
 CONNECT_SECONDS = 0.5
 ANSWER_SECONDS = 1.0  # until the next bytes of an answer
 WRITE_SECONDS = 5.0  # for all of a value, which may be tens of megabytes
 DEFAULT_PREFIX = "rekindle"
 READ_BYTES = 256 * 1024  # at once, from a socket
+MAX_ANSWER_BYTES = 600 * 2**20  # Redis itself holds at most 512 MiB in one value
+MAX_ANSWER_SECONDS = 30.0  # for all of one answer
+SCAN_COUNT = 1000  # names that the server looks at for one page of a listing
+MAX_REMOVED = 1000  # names in one call
 
 SENTINEL = "redis+sentinel"
 CLUSTER = "redis+cluster"
@@ -37,13 +42,19 @@ DEFAULT_PORTS = {SENTINEL: 26379, CLUSTER: 6379}
 
 _OPTIONS_OF_POOLS = ("connection_class", "max_connections", "ssl")
 _FAILURES = (redis.RedisError, RedisClusterException, OSError)
-_NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError, gaierror)
+_NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
 _BAD_URL = (
     "redis-py does not understand the address of the shared store."
     " Write special characters in a password as %XX."
 )
 
+_WRONG_TYPES = (TypeError, ValueError, AttributeError, LookupError, MemoryError)
+_NO_OBJECT = b"\0"  # too short for any object
+_NOT_REDIS = "it answers otherwise than Redis"
+
 Client = redis.Redis | redis.RedisCluster
+Command = tuple[str | int | bytes, ...]
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +79,60 @@ class RedisObjects:
         self._reader = _LazyClient(address, answer_seconds=ANSWER_SECONDS)
         self._writer = _LazyClient(address, answer_seconds=WRITE_SECONDS)
 
-    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
-        if first_bytes is None:
-            return self._pipeline([("GET", self._key(name)) for name in names])
-        ranges = [("GETRANGE", self._key(name), 0, first_bytes - 1) for name in names]
+    def read(self, names: Sequence[str], *, max_bytes: int) -> list[bytes | None]:
+        ranges = [("GETRANGE", self._key(name), 0, max_bytes - 1) for name in names]
         # A missing object reads as an empty string.
-        return [found or None for found in self._pipeline(ranges)]
+        answers = self._pipeline(ranges, other_type=_NO_OBJECT)
+        return [_checked(found, bytes) or None for found in answers]
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
         value = parts[0] if len(parts) == 1 else b"".join(parts)
         key = self._key(name)
         self._try(lambda: self._writer.get().set(key, value, ex=KEEP_SECONDS))
 
-    def add(self, group: str, member: str) -> None:
+    def overwrite(self, name: str, start: Payload) -> None:
+        """If the object has expired, this makes one without its end. Readers remove that."""
+        key = self._key(name)
+        commands: list[Command] = [
+            ("SETRANGE", key, 0, bytes(start)),
+            ("EXPIRE", key, KEEP_SECONDS),
+        ]
+        self._pipeline(commands, other_type=_NO_OBJECT)
+
+    def add(self, group: str, member: str, *, keep_seconds: int = KEEP_SECONDS) -> None:
         key = self._key(group)
-        self._pipeline([("SADD", key, member), ("EXPIRE", key, KEEP_SECONDS)])
+        commands: list[Command] = [("SADD", key, member), ("EXPIRE", key, keep_seconds)]
+        if self._pipeline(commands, other_type=_NO_OBJECT)[0] is _NO_OBJECT:
+            self._pipeline([("UNLINK", key), *commands])
 
     def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
-        found = self._pipeline([("SRANDMEMBER", self._key(group), limit) for group in groups])
-        return [[member.decode() for member in members] for members in found]
+        asked = [("SRANDMEMBER", self._key(group), limit) for group in groups]
+        found = self._pipeline(asked, other_type=[])
+        return [_texts(_checked(members, list)[:limit]) for members in found]
 
     def touch(self, names: Sequence[str]) -> list[bool]:
         expiries = [("EXPIRE", self._key(name), KEEP_SECONDS) for name in names]
         return [bool(is_there) for is_there in self._pipeline(expiries)]
 
+    def discard(self, group: str, members: Sequence[str]) -> None:
+        if members:
+            self._pipeline([("SREM", self._key(group), *members)])
+
     def remove(self, names: Sequence[str]) -> None:
-        self._pipeline([("UNLINK", self._key(name)) for name in names])
+        for first in range(0, len(names), MAX_REMOVED):
+            some = names[first : first + MAX_REMOVED]
+            self._pipeline([("UNLINK", self._key(name)) for name in some])
+
+    def pages(self, kinds: str, folder: str) -> Iterator[list[str]]:
+        pattern = f"{_escaped(self._prefix)}:[{kinds}]/{folder}*"
+        n_prefix = len(self._prefix) + 1
+        for node in self._try(self._nodes):
+            cursor = 0
+            while True:
+                cursor, found = self._try(lambda: _scan(node, cursor, pattern))  # noqa: B023
+                yield [name[n_prefix:] for name in found]
+                if cursor == 0:
+                    break
 
     def ping(self) -> None:
         self._try(lambda: self._reader.get().ping())
@@ -105,8 +144,18 @@ class RedisObjects:
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"
 
-    def _pipeline(self, commands: Sequence[tuple[str | int, ...]]) -> list[Any]:
-        """Return the commands' answers. Raise the first error among them."""
+    def _nodes(self) -> list[redis.Redis]:
+        """Return a client for each server that holds objects."""
+        client = self._reader.get()
+        if not isinstance(client, redis.RedisCluster):
+            return [client]
+        return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
+
+    def _pipeline(self, commands: Sequence[Command], *, other_type: Any = None) -> list[Any]:
+        """Return the commands' answers. Raise the first error among them.
+
+        `other_type` is the answer for a name that holds another type: a hostile writer made it.
+        """
 
         def run() -> list[Any]:
             with self._reader.get().pipeline(transaction=False) as pipeline:
@@ -114,10 +163,9 @@ class RedisObjects:
                     pipeline.execute_command(*command)
                 # redis-py would put the whole command, with its values, into the error's text.
                 answers = pipeline.execute(raise_on_error=False)
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-            return answers
+            if not any(isinstance(answer, Exception) for answer in answers):
+                return answers
+            return [_unless_of_other_type(answer, other_type) for answer in answers]
 
         return self._try(run) if commands else []
 
@@ -129,6 +177,8 @@ class RedisObjects:
         except _FAILURES as error:
             kind = StoreUnreachable if _nobody_listens(error) else TierFailed
             raise kind(self._message(error)) from error
+        except _WRONG_TYPES as error:  # of redis-py, which trusts the answers
+            raise TierFailed(_NOT_REDIS) from error
 
     def _message(self, error: Exception) -> str:
         """Return the error's text without the password: a server without AUTH repeats it."""
@@ -174,14 +224,62 @@ class _LazyClient:
         if address.scheme == CLUSTER:
             nodes = [ClusterNode(*each) for each in address.hosts]  # type: ignore[no-untyped-call]
             options["retry"] = Retry(NoBackoff(), 1)  # for a slot that has moved
+            options["redis_connect_func"] = _bound_answers
             return redis.RedisCluster(startup_nodes=nodes, **options)
         if address.scheme == SENTINEL:
             self._sentinel = Sentinel(  # type: ignore[no-untyped-call]
                 address.hosts, sentinel_kwargs=common, **options
             )
-            client: redis.Redis = self._sentinel.master_for(address.master)  # type: ignore[no-untyped-call]
+            client: redis.Redis = self._sentinel.master_for(  # type: ignore[no-untyped-call]
+                address.master, parser_class=_BoundedParser
+            )
             return client
-        return redis.Redis.from_pool(redis.ConnectionPool(**options))
+        pool = redis.ConnectionPool(**options, parser_class=_BoundedParser)
+        return redis.Redis.from_pool(pool)
+
+
+class _BoundedParser(DefaultParser):  # type: ignore[misc, valid-type]
+    """Limits each answer. redis-py limits only the wait for the next bytes."""
+
+    def on_connect(self, connection: Connection, **options: Any) -> None:
+        super().on_connect(connection, **options)
+        assert connection._sock is not None
+        self._sock: _MeteredSocket | None = _MeteredSocket(connection._sock)
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        if self._sock is not None:
+            self._sock.begin_answer()
+        return super().read_response(*args, **options)
+
+
+def _bound_answers(connection: Connection) -> None:
+    """Give a connected client the parser above: a cluster's client lets nobody choose one."""
+    connection.set_parser(_BoundedParser)  # type: ignore[no-untyped-call]
+    connection._parser.on_connect(connection)
+
+
+class _MeteredSocket:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.begin_answer()
+
+    def begin_answer(self) -> None:
+        self._n_bytes = 0
+
+    def recv_into(self, buffer: bytearray) -> int:
+        now = time.monotonic()
+        if self._n_bytes == 0:
+            self._deadline = now + MAX_ANSWER_SECONDS
+        if self._n_bytes > MAX_ANSWER_BYTES:
+            raise redis.ConnectionError("an answer is too long")
+        if now > self._deadline:
+            raise redis.TimeoutError("an answer took too long")
+        n_bytes = self._socket.recv_into(buffer)
+        self._n_bytes += n_bytes
+        return n_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
 
 def parse_address(url: str) -> RedisAddress:
@@ -251,3 +349,34 @@ def _nobody_listens(error: Exception) -> bool:
     return isinstance(error, redis.ConnectionError) and isinstance(
         error.__context__, _NOBODY_LISTENS
     )
+
+
+def _scan(node: redis.Redis, cursor: int, pattern: str) -> tuple[int, list[str]]:
+    """Return the next cursor, and the names of one page."""
+    answer = node.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)  # type: ignore[no-untyped-call]
+    next_cursor, names = answer
+    return int(next_cursor), _texts(_checked(names, list))
+
+
+def _unless_of_other_type(answer: Any, instead: Any) -> Any:
+    if not isinstance(answer, Exception):
+        return answer
+    if instead is not None and str(answer).startswith("WRONGTYPE"):
+        return instead
+    raise answer
+
+
+def _checked(answer: Any, kind: type[Kind]) -> Kind:
+    if not isinstance(answer, kind):
+        raise TierFailed(_NOT_REDIS)
+    return answer
+
+
+def _texts(members: list[Any]) -> list[str]:
+    """Return the names; one that is not a text is one that nobody wrote."""
+    return [each.decode(errors="replace") for each in members if isinstance(each, bytes)]
+
+
+def _escaped(text: str) -> str:
+    """Return a text whose characters have no meaning in a pattern of Redis."""
+    return re.sub(r"([*?\[\]^\\])", r"\\\1", text)

@@ -6,7 +6,7 @@ AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from rekindle.cache.shared.objects import KEEP_SECONDS
 from rekindle.errors import StartupError, StoreUnreachable, TierFailed
 from rekindle.generation.model_state import Payload
 
@@ -30,10 +31,15 @@ BACKOFF_SECONDS = 0.05
 MAX_RETRIES = 1
 MAX_PARALLEL, MAX_UPKEEP = 16, 4
 MAX_COMPLAINT_LETTERS = 300
+PAGE_NAMES = 1000  # as many as S3 lists or removes at once
+QUICK_BYTES = 64 * 1024  # a longer read may take BODY_SECONDS
+CHUNK_BYTES = 2**20
+MAX_OBJECT_BYTES = 513 * 2**20
 
 _FAILURES = (BaseError, OSError, ValueError)
 _NOBODY_LISTENS = ("Connection refused", "dns error")
 _SYSTEM_SAID = re.compile(r'message: "([^"]{1,100})"')
+_NO_BYTES = "InvalidRange"  # of an empty object
 _NO_BUCKET = "NoSuchBucket"  # a FileNotFoundError, like a missing object
 
 Answer = TypeVar("Answer")
@@ -51,14 +57,18 @@ class S3Objects:
         # Touches have threads of their own: hundreds of names, and no request waits for them.
         self._upkeep = ThreadPoolExecutor(MAX_UPKEEP, thread_name_prefix="s3-upkeep")
 
-    def read(self, names: Sequence[str], *, first_bytes: int | None = None) -> list[bytes | None]:
-        return self._all(lambda name: self._read(name, first_bytes), names)
+    def read(self, names: Sequence[str], *, max_bytes: int) -> list[bytes | None]:
+        return self._all(lambda name: self._read(name, max_bytes), names)
 
     def write(self, name: str, parts: Sequence[Payload]) -> None:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         self._try(lambda: self._bodies.put(name, body, use_multipart=False))
 
-    def add(self, group: str, member: str) -> None:
+    def overwrite(self, name: str, start: Payload) -> None:
+        if (found := self._read(name, MAX_OBJECT_BYTES)) is not None:
+            self.write(name, [start, memoryview(found)[len(start) :]])
+
+    def add(self, group: str, member: str, *, keep_seconds: int = KEEP_SECONDS) -> None:
         self._try(lambda: self._quick.put(f"{group}/{member}", b"", use_multipart=False))
 
     def members(self, groups: Sequence[str], *, limit: int) -> list[list[str]]:
@@ -67,9 +77,19 @@ class S3Objects:
     def touch(self, names: Sequence[str]) -> list[bool]:
         return list(self._upkeep.map(self._is_there, names))
 
+    def discard(self, group: str, members: Sequence[str]) -> None:
+        self.remove([f"{group}/{member}" for member in members])
+
     def remove(self, names: Sequence[str]) -> None:
-        if names:
-            self._try(lambda: self._quick.delete(list(names)))
+        for first in range(0, len(names), PAGE_NAMES):
+            some = list(names[first : first + PAGE_NAMES])
+            self._try(lambda: self._bodies.delete(some))  # noqa: B023
+
+    def pages(self, kinds: str, folder: str) -> Iterator[list[str]]:
+        for kind in kinds:
+            pages = self._bodies.list(f"{kind}/{folder}", chunk_size=PAGE_NAMES)
+            while page := self._try(lambda: next(pages, None)):  # noqa: B023
+                yield [each["path"] for each in page]
 
     def ping(self) -> None:
         self._found(lambda: self._quick.get("ping"))
@@ -78,17 +98,37 @@ class S3Objects:
         for pool in (self._threads, self._upkeep):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, name: str, first_bytes: int | None) -> bytes | None:
-        if first_bytes is None:
-            return self._found(lambda: self._bodies.get(name).bytes().to_bytes())
+    def _read(self, name: str, max_bytes: int) -> bytes | None:
+        store = self._quick if max_bytes <= QUICK_BYTES else self._bodies
         # Unlike get_range, get accepts a range beyond the end.
-        options: GetOptions = {"range": (0, first_bytes)}
-        return self._found(lambda: self._quick.get(name, options=options).bytes().to_bytes())
+        options: GetOptions = {"range": (0, max_bytes)}
+
+        def read() -> bytes:
+            try:
+                found = store.get(name, options=options)
+            except BaseError as error:
+                if _NO_BYTES in str(error):
+                    return b""
+                raise
+            # In chunks: a hostile store may send more than was asked for.
+            body, n_bytes = [], 0
+            for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                body.append(bytes(chunk))
+                n_bytes += len(body[-1])
+                if n_bytes >= max_bytes:
+                    break
+            return b"".join(body)[:max_bytes]
+
+        return self._found(read)
 
     def _members(self, group: str, limit: int) -> list[str]:
         def names() -> list[str]:
             pages = self._quick.list(f"{group}/", chunk_size=limit)
-            return [each["path"].rpartition("/")[2] for page in islice(pages, 1) for each in page]
+            return [
+                each["path"].rpartition("/")[2]
+                for page in islice(pages, 1)
+                for each in page[:limit]
+            ]
 
         return self._try(names)
 

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekindle.cache.entry import Header, Key
+from rekindle.bounded_cache import BoundedCache
+from rekindle.cache.entry import Key
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.cache.shared.tier import SharedTier
+from rekindle.cache.shared.heads import Head
+from rekindle.cache.shared.tier import KnownEntry, LookupResult, SharedTier
 from rekindle.cache.stores.transfers import STOPPING, EntryTransfers, Lane, TransferPool
 from rekindle.errors import CacheError, TierFailed
 from rekindle.generation.model_state import StateTraits
@@ -28,6 +30,7 @@ class SharedLookup:
     `is_over`: answered, or it took too long. Only the engine thread uses this and the deadline.
     """
 
+    namespace: str
     parent: Key  # of the last whole block that is known, or the root
     start: int
     tokens: bytes
@@ -38,7 +41,8 @@ class SharedLookup:
 @dataclass(frozen=True, slots=True)
 class LookedUp:
     lookup: SharedLookup
-    headers: list[Header]  # parents first
+    heads: list[Head]  # parents first
+    n_corrupt: int  # objects that failed a check and were removed
     trouble: str | None
 
 
@@ -51,9 +55,13 @@ class SharedTransfers(EntryTransfers):
     def __init__(
         self, store: SharedStore, pool: TransferPool, *, fingerprint: Key, traits: StateTraits
     ) -> None:
-        tier = SharedTier(store, fingerprint=fingerprint)
+        # The engine thread changes it. Transfer threads look up single entries.
+        self.known: BoundedCache[Key, KnownEntry] = BoundedCache()
+        tier = SharedTier(
+            store, fingerprint=fingerprint, known=self.known.peek, row_bytes=traits.row_bytes
+        )
         # The store's circuit breaker already spaces out calls after a failure.
-        super().__init__(tier, pool, retry_seconds=0.0, reads_overlap=True)
+        super().__init__(tier, pool, retry_seconds=0.0)
         self.store = store
         self._tier: SharedTier = tier
         self._traits = traits
@@ -62,12 +70,13 @@ class SharedTransfers(EntryTransfers):
         self.pool.submit(Lane.LOOKUP, lambda: self._look_up(lookup))
 
     def _look_up(self, lookup: SharedLookup) -> None:
-        headers: list[Header] = []
+        result = LookupResult([], 0)
         trouble = None
         try:
             if self.pool.is_abandoned:
                 raise TierFailed(STOPPING)
-            headers = self._tier.look_up(
+            result = self._tier.look_up(
+                lookup.namespace,
                 lookup.parent,
                 lookup.start,
                 lookup.tokens,
@@ -79,4 +88,4 @@ class SharedTransfers(EntryTransfers):
         except Exception as error:  # a request waits for an answer
             _log.exception("shared: lookup failed")
             trouble = f"it failed: {error}"
-        self.pool.emit(LookedUp(lookup, headers, trouble))
+        self.pool.emit(LookedUp(lookup, *result, trouble))

@@ -13,19 +13,19 @@ _POLL_SECONDS = 0.001
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
+def alone_in(directory: Path, *, wait_seconds: float = _WAIT_SECONDS) -> Iterator[None]:
     """Lock the directory: no other process replaces a database or adds entries. Do not nest."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        _lock(descriptor)
+        _lock(descriptor, wait_seconds)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
+def _lock(descriptor: int, wait_seconds: float) -> None:
     # A blocking flock would wait forever for a server that is stopped or hangs.
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + wait_seconds
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

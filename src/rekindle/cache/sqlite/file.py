@@ -1,7 +1,7 @@
 """A SQLite file in a shared cache directory: the file may be locked, damaged or deleted.
 
-An unusable file is quarantined and created again. A file that is locked, or that a later version
-wrote, is left alone, unless its content can be rebuilt. The file is private to its owner.
+An unusable file is quarantined and created again. A locked file is left alone, and so is one that
+a later version wrote, unless its content can be rebuilt. The file is private to its owner.
 Every method raises TierFailed when SQLite or the system fails.
 """
 
@@ -36,6 +36,7 @@ from rekindle.errors import TierFailed
 _log = logging.getLogger(__name__)
 
 _INSPECT_BUSY_SECONDS = 5.0  # picked
+NOT_UTF8 = "its text is not UTF-8"  # sqlite3 decodes names and messages itself
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 
 Inode = tuple[int, int]  # device and inode
@@ -108,6 +109,33 @@ class SqliteFile:
         log_bytes = max(self._wal_bytes or 0, _file_bytes(sibling(self.path, "-wal")))
         return table_bytes + log_bytes + _file_bytes(sibling(self.path, "-shm"))
 
+    def vacuum(self) -> None:
+        """Write the file again without unused bytes.
+
+        When SQLite moves rows between pages, it leaves copies that `secure_delete` does not reach.
+        """
+        with self._write_lock, self._errors_translated():
+            if self._writer is None:
+                raise TierFailed(f"{self.path} is not open")
+            self._writer.execute("VACUUM")
+
+    def vacuum_once(self) -> None:
+        """Write a file again that is opened for each use: see `vacuum`."""
+        with (
+            self._errors_translated(),
+            self._alone(),
+            closing(connect(self.path, busy_seconds=self._busy_seconds)) as connection,
+        ):
+            connection.execute("VACUUM")
+
+    def truncate_log(self) -> bool:
+        """Move the log into the file and empty it. Return False if others read or write it."""
+        with self._write_lock, self._errors_translated():
+            if self._writer is None:
+                raise TierFailed(f"{self.path} is not open")
+            ((is_busy, *_),) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return not is_busy
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         with self._read_lock, self._errors_translated():
@@ -128,9 +156,10 @@ class SqliteFile:
     def reading_once(self) -> Iterator[sqlite3.Connection | None]:
         """Open the file for one read; None if there is none."""
         with self._errors_translated():
-            if not self.path.exists():
+            if not os.path.lexists(self.path):
                 yield None
                 return
+            check_is_plain_file(self.path)
             self._inode = _inode(self.path)
             with closing(connect(self.path, busy_seconds=self._busy_seconds)) as connection:
                 if is_empty(connection):
@@ -163,6 +192,9 @@ class SqliteFile:
         except sqlite3.DatabaseError as error:
             self._note_error(primary_code(error))
             raise TierFailed(f"{self.path}: {error}") from error
+        except UnicodeDecodeError as error:
+            self._note_error(sqlite3.SQLITE_CORRUPT)
+            raise TierFailed(f"{self.path}: {NOT_UTF8}") from error
         except Unusable as error:
             raise TierFailed(f"{self.path}: {error}") from error
         except OSError as error:
@@ -195,25 +227,27 @@ class SqliteFile:
             if self._damaged_inode == _inode(self.path):
                 raise Unusable("it was found damaged while in use")
         _create(self.path)
+        for log in self._schema.paths(self.path.parent)[1:]:
+            if log.is_symlink():
+                raise Unusable(f"{log.name} is a symbolic link")
         connection = connect(self.path, busy_seconds=self._busy_seconds)
         try:
             self._prepare(connection)
             self._inode = _inode(self.path)
         except BaseException as error:
             connection.close()
-            if isinstance(error, sqlite3.DatabaseError) and self._is_unusable(primary_code(error)):
+            if isinstance(error, sqlite3.DatabaseError) and primary_code(error) in DAMAGED:
                 raise Unusable(str(error)) from error
+            if isinstance(error, UnicodeDecodeError):
+                raise Unusable(NOT_UTF8) from error
             raise
         return connection
-
-    def _is_unusable(self, code: int) -> bool:
-        is_locked = code == sqlite3.SQLITE_BUSY
-        return code in DAMAGED or (is_locked and self._schema.is_rebuildable)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         self._schema.on_connect(connection)
         if is_empty(connection):
             self._schema.create_tables(connection)
+        self._schema.migrate(connection)
         self._schema.check(connection)
         if self._wal_bytes is None:
             return
@@ -222,8 +256,6 @@ class SqliteFile:
         connection.execute(f"PRAGMA journal_size_limit = {self._wal_bytes}")
         # At half the limit: the log still grows by the transaction that reaches it.
         connection.execute(f"PRAGMA wal_autocheckpoint = {self._wal_bytes // 2 // PAGE_BYTES}")
-        if self._schema.is_rebuildable:
-            connection.executescript("BEGIN IMMEDIATE; COMMIT")  # fails if somebody holds a lock
         check_pages(connection)
 
 
@@ -246,6 +278,8 @@ def reading_only(path: Path) -> Iterator[sqlite3.Connection]:
         raise TierFailed(str(error.strerror)) from error
     except (sqlite3.DatabaseError, Unusable) as error:
         raise TierFailed(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise TierFailed(NOT_UTF8) from error
 
 
 def quarantine(directory: Path, schema: Schema, set_aside: SetAside) -> None:

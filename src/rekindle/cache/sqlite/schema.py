@@ -2,8 +2,8 @@
 
 import sqlite3
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekindle.cache.sqlite.connection import PAGE_BYTES, column, sibling
@@ -32,7 +32,8 @@ class Schema:
     tables: str  # statements that create them
     settings: str = WAL_SETTINGS  # statements before the first table
     on_connect: Callable[[sqlite3.Connection], object] = lambda connection: None
-    is_rebuildable: bool = False  # a locked file or one of another version may be replaced
+    is_rebuildable: bool = False  # a file of another version may be replaced
+    migrations: Mapping[int, str] = field(default_factory=dict)  # statements from each version on
 
     def paths(self, directory: Path) -> list[Path]:
         """Return every file that SQLite may create, the database first.
@@ -53,6 +54,28 @@ class Schema:
             COMMIT;
             """
         )
+
+    def is_of_this_version(self, connection: sqlite3.Connection) -> bool:
+        return column(connection, "PRAGMA user_version") == [self.version]
+
+    def migrate(self, connection: sqlite3.Connection) -> None:
+        """Bring a file of ours that an earlier version wrote to this version, if that is known.
+
+        An earlier version left deleted text in unused pages, which VACUUM drops.
+        """
+        (application,) = column(connection, "PRAGMA application_id")
+        (version,) = column(connection, "PRAGMA user_version")
+        if application == self.application_id and version in self.migrations:
+            if not self.is_rebuildable:  # those may be large
+                connection.execute("VACUUM")
+            connection.executescript(
+                f"""
+                BEGIN IMMEDIATE;
+                {self.migrations[version]}
+                PRAGMA user_version = {version + 1};
+                COMMIT;
+                """
+            )
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Raise Unusable unless the file has our identity and a version that we read."""
@@ -75,7 +98,8 @@ def check_pages(connection: sqlite3.Connection) -> None:
 
 
 def check_is_plain_file(path: Path) -> None:
-    if not stat.S_ISREG(path.stat().st_mode):
+    """Raise Unusable for anything else. SQLite itself would follow a link."""
+    if not stat.S_ISREG(path.lstat().st_mode):
         raise Unusable("it is not a plain file")
 
 

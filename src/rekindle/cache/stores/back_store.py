@@ -9,11 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.index import Node, Where
 from rekindle.cache.policy import Speed, WriteRules
 from rekindle.cache.residency import HoldingsListener, Residency
+from rekindle.cache.stores.read_queue import ReadOrder
 from rekindle.cache.stores.transfers import (
     Arrived,
     EntryTransfers,
@@ -27,7 +29,9 @@ from rekindle.generation.status import TierCounters, TierStatus
 
 _log = logging.getLogger("rekindle.cache")
 
-HANG_SECONDS = 10.0  # the store hangs if no write has ended for this long; picked
+# Both are picked.
+HANG_SECONDS = 10.0  # the store hangs if no write has ended for this long
+POLL_SECONDS = 0.005  # for the events of finished transfers, in one step of the engine
 
 
 class BackStore(HoldingsListener, ABC):
@@ -45,6 +49,7 @@ class BackStore(HoldingsListener, ABC):
         read_speed: Speed,
     ) -> None:
         self.writing: dict[Key, Node] = {}
+        self.n_events = 0  # handled so far
         self._reading: dict[Key, int] = {}  # bytes reserved for each
         self.transfers = transfers
         self._holdings = holdings
@@ -69,9 +74,8 @@ class BackStore(HoldingsListener, ABC):
         self._handle_events()
 
     def poll(self) -> bool:
-        """Handle finished transfers. Return True if more are waiting."""
-        self._handle_events()
-        return False
+        """Handle finished transfers for a moment. Return True if more may be waiting."""
+        return self._handle_events(POLL_SECONDS)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for one transfer to finish. Return False if none did in time."""
@@ -87,6 +91,9 @@ class BackStore(HoldingsListener, ABC):
 
     def drop(self, keys: Sequence[Key]) -> None:
         self.transfers.drop(keys)
+
+    def holds(self, node: Node) -> bool:
+        return self.place in node.where or node.key in self.writing
 
     def quarantine(self, node: Node, why: str) -> None:
         """Remove an entry that the backend refused."""
@@ -122,29 +129,48 @@ class BackStore(HoldingsListener, ABC):
         self.writing[node.key] = node
         self._holdings.lease(node)
         entry = self._holdings.memory.get(node.key)
-        self.transfers.write(replace(entry, retention=node.retention))
+        root = self._holdings.index.root_of(node)
+        self.transfers.write(replace(entry, retention=node.retention, root=root))
 
-    def fetch(self, node: Node, *, must: bool) -> None:
-        """Start to read a leased node. Unless it `must`, only if memory has room."""
-        if node.key in self._reading or Where.MEMORY in node.where:
+    def fetch(self, node: Node, order: ReadOrder, *, must: bool) -> None:
+        """Queue the read of a leased node. Unless it `must`, only if memory has room."""
+        if Where.MEMORY in node.where:
+            return
+        if node.key in self._reading:
+            self.transfers.reads.hasten(node.key, order)
             return
         if not self._holdings.make_room(node.payload_bytes) and not must:
             return
         self._holdings.memory.reserve(node.payload_bytes)
         self._reading[node.key] = node.payload_bytes
-        self.transfers.read(node.key)
+        self.transfers.read(node.key, order)
+
+    def withdraw(self, node: Node) -> None:
+        """Withdraw the read of a node that no restore leases any more, unless it has begun."""
+        if (
+            node.key in self._reading
+            and not node.leases
+            and self.transfers.reads.withdraw(node.key)
+        ):
+            self._holdings.memory.give_back(self._reading.pop(node.key))
 
     def _offer_again(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             if Where.MEMORY in node.where:
                 self.offer(node, was_reused=True)
 
-    def _handle_events(self) -> None:
+    def _handle_events(self, seconds: float = inf) -> bool:
+        """Handle events for that long. Return True if more may be waiting."""
+        deadline = time.monotonic() + seconds
         while (event := self.transfers.pool.poll()) is not None:
             self._on(event)
+            if time.monotonic() >= deadline:
+                return True
+        return False
 
     def _on(self, event: object) -> None:
         """Apply an event of the transfer threads to the holdings."""
+        self.n_events += 1
         match event:
             case Written(key, _):
                 self._on_written(key)
@@ -204,9 +230,9 @@ class BackStore(HoldingsListener, ABC):
             self._holdings.remove(missed, self.place)
 
 
-def fetch(back_stores: Iterable[BackStore], node: Node, *, must: bool) -> None:
-    """Start to read a leased node from the first store that holds it."""
+def fetch(back_stores: Iterable[BackStore], node: Node, order: ReadOrder, *, must: bool) -> None:
+    """Queue the read of a leased node from the first store that holds it."""
     for store in back_stores:
         if store.place in node.where:
-            store.fetch(node, must=must)
+            store.fetch(node, order, must=must)
             return

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from rekindle.cache.entry import Entry, Key
+from rekindle.cache.stores.read_queue import ReadOrder, ReadQueue
 from rekindle.errors import CacheError, EntryCorrupt, TierFailed, TierFull
 
 _log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class EntryTransfers:
     """Writes, reads, touches and deletes the entries of one tier on the threads of a pool.
 
     After a failure, writes pause for `retry_seconds`: each attempt copies the bytes.
-    With `reads_overlap`, a read's time starts where the previous read ended.
+    Reads overlap, so a read's time starts where the previous read ended.
     """
 
     def __init__(
@@ -182,13 +183,12 @@ class EntryTransfers:
         pool: TransferPool,
         *,
         retry_seconds: float,
-        reads_overlap: bool,
     ) -> None:
         self.trouble: str | None = None
         self.pool = pool
+        self.reads = ReadQueue()
         self._tier = tier
         self._retry_seconds = retry_seconds
-        self._reads_overlap = reads_overlap
         self._retry_at = 0.0
         self._quiet_until = 0.0
         self._deferred: list[Job] = []  # deletions that the tier refused
@@ -201,8 +201,9 @@ class EntryTransfers:
     def write(self, entry: Entry) -> None:
         self.pool.submit(Lane.WRITE, lambda: self._write(entry))
 
-    def read(self, key: Key) -> None:
-        self.pool.submit(Lane.READ, lambda: self._read(key))
+    def read(self, key: Key, order: ReadOrder) -> None:
+        self.reads.put(key, order)
+        self.pool.submit(Lane.READ, self._read_next)
 
     def touch(self, keys: Sequence[Key]) -> None:
         self.submit_optional(lambda: self._touch(keys))
@@ -272,7 +273,14 @@ class EntryTransfers:
                 self._flush_deferred_deletes()
             self.pool.emit(Written(key, evicted))
 
-    def _read(self, key: Key) -> None:
+    def _read_next(self) -> None:
+        key = self.reads.take()
+        if key is not None:  # else a read was withdrawn
+            event = self._read(key)
+            self.reads.end(key)
+            self.pool.emit(event)
+
+    def _read(self, key: Key) -> Arrived | ReadFailed:
         began = time.perf_counter()
         try:
             if self.pool.is_abandoned:
@@ -283,18 +291,16 @@ class EntryTransfers:
             _log.log(
                 level, "%s: read failed entry=%s: %s", self.pool.name, key.hex(), error.message
             )
-            self.pool.emit(ReadFailed(key, error))
+            return ReadFailed(key, error)
         except Exception as error:
             _log.exception("%s: read failed entry=%s", self.pool.name, key.hex())
-            self.pool.emit(ReadFailed(key, TierFailed(f"it failed: {error}")))
-        else:
-            self.pool.emit(Arrived(entry, self._seconds_since(began)))
+            return ReadFailed(key, TierFailed(f"it failed: {error}"))
+        return Arrived(entry, self._seconds_since(began))
 
     def _seconds_since(self, began: float) -> float:
         with self._lock:
             ended = time.perf_counter()
-            if self._reads_overlap:
-                began = max(began, self._read_ended_at)
+            began = max(began, self._read_ended_at)
             self._read_ended_at = ended
         return ended - began
 

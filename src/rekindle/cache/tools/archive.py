@@ -195,7 +195,9 @@ def _add(entry: Entry, catalog: Catalog, directory: Path) -> bool:
         if files.is_whole(header) and catalog.has(header.key):
             return False
         files.write(entry)
-        catalog.add([header], used_at=time.time(), retention=entry.retention)
+        # An archive is taken in on purpose: a deletion before that does not count.
+        now = time.time()
+        catalog.add([header], used_at=now, retention=entry.retention._replace(asked_at=now))
     return True
 
 

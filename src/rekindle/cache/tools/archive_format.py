@@ -13,6 +13,7 @@ All numbers are little-endian. Every byte is under a checksum, or is padding tha
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -31,12 +32,16 @@ from rekindle.cache.entry import (
     checksum,
     decode_preamble,
 )
-from rekindle.cache.names import Named
+from rekindle.cache.names import MAX_NAMES, Named
 from rekindle.errors import EntryCorrupt
-from rekindle.generation.request import Rank
+from rekindle.generation.request import MAX_SESSION_CHARS, Rank
 
 ARCHIVE_VERSION = 1
 MAX_MANIFEST_BYTES = 2**28  # picked: a million entries
+MAX_ENTRIES = 2**20
+MAX_PAYLOAD_BYTES = 2**32  # a hundred times the block of a large model; picked
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._:/-]{1,128}")  # of `cache_key`
+_MAX_TIME = 1e11  # seconds since the epoch: the year 5138
 
 _MAGIC = b"RKNDPACK"
 _HEAD = struct.Struct("<8sII")
@@ -113,22 +118,22 @@ def _decode_manifest(encoded: bytes) -> Manifest:
                     key=_key(each["key"]),
                     n_bytes=_natural(each["n_bytes"]),
                     rank=Rank(each["rank"]),
-                    session=_text(each["session"]),
+                    session=_session(each["session"]),
                 )
-                for each in content["entries"]
+                for each in _bounded(content["entries"], MAX_ENTRIES)
             ),
             names=tuple(
                 Named(
                     root=_key(each["root"]),
-                    name=_text(each["name"]),
+                    name=_name(each["name"]),
                     tokens=_tokens(each["tokens"]),
-                    session=_text(each["session"]),
-                    named_at=float(each["named_at"]),
+                    session=_session(each["session"]),
+                    named_at=_time(each["named_at"]),
                 )
-                for each in content["names"]
+                for each in _bounded(content["names"], MAX_NAMES)
             ),
         )
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ArchiveDamaged("its list of contents is malformed") from error
 
 
@@ -147,31 +152,54 @@ def _tokens(text: Any) -> bytes:
 
 
 def _natural(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(value)
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    value.encode()  # JSON may hold half of a surrogate pair, which SQLite refuses
+def _time(value: Any) -> float:
+    at = float(value)
+    if not 0 <= at <= _MAX_TIME:  # nor an infinity or NaN
+        raise ValueError(value)
+    return at
+
+
+def _name(value: Any) -> str:
+    if not NAME_PATTERN.fullmatch(value):
+        raise ValueError(value)
+    return str(value)
+
+
+def _session(value: Any) -> str:
+    """Hold the session to what the API lets a client send: it is printed and logged."""
+    if not isinstance(value, str) or not value or len(value) > MAX_SESSION_CHARS:
+        raise ValueError(value)
+    if not value.isprintable():  # nor half of a surrogate pair, which SQLite refuses
+        raise ValueError(value)
     return value
 
 
+def _bounded(values: Any, max_items: int) -> list[Any]:
+    if not isinstance(values, list) or len(values) > max_items:
+        raise ValueError
+    return values
+
+
 def _read_packed(file: BinaryIO, packed: Packed, fingerprint: Key) -> Entry:
-    data = memoryview(file.read(packed.n_bytes))
+    data = file.read(min(packed.n_bytes, MAX_PREAMBLE_BYTES))
     try:
-        header, payload_check = decode_preamble(bytes(data[:MAX_PREAMBLE_BYTES]))
+        header, payload_check = decode_preamble(data)
     except EntryCorrupt as error:
         raise ArchiveDamaged(f"an entry in it is damaged ({error.message})") from error
     if any(data[HEADER_BYTES + len(header.tokens) : header.preamble_bytes]):
         raise ArchiveDamaged("an entry has unexpected bytes between its header and its payload")
-    if len(data) != header.file_bytes:
+    if packed.n_bytes != header.file_bytes:
         raise ArchiveDamaged("an entry is longer or shorter than its header says")
+    if header.payload_bytes > MAX_PAYLOAD_BYTES:
+        raise ArchiveDamaged(f"an entry has more than {MAX_PAYLOAD_BYTES >> 30} GiB")
     if header.key != packed.key or header.fingerprint != fingerprint:
         raise ArchiveDamaged("an entry is not the one that the list of contents names")
-    payload = data[header.preamble_bytes :]
+    payload = memoryview(data[header.preamble_bytes :] + file.read(packed.n_bytes - len(data)))
     if checksum(payload) != payload_check:
         raise ArchiveDamaged("the payload of an entry does not match its checksum")
     return Entry(header, payload, Retention(packed.rank, packed.session))

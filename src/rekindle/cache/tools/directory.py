@@ -22,6 +22,7 @@ from rekindle.cache.disk.entry_file import EntryFiles, size_on_disk
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import KEY_BYTES, Header, Key
 from rekindle.cache.fingerprint import DIGESTS_NAME
+from rekindle.cache.forgetting.tombstone_file import FORGOTTEN, TombstoneFile
 from rekindle.cache.responses.file import RESPONSES
 from rekindle.cache.sqlite.directory_lock import alone_in
 from rekindle.cache.sqlite.file import reading_only
@@ -30,10 +31,13 @@ from rekindle.cache.tools.lineage import Stored
 from rekindle.cache.tools.turn_upkeep import TurnTotals, repair_turns, verify_turns
 from rekindle.cache.turns.file import TURNS
 from rekindle.errors import CacheError, EntryCorrupt, StartupError, TierFailed
+from rekindle.generation.forgetting import Scope, Tombstone
 
 _ENTRY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _PARTIAL = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\..+\.tmp")
-_DATABASES = "|".join(re.escape(schema.file_name) for schema in (CATALOG, TURNS, RESPONSES))
+_DATABASES = "|".join(
+    re.escape(schema.file_name) for schema in (CATALOG, TURNS, RESPONSES, FORGOTTEN)
+)
 _SET_ASIDE = re.compile(rf"\d+-(.+\.kv|{_DATABASES})")
 _DIGESTS = re.compile(rf"{re.escape(DIGESTS_NAME)}|\.{re.escape(DIGESTS_NAME)}-\w{{8}}")
 _BATCH_KEYS = 256  # per transaction; picked
@@ -185,8 +189,13 @@ def remove(directory: Path, keys: Sequence[Key]) -> int:
 
 
 def clear(directory: Path) -> Cleared:
-    """Delete every file of the cache. The catalogue is only emptied: a server may use it."""
+    """Delete every file of the cache. The catalogue is only emptied: a server may use it.
+
+    A tombstone tells running servers to delete what they hold.
+    """
     check_is_cache(directory)
+    with failures_reported(directory, "changed"):
+        TombstoneFile(directory).add(Tombstone(scope=Scope(), at=time.time()))
     files = EntryFiles(directory)
     n_bytes = 0
     with failures_reported(directory, "changed"), closing(Catalog(directory)) as catalog:
@@ -200,6 +209,8 @@ def clear(directory: Path) -> Cleared:
             n_bytes += _size(path)
             path.unlink(missing_ok=True)
         _forget_gone(catalog, files)
+        catalog.vacuum()
+        catalog.truncate_log()
         # The files are deleted, so that no text of a reply is left. A server notices that.
         with alone_in(directory):
             known = [*TURNS.paths(directory), *RESPONSES.paths(directory)]

@@ -5,6 +5,7 @@ after a while. One thread writes; unwritten turns are found in memory.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rekindle.cache.entry import Key
 from rekindle.cache.turns.file import TurnFile, TurnRow, turn_checksum
 from rekindle.cache.turns.recent import MAX_TURNS, Held, RecentTurns, in_order
 from rekindle.errors import TierFailed
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.stored_turns import StoredTurn
 from rekindle.write_behind import WriteBehind
 
@@ -44,11 +46,16 @@ class TurnDatabase:
         directory: Path,
         *,
         fingerprint: Key,
+        forgotten: Tombstones,
         max_turns: int = MAX_TURNS,
         max_bytes: int = MAX_BYTES,
         wal_bytes: int = MAX_WAL_BYTES,
     ) -> None:
-        self._recent = RecentTurns(max_turns=max_turns, max_bytes=min(RECENT_BYTES, max_bytes))
+        self._forgotten = forgotten
+        self._recent = RecentTurns(
+            forgotten, max_turns=max_turns, max_bytes=min(RECENT_BYTES, max_bytes)
+        )
+        self._write_lock = threading.Lock()  # a deletion waits for the write that has its turns
         self._file = TurnFile(
             directory,
             fingerprint=fingerprint,
@@ -71,7 +78,7 @@ class TurnDatabase:
         except TierFailed as error:
             self._fail(error)
 
-    def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
+    def find(self, keys: Sequence[bytes], *, namespace: str = "") -> list[StoredTurn]:
         found = {held.turn.id: held for held in self._recent.find(keys)}
         for held in self._find_stored(keys, found):
             found[held.turn.id] = held
@@ -79,11 +86,22 @@ class TurnDatabase:
 
     def keep(self, turn: StoredTurn) -> None:
         used_at = self._recent.keep(turn)
-        self._writer.put(turn.id, _TurnChange(used_at, is_kept=True))
+        if used_at is not None:
+            self._writer.put(turn.id, _TurnChange(used_at, is_kept=True))
 
     def touch(self, ids: Sequence[bytes]) -> None:
         used_at = self._recent.touch(ids)
         self._writer.put_all(dict.fromkeys(ids, _TurnChange(used_at, is_kept=False)))
+
+    def forget(self, tombstone: Tombstone) -> int:
+        covered = self._recent.forget(tombstone)
+        with self._write_lock:
+            unwritten = [id for id in covered if self._is_unwritten(id)]
+            for id in covered:
+                self._writer.discard(id)
+            if not self._file.is_current():
+                self._file.open(self._set_aside)
+            return self._file.forget(tombstone.covers) + len(unwritten)
 
     def close(self) -> None:
         if self._writer.close(CLOSE_SECONDS):
@@ -129,7 +147,13 @@ class TurnDatabase:
             return []
         rows = self._file.read(numbers)
         # A damaged index may list a turn under a key that it does not have: a miss.
-        found = [held for held in rows.values() if held and not keys.isdisjoint(held.turn.keys)]
+        found = [
+            held
+            for held in rows.values()
+            if held
+            and not keys.isdisjoint(held.turn.keys)
+            and not self._forgotten.cover(held.turn.owner)
+        ]
         for held in found:
             self._recent.remember(held, is_spared=self._is_unwritten)
         damaged = [number for number, held in rows.items() if held is None]
@@ -151,11 +175,19 @@ class TurnDatabase:
 
     def _write(self, batch: dict[bytes | int, _TurnChange]) -> None:
         """Write the changes. An empty batch only opens the file again. Raises TierFailed."""
-        if not self._file.is_current():
-            self._file.open(self._set_aside)
-            self._read_again_at = 0.0
-        if not batch:
-            return
+        with self._write_lock:
+            if not self._file.is_current():
+                self._file.open(self._set_aside)
+                self._read_again_at = 0.0
+            gone = self._write_changes(batch) if batch else ()
+            self._writer.settle(batch)
+        # Another server evicted the turn, or the cache was cleared.
+        for id in gone:
+            if (held := self._recent.get(id)) is not None:
+                self._writer.put(id, _TurnChange(held.used_at, is_kept=True))
+
+    def _write_changes(self, batch: dict[bytes | int, _TurnChange]) -> Sequence[bytes]:
+        """Return the ids of touched turns that the file does not have."""
         ids = {key: change for key, change in batch.items() if isinstance(key, bytes)}
         kept = [
             held
@@ -164,10 +196,7 @@ class TurnDatabase:
         ]
         touched = {id: change.used_at for id, change in ids.items() if not change.is_kept}
         damaged = [key for key in batch if isinstance(key, int)]
-        # Another server evicted the turn, or the cache was cleared.
-        for id in self._file.write(kept, touched, damaged):
-            if (held := self._recent.get(id)) is not None:
-                self._writer.put(id, _TurnChange(held.used_at, is_kept=True))
+        return self._file.write(kept, touched, damaged)
 
 
 def _merged(before: _TurnChange, new: _TurnChange) -> _TurnChange:

@@ -6,7 +6,8 @@ Reads have their own connection, so that a lookup never waits for a write.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +16,21 @@ import xxhash
 from rekindle.cache.entry import KEY_BYTES, Key
 from rekindle.cache.sqlite.connection import evict_least_recently_used, placeholders
 from rekindle.cache.sqlite.file import SqliteFile
+from rekindle.cache.sqlite.owned_rows import (
+    OWNER_COLUMNS,
+    delete_covered,
+    overwrite_deleted,
+    owner_of,
+)
 from rekindle.cache.sqlite.schema import Schema
 from rekindle.cache.turns.recent import Held
+from rekindle.errors import TierFailed
+from rekindle.generation.forgetting import Owner
 from rekindle.generation.stored_turns import StoredTurn
 
 WRITE_BUSY_SECONDS = 2.0  # our transactions take less than a tenth of this; picked
 _READ_BUSY_SECONDS = 0.2  # a request waits meanwhile; picked
+_LOG_POLL_SECONDS = 0.05  # picked
 _BATCH_KEYS = 500  # an old SQLite takes at most 999 parameters
 _BATCH_ROWS = 250
 
@@ -28,12 +38,22 @@ _BATCH_ROWS = 250
 _ROW_BYTES = 160
 _ROW_KEY_BYTES = 72
 
+_BY_OWNER = "CREATE INDEX by_owner ON turns (namespace, session, asked_at)"
 # `data` comes last, so that SQLite reads the other columns without it.
 TURNS = Schema(
     file_name="turns.sqlite3",
     application_id=0x524B5455,  # "RKTU"
-    version=1,
-    tables="""
+    version=2,
+    on_connect=overwrite_deleted,
+    migrations={
+        1: f"""
+ALTER TABLE turns ADD COLUMN namespace TEXT;
+ALTER TABLE turns ADD COLUMN session TEXT;
+ALTER TABLE turns ADD COLUMN asked_at REAL;
+{_BY_OWNER};
+"""
+    },
+    tables=f"""
 CREATE TABLE turns (
     number INTEGER PRIMARY KEY,
     fingerprint BLOB NOT NULL,
@@ -41,10 +61,12 @@ CREATE TABLE turns (
     last_used_at INTEGER NOT NULL,
     n_bytes INTEGER NOT NULL,
     checksum BLOB NOT NULL,
+    {OWNER_COLUMNS},
     keys BLOB NOT NULL,
     data BLOB NOT NULL,
     UNIQUE (id, fingerprint)
 );
+{_BY_OWNER};
 CREATE INDEX by_use ON turns (last_used_at, n_bytes);
 CREATE TABLE turn_keys (
     key BLOB NOT NULL,
@@ -58,8 +80,10 @@ END;
 """,
 )
 _INSERT = """
-INSERT INTO turns (fingerprint, id, last_used_at, n_bytes, checksum, keys, data)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO turns (
+    fingerprint, id, last_used_at, n_bytes, checksum, namespace, session, asked_at, keys, data
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 # CROSS JOIN makes the planner go from the keys to the turns.
 _LOOK_UP = """
@@ -133,6 +157,20 @@ class TurnFile(SqliteFile):
             self._evict(connection)
         return gone
 
+    def forget(self, is_covered: Callable[[Owner], bool]) -> int:
+        """Delete the turns of covered owners, of every model. Return how many."""
+        with self.writing() as connection:
+            n_deleted = delete_covered(connection, "turns", is_covered)
+        if n_deleted:
+            self.vacuum()
+        # The log has copies of the deleted rows.
+        deadline = time.monotonic() + WRITE_BUSY_SECONDS
+        while not self.truncate_log():
+            if time.monotonic() > deadline:
+                raise TierFailed(f"{self.path}: another process reads its log")
+            time.sleep(_LOG_POLL_SECONDS)
+        return n_deleted
+
     def _batches(self, kept: Sequence[Held]) -> Iterator[list[Held]]:
         batch: list[Held] = []
         n_bytes = 0
@@ -154,7 +192,8 @@ class TurnFile(SqliteFile):
         )
         keys = b"".join(turn.keys)
         check = _checksum(turn.id, keys, turn.data)
-        row = (self._fingerprint, turn.id, held.used_at, n_bytes, check, keys, turn.data)
+        owner = (turn.owner.namespace, turn.owner.session, turn.owner.asked_at)
+        row = (self._fingerprint, turn.id, held.used_at, n_bytes, check, *owner, keys, turn.data)
         number = connection.execute(_INSERT, row).lastrowid
         connection.executemany(
             "INSERT OR IGNORE INTO turn_keys VALUES (?, ?)", ((key, number) for key in turn.keys)
@@ -179,11 +218,12 @@ def read_rows(
     for first in range(0, len(numbers), _BATCH_ROWS):
         batch = numbers[first : first + _BATCH_ROWS]
         query = f"""
-            SELECT number, id, last_used_at, checksum, keys, data
+            SELECT number, id, last_used_at, checksum, keys, data, namespace, session, asked_at
             FROM turns WHERE number IN ({placeholders(batch)})
         """
-        for number, id, used_at, check, keys, data in connection.execute(query, batch).fetchall():
-            turn = _decode(id, keys, data, check)
+        rows = connection.execute(query, batch).fetchall()
+        for number, id, used_at, check, keys, data, *owner in rows:
+            turn = _decode(id, keys, data, check, owner_of(*owner))
             if turn is None or not isinstance(used_at, int):
                 yield number, None
             else:
@@ -207,11 +247,13 @@ def _checksum(id: bytes, keys: bytes, data: bytes) -> bytes:
     return xxhash.xxh3_64_digest(b"".join((id, len(keys).to_bytes(4, "little"), keys, data)))
 
 
-def _decode(id: object, keys: object, data: object, check: object) -> StoredTurn | None:
+def _decode(
+    id: object, keys: object, data: object, check: object, owner: Owner
+) -> StoredTurn | None:
     """Return None if the row is damaged."""
     if not isinstance(id, bytes) or not isinstance(keys, bytes) or not isinstance(data, bytes):
         return None
     if _checksum(id, keys, data) != check:
         return None
     each = [keys[first : first + KEY_BYTES] for first in range(0, len(keys), KEY_BYTES)]
-    return StoredTurn(id, tuple(each), data)
+    return StoredTurn(id, tuple(each), data, owner)

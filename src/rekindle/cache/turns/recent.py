@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rekindle.bounded_cache import BoundedCache
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.stored_turns import StoredTurn
 
 MAX_TURNS = 20_000
@@ -26,9 +27,10 @@ class Held(NamedTuple):
 
 
 class RecentTurns:
-    """Turns by id and by key. Any thread may call it."""
+    """Turns by id and by key, none that a deletion covers. Any thread may call it."""
 
-    def __init__(self, *, max_turns: int, max_bytes: int) -> None:
+    def __init__(self, forgotten: Tombstones, *, max_turns: int, max_bytes: int) -> None:
+        self._forgotten = forgotten
         self._lock = threading.Lock()
         self._held: BoundedCache[bytes, Held] = BoundedCache(
             max_items=max_turns, max_bytes=max_bytes
@@ -40,15 +42,19 @@ class RecentTurns:
         """Return the turns that have one of the keys, in no order."""
         with self._lock:
             ids = {id for key in keys for id in self._ids_by_key.get(key, ())}
-            return [held for id in ids if (held := self._held.peek(id)) is not None]
+            found = [held for id in ids if (held := self._held.peek(id)) is not None]
+        return [held for held in found if not self._forgotten.cover(held.turn.owner)]
 
     def get(self, id: bytes) -> Held | None:
         with self._lock:
-            return self._held.peek(id)
+            held = self._held.peek(id)
+        return None if held is None or self._forgotten.cover(held.turn.owner) else held
 
-    def keep(self, turn: StoredTurn) -> int:
-        """Store the turn and return its time of use."""
+    def keep(self, turn: StoredTurn) -> int | None:
+        """Store the turn and return its time of use; None: a deletion covers the turn."""
         with self._lock:
+            if self._forgotten.cover(turn.owner):
+                return None
             held = Held(turn, self._next_use())
             self._put(held)
             return held.used_at
@@ -68,9 +74,20 @@ class RecentTurns:
         No turn whose id `is_spared` is evicted for it.
         """
         with self._lock:
+            if self._forgotten.cover(held.turn.owner):
+                return
             known = self._held.peek(held.turn.id)
             if known is None or known.used_at <= held.used_at:
                 self._put(held, is_spared)
+
+    def forget(self, tombstone: Tombstone) -> list[bytes]:
+        """Drop the turns that the deletion covers. Return their ids."""
+        with self._lock:
+            covered = [held for held in self._held.values() if tombstone.covers(held.turn.owner)]
+            for held in covered:
+                self._held.pop(held.turn.id)
+                self._drop_keys(held)
+            return [held.turn.id for held in covered]
 
     def _next_use(self) -> int:
         # The clock may stand still or be set back; the order of uses may not.
@@ -96,10 +113,12 @@ class RecentTurns:
 class MemoryTurns:
     """A TurnStore that ends with the process."""
 
-    def __init__(self, *, max_turns: int = MAX_TURNS, max_bytes: int = MAX_BYTES) -> None:
-        self._turns = RecentTurns(max_turns=max_turns, max_bytes=max_bytes)
+    def __init__(
+        self, forgotten: Tombstones, *, max_turns: int = MAX_TURNS, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._turns = RecentTurns(forgotten, max_turns=max_turns, max_bytes=max_bytes)
 
-    def find(self, keys: Sequence[bytes]) -> list[StoredTurn]:
+    def find(self, keys: Sequence[bytes], *, namespace: str = "") -> list[StoredTurn]:
         return in_order(self._turns.find(keys))
 
     def keep(self, turn: StoredTurn) -> None:
@@ -107,6 +126,9 @@ class MemoryTurns:
 
     def touch(self, ids: Sequence[bytes]) -> None:
         self._turns.touch(ids)
+
+    def forget(self, tombstone: Tombstone) -> int:
+        return len(self._turns.forget(tombstone))
 
     def close(self) -> None:
         pass

@@ -11,6 +11,7 @@ from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.events import PromptEvaluated
+from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.request import Rank
 from rekindle.generation.status import Forecast
 from rekindle.observe.request_record import Miss
@@ -19,7 +20,8 @@ from rekindle.observe.request_record import Miss
 class Accounts:
     """Sessions, computed prefixes and recent prompts since the start, of all models."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: Tombstones) -> None:
+        self._forgotten = forgotten
         self.sessions = Sessions()
         self.seen = SeenPrefixes()
         self.recent = RecentPrompts()
@@ -27,7 +29,13 @@ class Accounts:
     def open(
         self, asked: PastPrompt, options: ReplyOptions, text_of: TextOf, *, can_store: bool
     ) -> "Account":
-        session = self.sessions.use(asked.namespace, asked.session)
+        owner = asked.owner
+        if self.is_deleted(asked):
+            session = Session(owner.namespace or "", owner.session or "")  # in no list
+        else:
+            session = self.sessions.use(
+                owner.namespace or "", owner.session or "", asked_at=owner.asked_at
+            )
         declared = _declared(options)
         rank = rank_for(
             session, asked.conversation, max_tokens=options.max_tokens, declared=declared
@@ -36,13 +44,35 @@ class Accounts:
             session.has_used_tools = True
         return Account(self, session, rank, asked, options, text_of, can_store=can_store)
 
+    def is_deleted(self, asked: PastPrompt) -> bool:
+        """Return whether a deletion covers the request: nothing of it may be stored."""
+        return self._forgotten.cover(asked.owner)
+
     def forecast_miss(self, asked: PastPrompt, forecast: Forecast, text_of: TextOf) -> Miss | None:
         """Return the miss that a request with this prompt would report if it were sent now."""
-        n_known = self.seen.n_known(_space(asked), asked.tokens)
+        n_known = self.seen.n_known(self.space(asked), asked.tokens)
         earlier = self.recent.most_like(asked, n_cached=forecast.n_cached)
         return explain(
             asked, earlier, CacheOutcome(n_cached=forecast.n_cached, n_known=n_known), text_of
         )
+
+    def forget(self, tombstone: Tombstone) -> int:
+        """Drop sessions and prompts that the deletion covers. Return how many."""
+        return self.sessions.forget(tombstone) + self.recent.forget(tombstone)
+
+    def space(self, asked: PastPrompt) -> str:
+        """Return the name of the space in which equal tokens have equal rows.
+
+        A deletion begins another space: what was computed before it counts as new.
+        """
+        owner = asked.owner
+        return f"{owner.namespace}\0{asked.model}\0{self._forgotten.last_at(owner.namespace or '')}"
+
+    def add(self, past: PastPrompt) -> None:
+        """Record a computed prompt, unless a deletion covers it."""
+        if not self.is_deleted(past):
+            self.seen.add(self.space(past), past.tokens)
+            self.recent.add(past)
 
 
 class Account:
@@ -61,8 +91,10 @@ class Account:
     ) -> None:
         self.session = session.id
         self.model = asked.model
+        self.owner = asked.owner
         self.rank = rank
         self.is_explained = options.explain
+        self.media_omitted = options.media_omitted
         self.n_recomputed = 0
         self.diagnosis = Diagnosis()
         self._accounts = accounts
@@ -71,11 +103,10 @@ class Account:
         self._options = options
         self._text_of = text_of
         self._can_store = can_store
-        self._space = _space(asked)
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
         """Record what the prompt cost. Return why no more of it was cached."""
-        n_known = self._accounts.seen.n_known(self._space, self._asked.tokens)
+        n_known = self._accounts.seen.n_known(self._accounts.space(self._asked), self._asked.tokens)
         self.n_recomputed = max(min(n_known, event.n_prompt - 1) - event.n_cached, 0)
         self._session.ledger += Ledger(
             requests=1,
@@ -106,8 +137,7 @@ class Account:
             return
         sampled = np.fromiter(reply, np.int32, len(reply))
         computed = np.concatenate((self._asked.tokens, sampled))[:n_computed]
-        self._accounts.seen.add(self._space, computed)
-        self._accounts.recent.add(with_reply(self._asked, computed, said, call_ids))
+        self._accounts.add(with_reply(self._asked, computed, said, call_ids))
 
     def _diagnosis(self, found: CacheOutcome) -> Diagnosis:
         recent, compare_with = self._accounts.recent, self._options.compare_with
@@ -117,11 +147,6 @@ class Account:
         earlier = named or recent.most_like(self._asked, n_cached=found.n_cached)
         miss = explain(self._asked, earlier, found, self._text_of)
         return Diagnosis(miss, is_compared=compare_with is None or named is not None)
-
-
-def _space(asked: PastPrompt) -> str:
-    """Return the name of the space in which equal tokens have equal rows."""
-    return f"{asked.namespace}\0{asked.model}"
 
 
 def _declared(options: ReplyOptions) -> Rank | None:

@@ -158,7 +158,7 @@ def _changed_part(
 ) -> tuple[str, str, str] | None:
     """Return the kind of part that changed, and both texts.
 
-    Missing reasoning does not count: the prompt builder restores it.
+    Missing reasoning does not count: many clients drop it from every turn.
     """
     if spelled(old.text) != spelled(new.text):
         return "text", old.text, new.text

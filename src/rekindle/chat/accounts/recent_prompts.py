@@ -11,6 +11,7 @@ from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
 from rekindle.chat.conversation import Conversation, Message
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.parser import ParsedReply
+from rekindle.generation.forgetting import Owner, Tombstone
 from rekindle.generation.request import CacheTerms
 
 MAX_BYTES = 64 << 20  # all of these are picked
@@ -31,9 +32,16 @@ class PastPrompt:
     conversation: Conversation | None
     digests: tuple[int, ...]  # one per message, without its reasoning
     model: str
-    namespace: str
-    session: str
+    owner: Owner
     reply_id: str | None = None  # a client may name the prompt by it
+
+    @property
+    def namespace(self) -> str | None:
+        return self.owner.namespace
+
+    @property
+    def session(self) -> str | None:
+        return self.owner.session
 
     @property
     def n_bytes(self) -> int:
@@ -53,8 +61,7 @@ def past_prompt(
         prompt.conversation,
         tuple(map(_digest, messages)),
         model,
-        terms.namespace,
-        terms.session,
+        terms.owner,
         reply_id,
     )
 
@@ -90,7 +97,14 @@ class RecentPrompts:
             self._prompts.pop(of_session[0])
         self._prompts.put(next(self._numbers), past, n_bytes=past.n_bytes)
 
-    def named(self, namespace: str, reply_id: str) -> PastPrompt | None:
+    def forget(self, tombstone: Tombstone) -> int:
+        """Drop the prompts that the deletion covers. Return how many."""
+        covered = [n for n, each in self._prompts.items() if tombstone.covers(each.owner)]
+        for number in covered:
+            self._prompts.pop(number)
+        return len(covered)
+
+    def named(self, namespace: str | None, reply_id: str) -> PastPrompt | None:
         return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
     def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
@@ -106,7 +120,7 @@ class RecentPrompts:
                 best, best_likeness = each, likeness
         return best
 
-    def _of_namespace(self, namespace: str) -> Iterator[PastPrompt]:
+    def _of_namespace(self, namespace: str | None) -> Iterator[PastPrompt]:
         return (each for each in reversed(self._prompts.values()) if each.namespace == namespace)
 
 

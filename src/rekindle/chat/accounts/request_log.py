@@ -11,7 +11,7 @@ _log = logging.getLogger("rekindle.request")
 def log_request(record: RequestRecord) -> None:
     first_token, speed = record.first_token_seconds, record.tokens_per_second
     _log.info(
-        "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d miss=%s"
+        "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d media=%d miss=%s"
         " lost=%d queue_ms=%.0f restore_ms=%.1f first_token_ms=%s generated=%d tokens_per_s=%s"
         " finish=%s",
         record.id,
@@ -20,6 +20,7 @@ def log_request(record: RequestRecord) -> None:
         by_source(record.spans),
         record.n_prefilled,
         record.n_remembered_turns,
+        record.n_media_omitted,
         record.miss.reason if record.miss else "-",
         record.miss.tokens_lost if record.miss else 0,
         record.queue_seconds * 1e3,

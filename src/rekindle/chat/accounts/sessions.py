@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import Conversation, Role
+from rekindle.generation.forgetting import Owner, Tombstone
 from rekindle.generation.request import DEFAULT_SESSION, Rank
 
 MAX_SESSIONS = 1024  # the least recently used is dropped first; picked
@@ -37,19 +38,32 @@ class Session:
     ledger: Ledger = Ledger()
     used_at: float = field(default_factory=time.time)  # seconds since the epoch
     has_used_tools: bool = False
+    asked_at: float = 0.0  # arrival of the last request
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(namespace=self.namespace, session=self.id, asked_at=self.asked_at)
 
 
 class Sessions:
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._sessions = BoundedCache[tuple[str, str], Session](max_items=max_sessions)
 
-    def use(self, namespace: str, session_id: str) -> Session:
+    def use(self, namespace: str, session_id: str, *, asked_at: float) -> Session:
         """Return the session, made on its first use, and mark it as used now."""
         key = (namespace, session_id)
         session = self._sessions.peek(key) or Session(namespace, session_id)
         session.used_at = time.time()
+        session.asked_at = asked_at
         self._sessions.put(key, session)
         return session
+
+    def forget(self, tombstone: Tombstone) -> int:
+        """Drop the sessions that the deletion covers. Return how many."""
+        covered = [key for key, each in self._sessions.items() if tombstone.covers(each.owner)]
+        for key in covered:
+            self._sessions.pop(key)
+        return len(covered)
 
     def list(self, namespace: str) -> Sequence[Session]:
         """Return the sessions of a namespace, most recently used first."""

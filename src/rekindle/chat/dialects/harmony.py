@@ -1,11 +1,14 @@
 """gpt-oss: messages in channels. Analysis is reasoning, commentary to a function is a call.
 
+No format describes it: the recipient stands before or behind the channel, as the model likes.
 A call ends the turn with an end token of its own, which is not part of the reply.
 """
 
-from rekindle.chat.dialects.base import Dialect, ParsedCall, ReasoningMarks
-from rekindle.chat.dialects.syntax.cursor import Cursor
-from rekindle.chat.dialects.syntax.json_text import arguments
+from collections.abc import Collection
+
+from rekindle.chat.dialects.base import CallDraft, Dialect, ReasoningMarks
+from rekindle.chat.dialects.object_calls import json_object
+from rekindle.chat.dialects.syntax.cursor import Cursor, Mark, Steps
 from rekindle.chat.dialects.syntax.lark import Rules, Schemas, quote
 from rekindle.generation.request import Trigger
 
@@ -13,9 +16,9 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END = "<|constrain|>", "<|end|>"
 TO = "to=functions."
 
-REASONING = ReasoningMarks(f"{CHANNEL}analysis{MESSAGE}", END, anywhere=True)
+_REASONING = ReasoningMarks(f"{CHANNEL}analysis{MESSAGE}", END, anywhere=True)
 
-HIDDEN = (
+_HIDDEN = (
     f"{START}assistant",
     f"{CHANNEL}final{MESSAGE}",
     f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}",
@@ -25,53 +28,55 @@ HIDDEN = (
     "<|call|>",
 )
 
-
-def _walk(cursor: Cursor, schemas: Schemas) -> list[ParsedCall]:
-    cursor.accept(f"{START}assistant")
-    _skip_channel(cursor.skip_space())
-    cursor.expect(TO)
-    name = cursor.name()
-    _skip_channel(cursor.skip_space())
-    if cursor.accept(CONSTRAIN):
-        cursor.skip_space()
-    if not cursor.sees(MESSAGE):
-        cursor.name()  # the content type, which is always JSON
-        cursor.skip_space()
-    cursor.expect(MESSAGE)
-    return [ParsedCall(name, arguments(cursor.skip_space().json_value("{")))]
+_BEGINNING, _CHANNEL, _TO = Mark(f"{START}assistant"), Mark(CHANNEL), Mark(TO)
+_CHANNELS = (Mark("commentary"), Mark("analysis"))
+_CONSTRAIN, _MESSAGE = Mark(CONSTRAIN), Mark(MESSAGE)
 
 
-def _skip_channel(cursor: Cursor) -> None:
-    if cursor.accept(CHANNEL):
-        cursor.expect("commentary", "analysis")
-        cursor.skip_space()
+class HarmonySyntax:
+    marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END)
+
+    def triggers_for(self, names: Collection[str]) -> tuple[Trigger, ...]:
+        """Return the strings that begin a call."""
+        return (
+            Trigger(f"{CHANNEL}commentary {TO}"),
+            Trigger(f"{CHANNEL}analysis {TO}"),
+            Trigger(f"{START}assistant {TO}"),
+            Trigger(TO, at_start=True),  # the prompt ends with the start of the message
+        )
+
+    def walk(self, cursor: Cursor, draft: CallDraft) -> Steps[None]:
+        """Read one call."""
+        yield from cursor.accept(_BEGINNING)
+        yield from self._skip_channel(cursor)
+        yield from cursor.expect(_TO)
+        draft.begin((yield from cursor.word()))
+        yield from self._skip_channel(cursor)
+        yield from cursor.accept(_CONSTRAIN)
+        if not (yield from cursor.sees(_MESSAGE)):
+            yield from cursor.word()  # the content type, which is always JSON
+        yield from cursor.expect(_MESSAGE)
+        yield from json_object(cursor, draft.write)
+        draft.end()
+
+    def _skip_channel(self, cursor: Cursor) -> Steps[None]:
+        if (yield from cursor.accept(_CHANNEL)):
+            yield from cursor.expect(*_CHANNELS)
+
+    def write(self, rules: Rules, schemas: Schemas) -> str:
+        """Write the grammar. The recipient may come before or after the channel."""
+        literal = rules.literal
+        start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
+        json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'
+        rules.add("to_front", f'({start} " ")? "{TO}"')
+        rules.add("to_behind", f'({start})? {channel} ("commentary" | "analysis") " {TO}"')
+        return rules.calls(
+            schemas,
+            lambda name, arguments: (
+                f'(to_front {quote(name)} {channel} "commentary" | to_behind {quote(name)})'
+                f" {json_type} {arguments}"
+            ),
+        )
 
 
-def _write(rules: Rules, schemas: Schemas) -> str:
-    """Write the grammar. The recipient may come before or after the channel."""
-    literal = rules.literal
-    start, channel = f'{literal(START)} "assistant"', literal(CHANNEL)
-    json_type = f'(" json" | " "? {literal(CONSTRAIN)} "json")? {literal(MESSAGE)}'
-    rules.add("to_front", f'({start} " ")? "{TO}"')
-    rules.add("to_behind", f'({start})? {channel} ("commentary" | "analysis") " {TO}"')
-    return rules.calls(
-        schemas,
-        lambda name, arguments: (
-            f'(to_front {quote(name)} {channel} "commentary" | to_behind {quote(name)})'
-            f" {json_type} {arguments}"
-        ),
-    )
-
-
-HARMONY = Dialect(
-    name="harmony",
-    triggers=(
-        Trigger(f"{CHANNEL}commentary {TO}"),
-        Trigger(f"{CHANNEL}analysis {TO}"),
-        Trigger(f"{START}assistant {TO}"),
-        Trigger(TO, at_start=True),  # the prompt ends with the start of the message
-    ),
-    endings=("}",),
-    walk=_walk,
-    write=_write,
-)
+HARMONY = Dialect(name="harmony", syntax=HarmonySyntax(), reasoning=_REASONING, hidden=_HIDDEN)

@@ -1,4 +1,4 @@
-"""Tool definitions with their JSON keys in a fixed order.
+"""Tool definitions with their JSON keys in a fixed order, and their schemas.
 
 The definitions stand near the head of a prompt: another order of keys would miss the whole
 cached prefix. Values and the order of arrays are never changed.
@@ -6,8 +6,11 @@ cached prefix. Values and the order of arrays are never changed.
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from rekindle.chat.template.sandbox import Json
+from rekindle.chat.conversation import Tool
+from rekindle.chat.dialects.syntax.lark import Schemas
+from rekindle.chat.template.json_text import Json
 
 # The order that authors use and models know; the remaining keys follow, sorted.
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
@@ -24,6 +27,15 @@ def canonical_definition(function: Mapping[str, Json]) -> str:
         for key in _leading(FUNCTION_KEYS, function)
     }
     return json.dumps({"type": "function", "function": ordered}, ensure_ascii=False)
+
+
+def schemas_of(tools: Iterable[Tool]) -> Schemas:
+    """Return the schemas of the parameters by the name of the tool."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function = json.loads(tool.definition_json)["function"]
+        schemas[tool.name] = function.get("parameters") or {"type": "object"}
+    return schemas
 
 
 def _schema(value: Json) -> Json:

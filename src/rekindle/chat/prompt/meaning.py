@@ -46,6 +46,11 @@ def _canonical(source: str) -> str:
 _known = lru_cache(MAX_KNOWN)(_canonical)
 
 
+def clear_known() -> None:
+    """Drop the arguments of past calls."""
+    _known.cache_clear()
+
+
 def _number(text: str) -> int | float:
     """Turn 1.0 into 1: JavaScript clients have one kind of number."""
     value = float(text)

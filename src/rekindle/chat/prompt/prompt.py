@@ -6,26 +6,22 @@ before each of the last user messages, before the generation prompt.
 A reply that comes back with the same meaning keeps the tokens that were sampled for it.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from threading import Lock
-from typing import Any
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.conversation import (
     Conversation,
     Message,
-    Reasoning,
     Role,
     Text,
-    Tool,
     n_leading_systems,
 )
 from rekindle.chat.dialects.base import Dialect
-from rekindle.chat.dialects.syntax.lark import Schemas
 from rekindle.chat.prompt.boundaries import Boundaries
+from rekindle.chat.prompt.canonical_tools import schemas_of
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import (
     call_keys,
@@ -35,7 +31,11 @@ from rekindle.chat.prompt.meaning import (
     split_reasoning,
 )
 from rekindle.chat.prompt.overflow import FULL_SHARE, trim
-from rekindle.chat.prompt.reasoning_policy import ReasoningPolicy
+from rekindle.chat.prompt.reasoning_policy import (
+    ReasoningPolicy,
+    other_reasoning,
+    with_reasoning,
+)
 from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.prompt.text_splicer import TextSplicer
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
@@ -46,6 +46,7 @@ from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import ReasoningHistory
 from rekindle.errors import InvalidRequest
+from rekindle.generation.forgetting import Owner
 from rekindle.generation.tokenizer import Tokenizer
 
 TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, tried until the prompt fits; picked
@@ -57,7 +58,7 @@ MAX_NAMESPACES_BYTES = 256_000_000  # of all these builders; picked
 
 _NEXT = "the next message"
 
-Remember = Callable[[Sequence[int], str, ParsedReply, Sequence[str]], None]
+Remember = Callable[[Sequence[int], str, ParsedReply, Sequence[str], Owner], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,14 @@ class Prompt:
     conversation: Conversation | None = None  # None: raw text or token ids
     begins_in_reasoning: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
+    max_plain: int = 0  # tokens without spliced turns, at most
     n_dropped: int = 0  # messages left out because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
     namespace: str = ""
     build_seconds: float = field(default=0.0, compare=False)
     # Returns the position where a number of messages ends; None: unknown.
     locate: Callable[[int], int | None] = field(default=lambda _: None, compare=False, repr=False)
-    # Takes the reply's tokens, the text of its end token, the parsed reply, the call ids.
+    # Takes the reply's tokens, the text of its end token, the parsed reply, call ids, the owner.
     remember: Remember = field(default=lambda *_: None, compare=False, repr=False)
 
     def position_of(self, n_messages: int) -> int:
@@ -148,6 +150,15 @@ class PromptBuilder:
         """Return the size of the texts and turns that this namespace knows as tokens."""
         return self._tokenize.n_bytes + self._memory.n_bytes
 
+    def clear(self, namespace: str | None) -> None:
+        """Drop what is known of the texts of one namespace; None: of every namespace."""
+        if namespace in (None, self._namespace):
+            self._tokenize.clear()
+            self._memory.clear()
+        with self._others_lock:
+            for each in list(self._others) if namespace is None else [namespace]:
+                self._others.pop(each)
+
     def _n_bytes_of_others(self) -> int:
         return sum(other.n_bytes for other in self._others.values())
 
@@ -165,7 +176,11 @@ class PromptBuilder:
         begins_in_reasoning = self._begins_in_reasoning(layout.text)
 
         def remember(
-            reply: Sequence[int], end_text: str, said: ParsedReply, call_ids: Sequence[str]
+            reply: Sequence[int],
+            end_text: str,
+            said: ParsedReply,
+            call_ids: Sequence[str],
+            owner: Owner,
         ) -> None:
             answered = conversation.with_reply(said.text, said.tool_calls(call_ids))
             *before, answer = answered.messages
@@ -180,7 +195,7 @@ class PromptBuilder:
                 said=said,
             )
             key = next_key([b"", *keys][len(before)], answer, self._dialect.reasoning)
-            self._memory.remember(turn, [key, *call_keys(call_ids)])
+            self._memory.remember(turn, [key, *call_keys(call_ids)], owner)
 
         return Prompt(
             tokens,
@@ -189,6 +204,10 @@ class PromptBuilder:
             conversation=conversation,
             begins_in_reasoning=begins_in_reasoning,
             remembered=tuple(spliced.run.remembered),
+            # A token has at least one byte.
+            max_plain=len(tokens)
+            - sum(end - start for start, end in spliced.run.remembered)
+            + spliced.n_replaced,
             neutralised=neutralised,
             namespace=self._namespace,
             locate=cache(partial(self._bounds.locate, shown, layout.text, spliced)),
@@ -198,19 +217,28 @@ class PromptBuilder:
     def from_trimmed(
         self, conversation: Conversation, *, n_ctx: int, recalls: bool = True
     ) -> Prompt:
-        """Build the prompt, and drop the oldest turns if it leaves no room for a reply."""
+        """Build the prompt, and drop the oldest turns if it leaves no room for a reply.
+
+        The size without remembered turns decides: memory must not change what is dropped. If only
+        the remembered turns make the prompt too long, they are not spliced in.
+        """
+        limit = n_ctx * FULL_SHARE
         prompt = self.from_conversation(conversation, recalls=recalls)
-        n_head = self._head_size(conversation)
+        if max(len(prompt.tokens), prompt.max_plain) <= limit:
+            return prompt
+        shorter, n_head = conversation, self._head_size(conversation)
+        plain = self.from_conversation(conversation, recalls=False)
         for share in TRIMMED_SHARES:  # sizes are estimates; the first share nearly always fits
-            if len(prompt.tokens) <= n_ctx * FULL_SHARE:
+            if len(plain.tokens) <= limit:
                 break
             shorter = trim(
                 conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
             )
-            n_dropped = len(conversation.messages) - len(shorter.messages)
-            prompt = self.from_conversation(shorter, recalls=recalls)
-            prompt = replace(prompt, n_dropped=n_dropped)
-        return prompt
+            plain = self.from_conversation(shorter, recalls=False)
+        prompt = self.from_conversation(shorter) if recalls else plain
+        if len(plain.tokens) <= limit < len(prompt.tokens):
+            prompt = plain
+        return replace(prompt, n_dropped=len(conversation.messages) - len(shorter.messages))
 
     def _size(self, message: Message) -> int:
         """Return the approximate number of tokens, always the same for the same message."""
@@ -226,10 +254,16 @@ class PromptBuilder:
         )
         return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
-    def after_reply(self, prompt: Prompt, text: str) -> tuple[int, ...]:
-        """Return the tokens that begin the next turn's prompt, up to its user message."""
+    def after_reply(self, prompt: Prompt, said: ParsedReply) -> tuple[int, ...]:
+        """Return the tokens that begin the next turn's prompt, up to its user message.
+
+        A client that has sent no reasoning so far is expected to drop this reply's as well.
+        """
         assert prompt.conversation is not None
-        answered = prompt.conversation.with_reply(text, ())
+        marks = self._dialect.reasoning
+        sends = any(split_reasoning(m, marks)[0].strip() for m in prompt.conversation.messages)
+        reasoning = said.reasoning if sends else ""
+        answered = prompt.conversation.with_reply(said.text, (), reasoning=reasoning)
         next_message = Message(Role.USER, (Text(_NEXT),))
         asked = replace(answered, messages=(*answered.messages, next_message))
         try:
@@ -269,7 +303,9 @@ class PromptBuilder:
             text,
             remembered=tuple(run.remembered),
             namespace=self._namespace,
-            remember=lambda reply, *_: self._texts.remember(run.key(), text, reply),
+            remember=lambda reply, _end, _said, _ids, owner: self._texts.remember(
+                run.key(), text, reply, owner
+            ),
         )
 
     def _candidates(
@@ -282,7 +318,7 @@ class PromptBuilder:
             if message.role is Role.ASSISTANT
         }
         found = self._memory.find([key for each in wanted.values() for key in each])
-        first_kept = self._reasoning.first_kept(conversation)
+        first_restored = self._reasoning.first_restored(conversation)
         candidates = {}
         for n_before, (index, its_keys) in enumerate(wanted.items()):
             message = conversation.messages[index]
@@ -301,7 +337,7 @@ class PromptBuilder:
             ]
             if fitting:
                 candidates[index] = Candidate(
-                    fitting[:MAX_TURNS_TRIED], keeps_reasoning=index >= first_kept
+                    fitting[:MAX_TURNS_TRIED], restores_reasoning=index >= first_restored
                 )
         return candidates
 
@@ -313,22 +349,23 @@ class PromptBuilder:
     def _spliced(
         self, conversation: Conversation, candidates: Mapping[int, Candidate]
     ) -> tuple[Conversation, Layout, Spliced]:
-        """Render the conversation and splice turns in. Spliced turns get their reasoning back.
+        """Render the conversation and splice turns in.
 
-        If a turn was not spliced, its reasoning is replaced by another turn's or removed, and
-        the rendering is retried.
+        Reasoning is restored before rendering. If that turn was not spliced, its reasoning is
+        replaced by another turn's or removed, and the rendering is retried.
         """
         marks = self._dialect.reasoning
         restored = {
             index: candidate.turns[0].said.reasoning
             for index, candidate in candidates.items()
-            if not split_reasoning(conversation.messages[index], marks)[0]
+            if candidate.restores_reasoning
+            and not split_reasoning(conversation.messages[index], marks)[0]
         }
         schemas = schemas_of(conversation.callable_tools)
         layout: Layout | None = None
         changed: set[int] = set()
         while True:
-            shown = _with_reasoning(conversation, restored)
+            shown = with_reasoning(conversation, restored)
             pieces = self._template.render(shown, add_generation_prompt=True)
             before, layout = layout, Layout(pieces, self._template.guard)
             if before is None or before.text != layout.text:
@@ -338,7 +375,7 @@ class PromptBuilder:
                 run = TokenRun(self._bos_before(layout.text))
                 spliced = splicer.splice(run, candidates)
             others = {
-                index: _other_reasoning(spliced.rendered_differently.get(index), reasoning)
+                index: other_reasoning(spliced.rendered_differently.get(index), reasoning)
                 for index, reasoning in restored.items()
                 if index not in spliced.turns
             }
@@ -355,25 +392,3 @@ class PromptBuilder:
     def _begins_in_reasoning(self, text: str) -> bool:
         marks = self._dialect.reasoning
         return marks is not None and text.rstrip().endswith(marks.opening.rstrip())
-
-
-def schemas_of(tools: Iterable[Tool]) -> Schemas:
-    schemas: dict[str, dict[str, Any]] = {}
-    for tool in tools:
-        function = json.loads(tool.definition_json)["function"]
-        schemas[tool.name] = function.get("parameters") or {"type": "object"}
-    return schemas
-
-
-def _other_reasoning(turn: Turn | None, tried: str) -> str:
-    """Return the turn's reasoning for a message that was not spliced; empty if equal to `tried`."""
-    return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
-
-
-def _with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> Conversation:
-    messages = list(conversation.messages)
-    for index, reasoning in restored.items():
-        message = messages[index]
-        if reasoning:
-            messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
-    return replace(conversation, messages=tuple(messages))

@@ -1,10 +1,11 @@
-"""Which reasoning of earlier turns stays in a prompt."""
+"""Which reasoning of earlier turns is in a prompt."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rekindle.chat.conversation import Conversation, Role
+from rekindle.chat.conversation import Conversation, Reasoning, Role
+from rekindle.chat.prompt.turn_memory import Turn
 from rekindle.config import ReasoningHistory
 
 # Arguments that tell a template to keep the reasoning of earlier turns.
@@ -33,10 +34,10 @@ class ReasoningPolicy:
         kwargs = self._switches | conversation.template_kwargs
         return replace(conversation, template_kwargs=kwargs)
 
-    def first_kept(self, conversation: Conversation) -> int:
-        """Return the index of the first message whose sampled reasoning stays.
+    def first_restored(self, conversation: Conversation) -> int:
+        """Return the index of the first message that gets its reasoning back from memory.
 
-        From there on it stays even where the template leaves it out.
+        Messages before it are rendered with the reasoning that the client sent, or without.
         """
         match self._setting:
             case ReasoningHistory.KEEP:
@@ -44,12 +45,24 @@ class ReasoningPolicy:
             case ReasoningHistory.TEMPLATE:
                 return len(conversation.messages)
             case ReasoningHistory.AUTO:
-                chosen = self._switches | conversation.template_kwargs
-                is_switched_on = self._switches and self._switches.items() <= chosen.items()
-                return 0 if is_switched_on else _tool_loop_start(conversation)
+                return _tool_loop_start(conversation)
 
 
 def _tool_loop_start(conversation: Conversation) -> int:
     """Return the index after the last user message: the messages from there work on one task."""
     messages = conversation.messages
     return max((i + 1 for i, m in enumerate(messages) if m.role is Role.USER), default=0)
+
+
+def other_reasoning(turn: Turn | None, tried: str) -> str:
+    """Return the turn's reasoning for a message that was not spliced; empty if equal to `tried`."""
+    return "" if turn is None or turn.said.reasoning == tried else turn.said.reasoning
+
+
+def with_reasoning(conversation: Conversation, restored: Mapping[int, str]) -> Conversation:
+    messages = list(conversation.messages)
+    for index, reasoning in restored.items():
+        message = messages[index]
+        if reasoning:
+            messages[index] = replace(message, parts=(Reasoning(reasoning), *message.parts))
+    return replace(conversation, messages=tuple(messages))

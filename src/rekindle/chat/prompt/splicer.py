@@ -27,7 +27,7 @@ class Candidate:
     """Turns that may be the message, best first."""
 
     turns: Sequence[Turn]
-    keeps_reasoning: bool  # splice sampled reasoning even where the template leaves it out
+    restores_reasoning: bool  # also where the client or the template leaves it out
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Spliced:
     turns: dict[int, Turn] = field(default_factory=dict)  # by index of the message
     # Turns whose prompt matched, but whose text the template rendered differently.
     rendered_differently: dict[int, Turn] = field(default_factory=dict)
+    n_replaced: int = 0  # bytes of text that turns have replaced, at most
     end: int = 0  # offset in the text where the last spliced turn ends
     # Offset in the text and position in the tokens of each piece that was tokenised.
     marks: list[tuple[int, int, PromptPiece]] = field(default_factory=list)
@@ -57,16 +58,18 @@ class Splicer:
         done = Spliced(run)
         for index, candidate in candidates.items():
             for turn in candidate.turns:
-                keeps_reasoning = candidate.keeps_reasoning
-                prompt = self._prompt(done, turn, keeps_reasoning=keeps_reasoning)
+                restores = candidate.restores_reasoning
+                prompt = self._prompt(done, turn, restores=restores)
                 if prompt is None:
                     continue
-                end = self._end(done, turn, keeps_reasoning=keeps_reasoning)
+                end = self._end(done, turn, restores=restores)
                 if end is None:
                     done.rendered_differently.setdefault(index, turn)
                     continue
                 self._append(done, prompt)
                 run.extend_sampled(turn.tokens)
+                replaced = self.layout.text[done.end + turn.gap_chars : end]
+                done.n_replaced += len(replaced.encode("utf-8", "surrogatepass"))
                 done.turns[index], done.end = turn, end
                 break
         self._append(done, self.layout.cut(done.end, len(self.layout.text)))
@@ -78,7 +81,7 @@ class Splicer:
             done.run.extend(self.tokenize(piece))
 
     def _prompt(
-        self, done: Spliced, turn: Turn, *, keeps_reasoning: bool
+        self, done: Spliced, turn: Turn, *, restores: bool
     ) -> list[tuple[int, PromptPiece]] | None:
         """Return the pieces between the last spliced turn and this one.
 
@@ -89,14 +92,16 @@ class Splicer:
         opening = turn.generation_prompt
         if text.startswith(opening, history_end):
             prompt = self.layout.cut(done.end, history_end + len(opening))
-        elif keeps_reasoning and history_end <= len(text):
+        elif history_end <= len(text) and (
+            restores or text.startswith(opening.rstrip(), history_end)
+        ):
             prompt = self.layout.followed_by(opening, done.end, history_end)
         else:
             return None
         key = done.run.key(self.tokenize(piece) for _, piece in prompt)
         return prompt if key == turn.prompt_key else None
 
-    def _end(self, done: Spliced, turn: Turn, *, keeps_reasoning: bool) -> int | None:
+    def _end(self, done: Spliced, turn: Turn, *, restores: bool) -> int | None:
         """Return the offset where the turn ends; None: the text there parses differently."""
         text = self.layout.text
         history_end = done.end + turn.gap_chars
@@ -109,17 +114,15 @@ class Splicer:
                     text[body:end],
                     begins_in_reasoning=turn.begins_in_reasoning and is_opened,
                 )
-                if _is_same(shown, turn.said, keeps_reasoning=keeps_reasoning):
+                if _is_same(shown, turn.said, restores=restores):
                     return end
                 if turn.said.text and turn.said.calls and not shown.calls:
-                    later = self._split_end(end, shown, turn, keeps_reasoning=keeps_reasoning)
+                    later = self._split_end(end, shown, turn, restores=restores)
                     if later is not None:
                         return later
         return None
 
-    def _split_end(
-        self, end: int, shown: ParsedReply, turn: Turn, *, keeps_reasoning: bool
-    ) -> int | None:
+    def _split_end(self, end: int, shown: ParsedReply, turn: Turn, *, restores: bool) -> int | None:
         """Return the offset where the calls end, if they are in a second message.
 
         Templates that would omit the text beside calls get two messages for one turn.
@@ -133,7 +136,7 @@ class Splicer:
         for later in self._ends(body, turn):
             calls = parse(self.dialect, self.schemas, text[body:later], begins_in_reasoning=False)
             both = ParsedReply(shown.reasoning, shown.text + calls.text, calls.calls)
-            if _is_same(both, turn.said, keeps_reasoning=keeps_reasoning):
+            if _is_same(both, turn.said, restores=restores):
                 return later
         return None
 
@@ -160,7 +163,7 @@ class Splicer:
             yield from (offset for offset in others if offset not in likely)
 
 
-def _is_same(shown: ParsedReply, said: ParsedReply, *, keeps_reasoning: bool) -> bool:
+def _is_same(shown: ParsedReply, said: ParsedReply, *, restores: bool) -> bool:
     if shown.text.strip() != said.text.strip():
         return False
     if call_meanings(shown.calls) != call_meanings(said.calls):
@@ -169,7 +172,7 @@ def _is_same(shown: ParsedReply, said: ParsedReply, *, keeps_reasoning: bool) ->
     if any(a.id != b.id for a, b in zip(shown.calls, said.calls, strict=True) if b.id):
         return False
     reasoning = shown.reasoning.strip()
-    return reasoning == said.reasoning.strip() or (keeps_reasoning and not reasoning)
+    return reasoning == said.reasoning.strip() or (restores and not reasoning)
 
 
 def _bodies(text: str, history_end: int, opening: str) -> Iterator[int]:

@@ -15,6 +15,7 @@ from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
+from rekindle.generation.forgetting import Owner
 from rekindle.generation.tokenizer import Tokenizer
 
 # Steps between the lengths, the coarse one from FINE_LIMIT on. They are fine enough that texts
@@ -53,7 +54,7 @@ class TextSplicer:
         run.extend(self._tokens(text[position:], inside=position > 0))
         return used
 
-    def remember(self, run_key: bytes, prompt: str, tokens: Sequence[int]) -> None:
+    def remember(self, run_key: bytes, prompt: str, tokens: Sequence[int], owner: Owner) -> None:
         text = self._text(tokens)
         whole = prompt + text
         if len(whole) < FINE_CHARS or "\ufffd" in text:
@@ -64,7 +65,7 @@ class TextSplicer:
             tokens=tuple(tokens),
             said=ParsedReply("", text, ()),
         )
-        self._memory.remember(turn, [*_keys(whole)][-1:])
+        self._memory.remember(turn, [*_keys(whole)][-1:], owner)
 
     def _turns_in(self, text: str) -> list[Turn]:
         """Return the turns whose prompt and reply begin the text, shortest first."""

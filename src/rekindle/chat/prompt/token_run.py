@@ -53,6 +53,10 @@ class PieceTokenizer:
     def n_bytes(self) -> int:
         return self._known.n_bytes
 
+    def clear(self) -> None:
+        with self._lock:
+            self._known.clear()
+
     def __call__(self, piece: PromptPiece) -> "array[int]":
         with self._lock:
             if (tokens := self._known.get(piece)) is not None:

@@ -17,6 +17,7 @@ from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.dialects.base import ParsedCall
 from rekindle.chat.prompt.meaning import KEY_BYTES, digest
 from rekindle.chat.reply.parser import ParsedReply
+from rekindle.generation.forgetting import Owner
 from rekindle.generation.stored_turns import StoredTurn, TurnStore
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class TurnMemory:
 
     def __init__(self, store: TurnStore, namespace: str = "") -> None:
         self._store = store
+        self._namespace = namespace
         mask = blake2b(namespace.encode(), digest_size=KEY_BYTES).digest() if namespace else b""
         self._mask = int.from_bytes(mask, "big")
         self._decoded = BoundedCache[bytes, tuple[bytes, Turn | None]](max_bytes=MAX_DECODED_BYTES)
@@ -73,15 +75,16 @@ class TurnMemory:
         """Return a memory for one namespace, which finds no turns of other namespaces."""
         return TurnMemory(self._store, namespace)
 
-    def remember(self, turn: Turn, keys: Iterable[bytes]) -> None:
-        stored = StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn))
+    def remember(self, turn: Turn, keys: Iterable[bytes], owner: Owner) -> None:
+        stored = StoredTurn(turn.id, tuple(dict.fromkeys(keys)), _encoded(turn), owner)
         self._store.keep(self._masked_turn(stored))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[Turn]]:
         """Return the turns by key, most recently used first. Blocks for a moment."""
         found: dict[bytes, list[Turn]] = {key: [] for key in keys}
         masked = [*map(self._masked, keys)]
-        for stored in map(self._masked_turn, self._store.find(masked) if keys else ()):
+        known = self._store.find(masked, namespace=self._namespace) if keys else ()
+        for stored in map(self._masked_turn, known):
             if (turn := self._turn(stored)) is not None:
                 for key in stored.keys:
                     if key in found:
@@ -91,6 +94,11 @@ class TurnMemory:
     def note_use(self, turns: Sequence[Turn]) -> None:
         if turns:
             self._store.touch([self._masked(turn.id) for turn in turns])
+
+    def clear(self) -> None:
+        """Drop decoded turns. The store still has those that were not deleted."""
+        with self._lock:
+            self._decoded.clear()
 
     def _turn(self, stored: StoredTurn) -> Turn | None:
         with self._lock:
@@ -148,7 +156,10 @@ def _decoded(stored: StoredTurn) -> Turn | None:
             said=ParsedReply(fields["reasoning"], fields["text"], calls),
             **{name: fields[name] for name in _PLAIN_FIELDS},
         )
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (
+        *(ValueError, LookupError, TypeError, AttributeError),
+        *(OverflowError, RecursionError, struct.error),
+    ) as error:
         _log.warning("turns: a stored turn cannot be read: %s", error)
         return None
     return turn if turn.id == stored.id else None

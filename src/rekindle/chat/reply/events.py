@@ -23,6 +23,15 @@ class ToolChoice:
     parallel: bool = True  # several calls in one reply
 
 
+@dataclass(frozen=True, slots=True)
+class OmittedMedia:
+    """Media of a request that the model reads about, but does not see."""
+
+    kind: str  # image, audio, video or file
+    text: str  # such as `PNG, 1024x768`
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
     sampling: Sampling
@@ -31,11 +40,14 @@ class ReplyOptions:
     n_top_logprobs: int | None = None  # None: no log probabilities
     cache_prompt: bool = True  # False: the cache is neither read nor written
     tool_choice: ToolChoice = ToolChoice()
+    reasoning_budget: int | None = None  # tokens; 0: none; None: no limit
     terms: CacheTerms = field(default_factory=CacheTerms)
+    streams: bool = False  # the client reads the parts of calls before they are whole
     rank: Rank | None = None  # declared by the client; None: guessed
     explain: bool = False  # the reply reports why the prompt missed the cache
     reply_id: str | None = None  # a later request may name this reply by it
     compare_with: str | None = None  # a `reply_id`: report the miss as a change since then
+    media_omitted: tuple[OmittedMedia, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +84,34 @@ class ReplyReasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyCallBegan:
+    """The beginning of a tool call. Its arguments and a `ReplyCall` follow, or the reply fails."""
+
+    index: int  # among the calls of this reply
+    id: str
+    name: str
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCallArguments:
+    """The next piece of the arguments of the call that has begun."""
+
+    index: int
+    json: str
+    scored: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyCall:
-    """A whole tool call. A call that is cut off is sent as text."""
+    """The end of a tool call, with the whole call. A call that never began is sent as text."""
 
     index: int  # among the calls of this reply
     id: str
     name: str
     arguments_json: str  # as sampled, if the model writes JSON
     scored: tuple[ScoredToken, ...] = ()
+    is_cut: bool = False  # the engine ended it: the model wanted to write more
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +135,12 @@ class ReplyStats(RequestRecord):
     """The record of a reply, with the details that only its client gets."""
 
     remembered: tuple[tuple[int, int], ...]  # token ranges of the spliced turns
+    n_reasoning: int  # sampled tokens of reasoning, with its marks
     neutralised: tuple[Neutralised, ...]  # text that was replaced by a constant
     diagnosis: Diagnosis
     is_explained: bool  # the client asked for the diagnosis
     is_kept: bool  # False: the cache was not used
+    media_omitted: tuple[OmittedMedia, ...]
 
     @property
     def n_written(self) -> int:
@@ -121,5 +155,5 @@ class ReplyDone:
     stop_sequence: str | None = None  # the stop string that ended the reply
 
 
-ReplyPart = ReplyText | ReplyReasoning | ReplyCall
+ReplyPart = ReplyText | ReplyReasoning | ReplyCallBegan | ReplyCallArguments | ReplyCall
 ReplyEvent = ReplyPart | ReplyProgress | ReplyDone

@@ -1,19 +1,20 @@
 """Splits a streaming reply into text, reasoning and calls.
 
-The parser holds back the possible beginning of a mark, and a call until it is whole. Only marks
-and the white space around them are dropped. Text that looks like a call but is none stays text.
+The parser holds back the possible beginning of a mark. Only marks and the white space around them
+are dropped. Text that looks like a call but is none stays text.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
 from rekindle.chat.conversation import ToolCall
-from rekindle.chat.dialects.base import Dialect, ParsedCall, ParsedCalls
-from rekindle.chat.dialects.syntax.json_text import NotACall
+from rekindle.chat.dialects.base import CallEnded, CallPart, Dialect, ParsedCall
+from rekindle.chat.dialects.syntax.json_text import CutOff, NotACall
 from rekindle.chat.dialects.syntax.lark import Schemas
+from rekindle.chat.reply.call_stretch import CallStretch
 from rekindle.chat.reply.stop_strings import overlap
 
 
@@ -27,7 +28,7 @@ class ParsedReasoning:
     text: str
 
 
-Part = ParsedText | ParsedReasoning | ParsedCall
+Part = ParsedText | ParsedReasoning | CallPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +52,21 @@ def parse(
     return ParsedReply(
         reasoning="".join(part.text for part in parts if isinstance(part, ParsedReasoning)),
         text="".join(part.text for part in parts if isinstance(part, ParsedText)),
-        calls=tuple(part for part in parts if isinstance(part, ParsedCall)),
+        calls=tuple(part.call for part in parts if isinstance(part, CallEnded)),
     )
 
 
 class _Mode(Enum):
     TEXT = auto()
     REASONING = auto()
-    CALL = auto()  # the held text begins with a trigger
+    CALL = auto()
 
 
 class _MarkKind(Enum):
     OPENING = auto()
     TRIGGER = auto()
     HIDDEN = auto()
-    EDGE = auto()  # hidden once one began the reply or followed a call
+    EDGE = auto()  # hidden where text or calls begin or end
 
 
 class _Mark(NamedTuple):
@@ -74,30 +75,39 @@ class _Mark(NamedTuple):
     kind: _MarkKind
 
 
-_EAGER_CHARS = 512  # shorter calls are read at every piece: most false calls show early; picked
-
-
 class ReplyParser:
-    """Parses one reply, piece by piece. `schemas` None: calls are not looked for."""
+    """Parses one reply, piece by piece. `schemas` None: calls are not looked for.
+
+    `may_stream` is asked where a call of a tool begins: may it be passed on before it is whole?
+    """
 
     def __init__(
-        self, dialect: Dialect, schemas: Schemas | None, *, begins_in_reasoning: bool
+        self,
+        dialect: Dialect,
+        schemas: Schemas | None,
+        *,
+        begins_in_reasoning: bool,
+        may_stream: Callable[[str], bool] = lambda _name: False,
     ) -> None:
+        self.is_broken = False  # a call was passed on in part, and cannot be finished
+        self.is_unclosed = False  # the reply ends in a list of calls behind a whole one
         self._dialect = dialect
         self._schemas = schemas
-        self._marks = _Marks(dialect, with_calls=schemas is not None)
+        self._may_stream = may_stream
+        self._marks = _Marks(dialect, schemas)
         begins_in_reasoning = begins_in_reasoning and dialect.reasoning is not None
         self._mode = _Mode.REASONING if begins_in_reasoning else _Mode.TEXT
         self._may_reopen = begins_in_reasoning  # some models repeat the mark that ends the prompt
         self._parts: list[Part] = []
         self._held = ""
         self._trigger = ""
-        self._n_read = 0  # length of the held text when it was last read as a call
-        self._space = ""  # white space after the last part, emitted only if more follows
+        self._stretch: CallStretch | None = None  # the calls that are being read
+        # White space after the last part, and marks within it: emitted only if more text follows.
+        self._waiting: list[str] = []
         self._drop_space = begins_in_reasoning  # drop white space before the next text
         self._at_start = True  # no text was emitted yet
         self._behind_call = False
-        self._hides_edges = False
+        self._hides_edges = False  # one of the marks was hidden
 
     @property
     def is_in_reasoning(self) -> bool:
@@ -112,9 +122,11 @@ class ReplyParser:
         """Return the parts that were held back. The parser cannot be used afterwards."""
         self._advance(final=True)
         if self._mode is _Mode.REASONING:
-            self._emit(ParsedReasoning, self._space)
+            self._emit(ParsedReasoning, self._space())
         elif not self._behind_call:
-            self._emit(ParsedText, self._space)
+            # A mark that closes what none has opened is text.
+            waiting = self._space() if self._hides_edges else "".join(self._waiting)
+            self._emit(ParsedText, waiting)
         return self._take_parts()
 
     def _advance(self, *, final: bool) -> None:
@@ -123,8 +135,9 @@ class ReplyParser:
             _Mode.REASONING: self._reasoning_step,
             _Mode.CALL: self._call_step,
         }
-        while self._held and steps[self._mode](final=final):
-            pass
+        while self._held or (final and self._mode is _Mode.CALL):
+            if not steps[self._mode](final=final):
+                break
 
     def _take_parts(self) -> list[Part]:
         parts, self._parts = self._parts, []
@@ -147,17 +160,20 @@ class ReplyParser:
             case _MarkKind.HIDDEN:
                 self._take(len(mark.text))
             case _MarkKind.EDGE:
-                self._hides_edges |= self._at_start or self._behind_call
-                taken = self._take(len(mark.text))
-                if not self._hides_edges:
-                    self._say(taken)
+                self._take(len(mark.text))
+                if self._at_start or self._behind_call:
+                    self._hides_edges = True
+                else:
+                    self._waiting.append(mark.text)
             case _MarkKind.OPENING:
                 self._pass_reasoning_mark(len(mark.text))
                 self._mode = _Mode.REASONING
             case _MarkKind.TRIGGER:
+                assert self._schemas is not None
                 self._mode = _Mode.CALL
                 self._trigger = mark.text
-                self._n_read = 0
+                reader = self._dialect.reader(self._schemas)
+                self._stretch = CallStretch(reader, self._may_stream)
         return True
 
     def _reasoning_step(self, *, final: bool) -> bool:
@@ -181,37 +197,35 @@ class ReplyParser:
         return False
 
     def _call_step(self, *, final: bool) -> bool:
-        if not final and self._n_read > _EAGER_CHARS and not self._may_have_ended():
-            return False
-        self._n_read = len(self._held)
+        stretch = self._stretch
+        assert stretch is not None
         try:
-            read = self._read()
+            for part in stretch.feed(self._take(len(self._held))):
+                self._parts.append(part)
+            self.is_unclosed = final and stretch.has_calls and not stretch.is_done
+            while final and not stretch.is_done:  # a reader returns parts before it fails
+                for part in stretch.finish():
+                    self._parts.append(part)
+        except CutOff:
+            self._leave_calls(stretch)
+            self._say(self._take(len(self._held)))
         except NotACall:
-            self._mode = _Mode.TEXT
-            self._say(self._take(len(self._trigger)))
-            return True
-        if read is None:
-            if final:
-                self._say(self._take(len(self._held)))
-            return False
-        self._take(read.n_chars)
-        self._parts.extend(read.calls)
-        self._behind_call = True
-        self._mode = _Mode.TEXT
+            self._leave_calls(stretch)
+            if not stretch.has_calls:
+                self._say(self._take(len(self._trigger)))
+        else:
+            if not stretch.is_done:
+                return False
+            self._leave_calls(stretch)
         return True
 
-    def _may_have_ended(self) -> bool:
-        """Return whether an ending came. Reading a long call at every piece would be quadratic."""
-        endings = self._dialect.endings
-        n_known = self._n_read - max(map(len, endings)) + 1
-        return any(self._held.find(ending, n_known) >= 0 for ending in endings)
-
-    def _read(self) -> ParsedCalls | None:
-        assert self._schemas is not None
-        read = self._dialect.read(self._held, self._schemas)
-        if read is not None and any(call.name not in self._schemas for call in read.calls):
-            raise NotACall("the client offered no such tool")
-        return read
+    def _leave_calls(self, stretch: CallStretch) -> None:
+        self._mode = _Mode.TEXT
+        self._held = stretch.rest
+        if stretch.has_calls:
+            self._behind_call = True
+            self._waiting = [piece for piece in self._waiting if piece.isspace()]
+        self.is_broken |= stretch.is_open
 
     def _take(self, n_chars: int) -> str:
         taken, self._held = self._held[:n_chars], self._held[n_chars:]
@@ -219,7 +233,7 @@ class ReplyParser:
 
     def _pass_reasoning_mark(self, n_chars: int) -> None:
         self._take(n_chars)
-        self._space = ""
+        self._waiting = []
         self._drop_space = True
 
     def _think(self, text: str) -> None:
@@ -231,9 +245,10 @@ class ReplyParser:
             self._emit(ParsedText, shown)
             self._behind_call = False
             self._at_start = False
-        if self._schemas is None and not self._at_start:
-            self._emit(ParsedText, self._space)  # no call can follow, which would drop it
-            self._space = ""
+        holds_mark = bool(self._waiting) and not self._waiting[0].isspace()
+        if self._schemas is None and not self._at_start and not holds_mark:
+            self._emit(ParsedText, self._space())  # no call can follow, which would drop it
+            self._waiting = []
 
     def _emit(self, kind: type[ParsedText] | type[ParsedReasoning], text: str) -> None:
         """Extend the last part if it is of the same kind, or add a part unless it is empty."""
@@ -251,23 +266,28 @@ class ReplyParser:
             self._drop_space = False
         shown = text.rstrip()
         if not shown:
-            self._space += text
+            self._waiting += [text] if text else []
             return ""
-        space, self._space = self._space, text[len(shown) :]
-        return space + shown
+        waited, space = self._waiting, text[len(shown) :]
+        self._waiting = [space] if space else []
+        return "".join(waited) + shown
+
+    def _space(self) -> str:
+        """Return the white space that waits, without the marks."""
+        return "".join(piece for piece in self._waiting if piece.isspace())
 
 
 class _Marks:
     """The marks that end a stretch of text."""
 
-    def __init__(self, dialect: Dialect, *, with_calls: bool) -> None:
+    def __init__(self, dialect: Dialect, schemas: Schemas | None) -> None:
         self._anywhere = dict.fromkeys(dialect.hidden, _MarkKind.HIDDEN)
         self._anywhere |= dict.fromkeys(dialect.hidden_at_edges, _MarkKind.EDGE)
         self._at_start: dict[str, _MarkKind] = {}
         if dialect.reasoning is not None:
             marks = self._anywhere if dialect.reasoning.anywhere else self._at_start
             marks[dialect.reasoning.opening] = _MarkKind.OPENING
-        for trigger in dialect.triggers if with_calls else ():
+        for trigger in () if schemas is None else dialect.triggers_for(schemas):
             marks = self._at_start if trigger.at_start else self._anywhere
             marks[trigger.text] = _MarkKind.TRIGGER
         longest_first = sorted(self._anywhere, key=len, reverse=True)

@@ -17,6 +17,10 @@ class StopScanner:
         self._stops = stops
         self._held = ""
 
+    @property
+    def holds_text(self) -> bool:
+        return bool(self._held)
+
     def feed(self, text: str) -> Scan:
         if not self._stops:
             return Scan(text)

@@ -16,7 +16,7 @@ from rekindle.chat.reply.events import (
     ReplyStats,
 )
 from rekindle.chat.reply.parser import ParsedReply
-from rekindle.errors import RekindleError
+from rekindle.errors import CallBroken, RekindleError
 from rekindle.generation.events import (
     NO_SPANS,
     Finished,
@@ -81,8 +81,9 @@ class ReplyStream:
                             yield self._done(FinishReason.STOP, None)
                             return
                     case Finished():
-                        self._is_last_computed = event.cause is StopCause.END_OF_TURN
-                        for part in self._reply.finish():
+                        has_end = event.token is not None
+                        self._is_last_computed = has_end or event.cause is StopCause.END_OF_TURN
+                        for part in self._unbroken(self._reply.finish()):
                             yield part
                         yield self._done(self._reason(event.cause), event.token)
                         return
@@ -137,7 +138,15 @@ class ReplyStream:
         self._last_token_at = time.monotonic()
         if not self._reply.tokens:
             self._first_token_at = self._last_token_at
-        return self._reply.feed(event)
+        return self._unbroken(self._reply.feed(event))
+
+    def _unbroken(self, parts: list[ReplyPart]) -> list[ReplyPart]:
+        if self._reply.is_broken:
+            raise CallBroken(
+                "The model broke off a tool call whose beginning was already sent."
+                " The call must not be run. Send the request again."
+            )
+        return parts
 
     def _reason(self, cause: StopCause) -> FinishReason:
         if self._reply.stop is not None:  # in the text that was held back
@@ -153,7 +162,9 @@ class ReplyStream:
         end = () if end_token is None else (end_token,)
         end_text = self._tokenizer.detokenize(end, render_special=True).decode("utf-8", "replace")
         try:
-            self._prompt.remember(tokens, end_text, self._reply.said, self._reply.call_ids)
+            self._prompt.remember(
+                tokens, end_text, self._reply.said, self._reply.call_ids, self._account.owner
+            )
         except Exception:  # the reply is whole; the next turn has to be prefilled
             _log.exception("request=%s turn not remembered", self._request_id)
 
@@ -187,6 +198,7 @@ class ReplyStream:
             model=account.model,
             namespace=prompt.namespace,
             session=account.session,
+            asked_at=account.owner.asked_at,
             rank=account.rank,
             started_at=self._started_at,
             n_prompt=len(prompt.tokens),
@@ -196,6 +208,7 @@ class ReplyStream:
             n_recomputed=account.n_recomputed,
             n_remembered_turns=len(prompt.remembered),
             n_dropped_messages=prompt.n_dropped,
+            n_media_omitted=sum(each.count for each in account.media_omitted),
             miss=account.diagnosis.miss,
             build_seconds=prompt.build_seconds,
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
@@ -206,9 +219,11 @@ class ReplyStream:
             total_seconds=time.monotonic() - self._submitted_at,
             finish=outcome,
             prompt_text=prompt.text,
+            n_reasoning=self._reply.n_reasoning,
             remembered=prompt.remembered,
             neutralised=prompt.neutralised,
             diagnosis=account.diagnosis,
             is_explained=account.is_explained,
             is_kept=self._is_remembered,
+            media_omitted=account.media_omitted,
         )

@@ -32,6 +32,7 @@ class Guard:
 
     def __init__(self, special_strings: tuple[str, ...]) -> None:
         specials = sorted({s for s in special_strings if s})
+        self.special_strings = frozenset(specials)
         self._taken = repr(specials).lower()
         self._special = re.compile(_wholes(specials) or _NEVER)
         self._start = re.compile(_starts(specials) or _NEVER)

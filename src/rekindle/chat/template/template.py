@@ -1,13 +1,15 @@
 """The model's own chat template: a conversation in, guarded pieces of prompt text out.
 
-The template came with a model file and is not trusted: it runs in a sandbox. Any error that it
-raises becomes an InvalidRequest: the template refused the conversation.
+The template came with a model file and is not trusted: it runs in a sandbox, with limits on time
+and memory. Any error that it raises becomes an InvalidRequest: the template refused the
+conversation.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -22,8 +24,11 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
+from rekindle.chat.dialects.call_format import CallFormat
+from rekindle.chat.template.budget import MAX_SECONDS, Budget
 from rekindle.chat.template.guard import SENTINEL_CLASS, Guard, PromptPiece
-from rekindle.chat.template.sandbox import Json, Sandbox, tojson
+from rekindle.chat.template.json_text import Json, tojson
+from rekindle.chat.template.sandbox import Sandbox
 from rekindle.chat.template.traits import Traits, probe, reshape
 from rekindle.errors import InvalidRequest, StartupError
 
@@ -37,8 +42,11 @@ CHATML = """\
 {%- endif %}
 """
 
+MAX_SOURCE_CHARACTERS = 2**18  # published templates have up to 17,000; picked
+
 Mark = Callable[[str], str]
 
+_MAX_REASON = 1000  # characters of the reason that a template gives for a refusal; picked
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # Mistral's templates require it
 _SENTINEL = re.compile(f"[{SENTINEL_CLASS}]")
 
@@ -49,6 +57,12 @@ class ChatTemplate:
         self.guard = guard
         self._special_tokens = {"bos_token": bos_text, "eos_token": eos_text}
         self._environment = Sandbox(guard)
+        self._call_format: CallFormat | None = None
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise StartupError(
+                f"The chat template has {len(source):,} characters;"
+                f" at most {MAX_SOURCE_CHARACTERS:,} are read."
+            )
         try:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
@@ -57,7 +71,30 @@ class ChatTemplate:
             ) from error
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise StartupError(f"The chat template does not compile: {error}") from error
-        self.traits = probe(partial(self._text, mark=str, add_generation_prompt=True))
+        with self._environment.bounded() as budget:  # one for all attempts
+            self.traits = probe(partial(self._text, mark=str, add_generation_prompt=True))
+        if budget.is_late:
+            raise StartupError(
+                f"The chat template takes more than {MAX_SECONDS:g} seconds to render a few words."
+            )
+
+    @property
+    def digest(self) -> str:
+        """Identifies the template together with the tokens that it may write."""
+        parts = (self.source, *self._special_tokens.values())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def bounded(self) -> AbstractContextManager[Budget]:
+        """Give all that this thread renders inside the block one budget."""
+        return self._environment.bounded()
+
+    def write_calls_as(self, call_format: CallFormat) -> None:
+        """From now on, write calls in this format: the template itself writes none."""
+        self._call_format = call_format
+
+    def write_tools_as_text(self) -> None:
+        """From now on, write tools, calls and results as plain text, in the generic form."""
+        self.traits = replace(self.traits, tools=False)
 
     def render(
         self, conversation: Conversation, *, add_generation_prompt: bool
@@ -66,7 +103,7 @@ class ChatTemplate:
         try:
             sentinel = self.guard.sentinel(conversation, self.source)
             mark = partial(self.guard.mark, sentinel=sentinel)
-            shaped = reshape(conversation, self.traits)
+            shaped = reshape(conversation, self.traits, self._call_format)
             if not conversation.continue_last:
                 text = self._text(
                     shaped, self.traits, mark, add_generation_prompt=add_generation_prompt
@@ -89,9 +126,10 @@ class ChatTemplate:
     ) -> str:
         context = self._context(conversation, traits, mark)
         try:
-            return self._template.render(context, add_generation_prompt=add_generation_prompt)
+            with self._environment.bounded():
+                return self._template.render(context, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # the template's code runs here, not ours
-            reason = _SENTINEL.sub("", str(error)) or type(error).__name__
+            reason = _SENTINEL.sub("", str(error)[:_MAX_REASON]) or type(error).__name__
             raise InvalidRequest(
                 f"The chat template refused this conversation: {reason}"
             ) from error

@@ -4,6 +4,7 @@ The calls use the JSON-in-tags form that most instruction-tuned models have seen
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 from rekindle.chat.conversation import (
@@ -14,6 +15,8 @@ from rekindle.chat.conversation import (
     Tool,
     ToolCall,
 )
+from rekindle.chat.dialects.call_format import CallFormat
+from rekindle.chat.dialects.writing import calls_text
 
 
 def describe_tools(conversation: Conversation) -> Conversation:
@@ -30,9 +33,11 @@ def describe_tools(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=(system, *messages), tools=())
 
 
-def write_out_calls(conversation: Conversation) -> Conversation:
-    """Turn calls into text of the assistant message."""
-    messages = tuple(map(_with_calls_as_text, conversation.messages))
+def write_out_calls(
+    conversation: Conversation, call_format: CallFormat | None = None
+) -> Conversation:
+    """Turn calls into text of the assistant message. None: in the form that we describe."""
+    messages = tuple(_with_calls_as_text(each, call_format) for each in conversation.messages)
     return replace(conversation, messages=messages)
 
 
@@ -53,7 +58,12 @@ def quote_results(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=tuple(messages))
 
 
-def _with_calls_as_text(message: Message) -> Message:
+def _with_calls_as_text(message: Message, call_format: CallFormat | None) -> Message:
+    if call_format is not None and message.calls:
+        with suppress(ValueError):  # a model may write anything
+            rest = [part for part in message.parts if not isinstance(part, ToolCall)]
+            text = Text(calls_text(call_format, message.calls))
+            return replace(message, parts=(*rest, text))
     parts = (Text(_call(part)) if isinstance(part, ToolCall) else part for part in message.parts)
     return replace(message, parts=tuple(parts))
 

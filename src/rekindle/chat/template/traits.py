@@ -20,6 +20,7 @@ from rekindle.chat.conversation import (
     ToolResult,
     n_leading_systems,
 )
+from rekindle.chat.dialects.call_format import CallFormat
 from rekindle.chat.template.toolless import describe_tools, quote_results, write_out_calls
 from rekindle.errors import InvalidRequest
 
@@ -103,14 +104,19 @@ def _shows(attempt: Attempt, conversation: Conversation, traits: Traits) -> bool
     return is_json and all(word in rendered for word in _MARKER.findall(repr(conversation)))
 
 
-def reshape(conversation: Conversation, traits: Traits) -> Conversation:
-    """Return the conversation in a form that the template renders completely."""
+def reshape(
+    conversation: Conversation, traits: Traits, call_format: CallFormat | None = None
+) -> Conversation:
+    """Return the conversation in a form that the template renders completely.
+
+    `call_format`: how the model writes calls, if the template does not.
+    """
     conversation = replace(conversation, messages=tuple(_one_result_each(conversation.messages)))
     if not traits.tools:
         conversation = describe_tools(conversation)
     # Our description asks for our form of calls, so past calls must have that form.
     if not (traits.tools and traits.calls):
-        conversation = write_out_calls(conversation)
+        conversation = write_out_calls(conversation, call_format if traits.tools else None)
     if not (traits.tools and traits.results):
         conversation = quote_results(conversation)
     messages = _with_systems_placed(conversation.messages, traits)

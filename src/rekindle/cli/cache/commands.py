@@ -5,7 +5,6 @@ No model is loaded. A server may use the directory meanwhile; --url asks a serve
 
 import logging
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,27 +12,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
+from rekindle.cli.cache.forget import forget
 from rekindle.cli.cache.keys import complete_key, directory_of, entry_of, lineage_of
+from rekindle.cli.cache.options import Dir, Json, Yes, check_no_directory, confirm
 from rekindle.cli.cache.remote import directory_at, list_at, prune_at, show_at
-from rekindle.cli.plain import progress_bar
+from rekindle.cli.plain import SafeConsole, progress_bar
 from rekindle.cli.remote import ApiKey, Url, exit_1_on_error
 from rekindle.config_sources import parse_size
 from rekindle.errors import StartupError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app.command()(forget)
 
-_DIR_HELP = "Cache directory. Default: REKINDLE_CACHE_DIR, or in the user's cache directory."
 _AGE_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-Dir = Annotated[str | None, typer.Option("--dir", metavar="PATH", help=_DIR_HELP)]
 Key = typer.Argument(
     metavar="KEY", help="Key, its first digits, or a name.", autocompletion=complete_key
 )
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -70,7 +68,7 @@ def ls(
       rekindle cache ls --url http://127.0.0.1:8080
     """
     if url is not None:
-        _check_no_directory(directory, every=every)
+        check_no_directory(directory, every=every)
         list_at(url, api_key, as_json=as_json)
         return
 
@@ -103,7 +101,7 @@ def show(
       rekindle cache show docs/v1 --url http://127.0.0.1:8080
     """
     if url is not None:
-        _check_no_directory(directory)
+        check_no_directory(directory)
         show_at(url, api_key, key, as_json=as_json)
         return
 
@@ -252,7 +250,7 @@ def prune(
       rekindle cache prune --older-than 12h --url http://127.0.0.1:8080
     """
     if url is not None:
-        _check_no_directory(directory)
+        check_no_directory(directory)
         with exit_1_on_error():
             if to is not None or older_than is None:
                 raise StartupError("With --url, prune requires --older-than AGE, without --to.")
@@ -282,10 +280,12 @@ def prune(
 def clear(
     *,
     directory: Dir = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete everything that is stored. Other files in the directory stay.
+
+    Running servers notice that, and delete what they hold in memory.
 
     \b
     Examples:
@@ -299,12 +299,7 @@ def clear(
     home = directory_of(directory)
     check_is_cache(home)
     if not yes:
-        if not sys.stdin.isatty():
-            raise StartupError(
-                "There is no terminal to ask for confirmation. Add --yes to delete all."
-            )
-        n_entries = len(entry_paths(home))
-        typer.confirm(f"Delete all {n_entries} entries in {home}?", abort=True, err=True)
+        confirm(lambda: f"Delete all {len(entry_paths(home))} entries in {home}?")
     cleared = clear_directory(home)
     report_cleared(home, cleared, as_json=as_json)
 
@@ -312,15 +307,8 @@ def clear(
 def _home(directory: str | None, url: str | None, api_key: str | None) -> Path:
     if url is None:
         return directory_of(directory)
-    _check_no_directory(directory)
+    check_no_directory(directory)
     return directory_at(url, api_key)
-
-
-def _check_no_directory(directory: str | None, *, every: bool = False) -> None:
-    with exit_1_on_error():
-        if directory is not None or every:
-            flag = "--all" if every else "--dir"
-            raise StartupError(f"{flag} is about a directory and cannot be used with --url.")
 
 
 def _size(text: str) -> int:
@@ -341,6 +329,8 @@ def _age(text: str) -> float:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    with progress_bar(Console(stderr=True), DownloadColumn(), TimeRemainingColumn()) as progress:
+    with progress_bar(
+        SafeConsole(stderr=True), DownloadColumn(), TimeRemainingColumn()
+    ) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

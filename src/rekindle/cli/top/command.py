@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rekindle.cli.plain import plain_console, print_json
+from rekindle.cli.plain import SafeConsole, plain_console, print_json
 from rekindle.cli.remote import ApiKey, Remote, connected, exit_1_on_error, local_server
 from rekindle.errors import StartupError
 
@@ -143,7 +143,7 @@ def _print_one(observer: Observer) -> None:
 def _watch(observer: Observer) -> None:
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             for each in frames(observer, width=lambda: console.width):

@@ -1,6 +1,7 @@
 """Requests with `persist`: computed, and waiting for their prompt to be on disk."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rekindle.cache.keys import PrefixKeys
@@ -9,9 +10,11 @@ from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import EngineError, RekindleError, TierFailed
 from rekindle.generation.events import Finished
-from rekindle.generation.request import GenerationRequest
+from rekindle.generation.request import CacheTerms, GenerationRequest
 
 PATIENCE_SECONDS = 60.0  # far more than the write of a prompt takes; picked
+
+DELETED = EngineError("The prompt is computed, but it is not on disk: it was deleted meanwhile.")
 
 
 class _UnsavedPrompt(NamedTuple):
@@ -31,12 +34,23 @@ class PersistQueue:
         return bool(self._pending)
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
+        if not sequence.request.cache_prompt:
+            self._outbox.put(sequence.request.id, DELETED)
+            return
         self._pending.append(
             _UnsavedPrompt(sequence.request, sequence.keys, finished, time.monotonic())
         )
 
     def cancel(self, request_id: str) -> None:
         self._pending = [each for each in self._pending if each.request.id != request_id]
+
+    def forget(self, is_deleted: Callable[[PrefixKeys, int, CacheTerms], bool]) -> None:
+        """Fail the requests whose prompts are deleted."""
+        for each in list(self._pending):
+            request = each.request
+            if is_deleted(each.keys, len(request.prompt), request.terms):
+                self._pending.remove(each)
+                self._outbox.put(request.id, DELETED)
 
     def fail_all(self, error: RekindleError) -> None:
         for each in self._pending:

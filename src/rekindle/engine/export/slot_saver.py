@@ -1,12 +1,13 @@
 """Exports the rows of slots to the cache, block by block, and evicts idle slots.
 
 Exports run on the engine thread and delay running sequences. They are limited to a share of the
-time, and to one export per step while others decode. Only an evicted slot is exported at once.
+time, to one export per step while others decode, and in any step to the time of `StepTime`.
 """
 
 import logging
 import time
 from dataclasses import replace
+from enum import Enum, auto
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.entry_writer import Export, Saved
@@ -15,6 +16,7 @@ from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence
 from rekindle.engine.slots import Slot, Slots
+from rekindle.engine.step_time import StepTime
 from rekindle.errors import EngineError
 from rekindle.generation.model_state import Payload
 from rekindle.generation.request import Rank
@@ -28,11 +30,27 @@ MIN_PREFILL_SECONDS = 0.05  # a shorter prefill evicts nothing; picked
 MIN_FREED_CELLS = 64  # fewer freed cells do not speed a prefill up; picked
 
 
+class Exported(Enum):
+    ALL = auto()
+    SOME = auto()  # the time of this step is over: retry in the next one
+    BLOCKED = auto()  # memory has no room until a write or a restore ends
+
+
+class Reclaimed(Enum):
+    ONE = auto()
+    NONE = auto()  # no idle slot is left, or none can be stored
+    LATER = auto()  # a slot is being exported: retry in the next step
+
+
 class SlotSaver:
-    def __init__(self, backend: Backend, slots: Slots, cache: PrefixCache) -> None:
+    def __init__(
+        self, backend: Backend, slots: Slots, cache: PrefixCache, step_time: StepTime
+    ) -> None:
         self._backend = backend
         self._slots = slots
         self._cache = cache
+        self._time = step_time
+        self._has_progressed = False  # since the last `save_some`
         self._tax = CellTax()
         self._pace = ExportPace()
         self._export_speed = Speed()
@@ -42,33 +60,33 @@ class SlotSaver:
     def save_some(self, running: list[Sequence]) -> bool:
         """Export whole blocks of running sequences and all rows of idle slots.
 
-        Return whether a block was stored. While sequences prefill, exports keep to their share of
-        the time; while sequences decode, there is one export per step.
+        Return whether this step exported anything. While sequences prefill, exports keep to their
+        share of the time; while sequences decode, there is one export per step.
         """
         phases = {sequence.phase for sequence in running}
         others_decode = DECODING in phases
         others_compute = others_decode or PREFILLING in phases
-        n_saved = 0
         now = time.monotonic()
         # Idle slots first: a finished turn must not wait for running ones.
         for slot in sorted(self._slots.all, key=lambda slot: slot.sequence is not None):
             if _has_begun_to_reply(slot):
                 continue
-            while not others_compute or self._pace.may_export:
+            saved: Saved | None = None
+            while not self._time.is_over and (not others_compute or self._pace.may_export):
                 saved = self._save_next(slot, is_last=slot.sequence is None, reason=None)
                 if saved is None:
                     slot.export_waits_since = None
                     self._apply_pins(slot)
                     break
-                if saved is Saved.LATER:
+                if saved is Saved.LATER or (saved is Saved.STORED and others_decode):
                     break
-                n_saved += saved is Saved.STORED
-                if n_saved and others_decode:
-                    return True
             else:
                 if self._next_rows(slot, is_last=slot.sequence is None) is not None:
                     slot.export_waits_since = slot.export_waits_since or now
-        return n_saved > 0
+            if saved is Saved.STORED and others_decode:
+                break
+        has_progressed, self._has_progressed = self._has_progressed, False
+        return has_progressed
 
     def earn(self, computed_seconds: float) -> None:
         """Add the exports' share of a batch's time to the time that exports may take."""
@@ -79,21 +97,22 @@ class SlotSaver:
         is_overdue = oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
         self._pace.earn(computed_seconds, is_overdue=is_overdue)
 
-    def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> bool:
-        """Export the slot's remaining rows. Return True when nothing is left.
+    def save_all(self, slot: Slot, reason: Reason, *, others_decode: bool) -> Exported:
+        """Export the slot's remaining rows, as far as the time of this step lasts.
 
-        While others decode, one block per call: retry.
+        While others decode, one block per call.
         """
         self._recheck_evicted(slot)
-        while True:
+        while self._is_saved(slot) or not self._time.is_over:
             saved = self._save_next(slot, is_last=True, reason=reason)
             if saved is None:
                 self._apply_pins(slot)
-                return True
+                return Exported.ALL
             if saved is Saved.LATER:
-                return False
-            if saved is Saved.STORED and others_decode:
-                return self._is_saved(slot)
+                return Exported.BLOCKED
+            if saved is Saved.STORED and others_decode and not self._is_saved(slot):
+                break
+        return Exported.SOME
 
     def _apply_pins(self, slot: Slot) -> None:
         """Pin the entries of an idle slot, once, after its last export."""
@@ -125,22 +144,29 @@ class SlotSaver:
             self._backend.clear_slot(slot.id)
             self._slots.forget(slot)
 
-    def reclaim_one(self, *, keep: Slot | None = None, must: bool) -> bool:
-        """Evict the least recently used idle slot whose rows are stored. Return False if none is.
+    def reclaim_one(self, *, keep: Slot | None = None, must: bool) -> Reclaimed:
+        """Evict the least recently used idle slot, once its rows are stored.
 
-        With `must`, a slot is evicted even if its rows cannot be stored: streams need its cells.
+        With `must`, streams need the cells: a slot is evicted even if memory has no room for its
+        rows, and a slot that is stored already before one that is not.
         """
+        later = False
         for slot in self._slots.idle():
             if slot is keep:
                 continue
-            if self.save_all(slot, Reason.RECLAIM, others_decode=False) or must:
+            exported = self.save_all(slot, Reason.RECLAIM, others_decode=False)
+            if exported is Exported.ALL or (must and exported is Exported.BLOCKED):
                 self.clear(slot)
-                return True
-        return False
+                return Reclaimed.ONE
+            if exported is Exported.SOME:
+                later = True
+                if not must:
+                    break
+        return Reclaimed.LATER if later else Reclaimed.NONE
 
     def take_checkpoint(self, sequence: Sequence) -> None:
         """Export the state at the last computed position; the next batch overwrites it."""
-        if self._backend.traits.has_checkpoints:
+        if self._backend.traits.has_checkpoints and sequence.request.cache_prompt:
             began = time.perf_counter()
             self._save_checkpoint(self._slots.all[sequence.slot], Reason.BOUNDARY)
             self._pace.spend(time.perf_counter() - began)
@@ -163,41 +189,49 @@ class SlotSaver:
                 self.clear(slot)
         return seconds_per_cell
 
-    def evict_for_prefill(self, n_new: int, rank: Rank, *, others_decode: bool) -> None:
-        """Evict idle slots that would slow down a prefill of `n_new` tokens.
+    def evict_for_prefill(
+        self, n_new: int, rank: Rank, *, source: Slot | None, target: Slot, others_decode: bool
+    ) -> bool:
+        """Evict idle slots that would slow down a prefill of `n_new` tokens into `target`.
 
         Evicted slots are cheap to restore compared with the prefill, and not of a lower `rank`: a
-        side request evicts no conversation.
+        side request evicts no conversation. Return False while one is being exported: retry.
         """
         seconds = n_new * (self.prefill_seconds_per_token or 0.0)
         if seconds < MIN_PREFILL_SECONDS:
-            return
+            return True
         budget = EVICTION_SHARE * seconds
-        evictable = [slot for slot in self._slots.idle() if slot.rank >= rank]
-        kept = [slot for slot in self._slots.all if slot not in evictable]
+        evictable = [
+            slot
+            for slot in self._slots.idle()
+            if slot.rank >= rank and slot is not source and slot is not target
+        ]
+        lost = target if target is not source else None  # the prefill overwrites its rows
+        kept = [slot for slot in self._slots.all if slot not in evictable and slot is not lost]
         for slot in evictable:
             # Cells shared with a kept slot are not freed.
-            cost = None
-            if self._slots.own_cells(slot, beside=kept) >= MIN_FREED_CELLS:
-                cost = self._eviction_seconds(slot, budget, others_decode=others_decode)
-            if cost is None:
+            is_worth_it = self._slots.own_cells(slot, beside=kept) >= MIN_FREED_CELLS
+            if not is_worth_it or not self._may_export(slot, budget, others_decode=others_decode):
+                kept.append(slot)
+                continue
+            exported = self.save_all(slot, Reason.RECLAIM, others_decode=False)
+            if exported is Exported.SOME:
+                return False
+            slot.reload_seconds = None  # entries may have been evicted since it was estimated
+            if exported is Exported.BLOCKED or (cost := self._reload_seconds(slot)) >= budget:
                 kept.append(slot)
                 continue
             budget -= cost
             self._cache.counters.parked += 1
             self.clear(slot)
+        return True
 
-    def _eviction_seconds(self, slot: Slot, limit: float, *, others_decode: bool) -> float | None:
-        """Store the slot. Return the seconds that a restore would take, or None above `limit`."""
-        if not self._is_saved(slot):
-            about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
-            if about is None or about >= limit or others_decode:
-                return None
-        if not self.save_all(slot, Reason.RECLAIM, others_decode=False):
-            return None
-        slot.reload_seconds = None  # entries may have been evicted since it was estimated
-        seconds = self._reload_seconds(slot)
-        return seconds if seconds < limit else None
+    def _may_export(self, slot: Slot, limit: float, *, others_decode: bool) -> bool:
+        """Return whether the slot is stored, or nobody waits for an export shorter than `limit`."""
+        if self._is_saved(slot):
+            return True
+        about = self._export_speed.seconds(slot.n_rows * self._backend.traits.row_bytes)
+        return about is not None and about < limit and not others_decode
 
     def _is_saved(self, slot: Slot) -> bool:
         return self._next_rows(slot, is_last=True) is None and not self._needs_checkpoint(slot)
@@ -219,15 +253,20 @@ class SlotSaver:
         """Do one export. Return None if the slot has nothing left to export."""
         if slot.keys is None or (slot.sequence and not slot.sequence.request.cache_prompt):
             return None
-        began = time.perf_counter()
-        if (stop := self._next_rows(slot, is_last=is_last)) is not None:
-            saved = self._save_rows(slot, stop, reason or _reason(slot, stop))
-        elif is_last and self._needs_checkpoint(slot):
-            saved = self._save_checkpoint(slot, reason or Reason.TURN_END)
-        else:
+        stop = self._next_rows(slot, is_last=is_last)
+        if stop is None and not (is_last and self._needs_checkpoint(slot)):
             return None
+        began = time.perf_counter()
+        with self._time.spent():
+            if stop is not None:
+                saved = self._save_rows(slot, stop, reason or _reason(slot, stop))
+            else:
+                saved = self._save_checkpoint(slot, reason or Reason.TURN_END)
         if saved is Saved.STORED:
             self._pace.spend(time.perf_counter() - began)
+        if saved is not Saved.LATER:
+            self._has_progressed = True
+            self._slots.n_changes += 1
         return saved
 
     def _next_rows(self, slot: Slot, *, is_last: bool) -> int | None:

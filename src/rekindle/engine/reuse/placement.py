@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
-from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.export.slot_saver import Exported, Reclaimed, SlotSaver
 from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS, stop_at_divergence
 from rekindle.engine.reuse.prefix_finder import Start
 from rekindle.engine.reuse.restorer import Restorer
@@ -51,6 +51,14 @@ class Placement:
             return False
         if not self._save_before_overwrite(target, start, others_decode=others_decode):
             return False
+        if not sequence.request.background and not self._saver.evict_for_prefill(
+            len(sequence.tokens) - start.n_tokens,
+            sequence.request.terms.rank,
+            source=start.source,
+            target=target,
+            others_decode=others_decode,
+        ):
+            return False
         if not self._backend.traits.is_dense and self._restorer.stores_rows_of(sequence):
             stop_at_divergence(sequence, start.n_findable, self._slots, self._cache)
         self._occupy(sequence, start, target)
@@ -62,10 +70,6 @@ class Placement:
             self._cache.use(start.match, sequence.request.terms)
             if start.n_stored:
                 self._restorer.begin(sequence, start.match, start.n_stored)
-        if not sequence.request.background:
-            n_new = len(sequence.tokens) - start.n_tokens
-            rank = sequence.request.terms.rank
-            self._saver.evict_for_prefill(n_new, rank, others_decode=others_decode)
         self._restorer.begin_prefill_if_restored(sequence)
         return True
 
@@ -109,8 +113,9 @@ class Placement:
         if n_kept + n_needed > self._slots.n_cells and not is_alone:
             return False
         while self._slots.n_cells_free + self._n_freed(target, start) < n_needed:
-            if not self._saver.reclaim_one(keep=start.source, must=False):
-                return is_alone  # no idle slot is left, or none can be stored yet
+            reclaimed = self._saver.reclaim_one(keep=start.source, must=False)
+            if reclaimed is not Reclaimed.ONE:
+                return is_alone and reclaimed is Reclaimed.NONE
         return True
 
     def _n_freed(self, target: Slot, start: Start) -> int:
@@ -127,7 +132,8 @@ class Placement:
         continues = target is start.source and target.n_rows == start.n_live
         if continues and self._backend.traits.is_dense:
             return True  # the rows stay, and a dense model has no state at their end
-        return self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
+        exported = self._saver.save_all(target, Reason.RECLAIM, others_decode=others_decode)
+        return exported is Exported.ALL
 
     def _occupy(self, sequence: Sequence, start: Start, target: Slot) -> None:
         source, n_live = start.source, start.n_live

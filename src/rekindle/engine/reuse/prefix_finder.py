@@ -65,6 +65,9 @@ class PrefixFinder:
                 match,
                 n_live=n_whole,
                 n_gained=match.n_tokens - n_live,
+                n_tokens_ahead=sum(
+                    slot.sequence.n_to_compute for slot in self._slots.all if slot.sequence
+                ),
                 prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
             )
             if n_stored > n_live:
@@ -89,26 +92,35 @@ class PrefixFinder:
         return n_common if may_trim and self._backend.can_trim(slot.id, n_common) else 0
 
     def look_up_stores(self, sequence: Sequence) -> None:
-        """Look the prompt up on disk, and start a lookup in the shared store.
+        """Start to look the prompt up on disk, then in the shared store.
 
-        Called when the request arrives. The disk answers at once, so it comes first: soon after
-        a start, the index does not know every entry on disk.
+        Called when the request arrives. The disk comes first: soon after a start, the index does
+        not know every entry on disk.
         """
         if not sequence.request.cache_prompt:
             return
-        n_limit = len(sequence.tokens) - 1
-        self._cache.look_up(sequence.keys, n_limit)
+        sequence.disk_lookup = self._cache.look_up(sequence.keys, len(sequence.tokens) - 1)
+        if sequence.disk_lookup is None:
+            self._ask_others(sequence)
+
+    def _ask_others(self, sequence: Sequence) -> None:
         if self._cache.has_others:
             sequence.shared_lookup = self._cache.ask_others(
                 sequence.keys,
-                n_limit,
+                len(sequence.tokens) - 1,
                 n_have=self.find(sequence).n_tokens,
                 prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
             )
 
     def awaits_lookup(self, sequence: Sequence) -> bool:
+        now = time.monotonic()
+        if sequence.disk_lookup is not None:
+            if not sequence.disk_lookup.is_over(now):
+                return True
+            sequence.disk_lookup = None
+            self._ask_others(sequence)
         lookup = sequence.shared_lookup
-        if lookup is not None and self._cache.is_asking(lookup, time.monotonic()):
+        if lookup is not None and self._cache.is_asking(lookup, now):
             return True
         sequence.shared_lookup = None
         return False
@@ -134,7 +146,8 @@ class PrefixFinder:
 
     def awaits_leader(self, sequence: Sequence) -> bool:
         leader = sequence.leader
-        if leader and _is_before_decoding(leader) and leader.n_computed < sequence.n_awaited:
+        is_computing = leader and _is_before_decoding(leader) and leader.request.cache_prompt
+        if leader and is_computing and leader.n_computed < sequence.n_awaited:
             return True
         sequence.leader = None
         return False

@@ -12,17 +12,18 @@ from rekindle.cache.policy import TAIL_GRAIN, checkpoint_positions
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore, RestorePiece
 from rekindle.engine.backend import Backend
-from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.reuse.divergence import MIN_SHARED_TOKENS
 from rekindle.engine.sequence import Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, EngineError
 from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.model_state import ModelClass
+from rekindle.link.activity_page import Activity, ActivityPage
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 10.0  # for the disk to deliver an entry; picked
+PATIENCE_SECONDS = 10.0  # for one read, and for a queue of reads that stands still; picked
 MIN_PATIENCE_SECONDS = 1.0  # for the shared store, however fast the prefill would be; picked
 
 
@@ -32,14 +33,14 @@ class Restorer:
     _slots: Slots
     _cache: PrefixCache
     _saver: SlotSaver
+    _activity: ActivityPage
 
     def stores_rows_of(self, sequence: Sequence) -> bool:
         return sequence.request.cache_prompt and self._cache.is_on
 
     def begin(self, sequence: Sequence, match: Match, n_tokens: int) -> None:
         sequence.phase = Phase.RESTORING
-        sequence.restore_moved_at = time.monotonic()
-        sequence.restore_began_at = sequence.restore_began_at or sequence.restore_moved_at
+        sequence.restore_began_at = sequence.restore_began_at or time.monotonic()
         sequence.restore = self._cache.restore(match, n_live=sequence.n_computed, n_tokens=n_tokens)
 
     def advance(self, sequence: Sequence, *, others_decode: bool) -> bool:
@@ -53,21 +54,15 @@ class Restorer:
                 self._retry(sequence)
                 continue
             piece = sequence.restore.next_piece()
-            if piece is None and self._is_too_slow(sequence, sequence.restore):
-                source = sequence.restore.awaited_source
-                _log.warning(
-                    "engine: restore too slow, computing the rest request=%s source=%s",
-                    sequence.request.id,
-                    source,
-                )
-                if source is CacheSource.SHARED:
-                    self._cache.note_slow_store()
-                self._give_up(sequence)
+            if piece is None:
+                self._give_up_if_too_slow(sequence, sequence.restore)
                 break
-            if piece is None or (did_import and others_decode):
+            if did_import and others_decode:
                 break
-            self._import(sequence, piece)
-            sequence.restore_moved_at = time.monotonic()
+            reclaimed = self._make_room(piece)
+            if reclaimed is Reclaimed.LATER:
+                break
+            self._import(sequence, piece, has_room=reclaimed is Reclaimed.ONE)
             did_import = True
         self.begin_prefill_if_restored(sequence)
         return did_import
@@ -101,23 +96,53 @@ class Restorer:
             for position in checkpoint_positions(n_start, n_prompt, sequence.request.boundaries):
                 sequence.add_stop(position)
 
-    def _is_too_slow(self, sequence: Sequence, restore: Restore) -> bool:
-        now = time.monotonic()
-        if now > sequence.restore_moved_at + PATIENCE_SECONDS:
-            return True
-        per_token, began_at = self._saver.prefill_seconds_per_token, sequence.restore_began_at
-        if restore.awaited_source is not CacheSource.SHARED or per_token is None or not began_at:
-            return False
-        # The speed of a network is unknown before the first read from it.
-        return now - began_at > max(MIN_PATIENCE_SECONDS, 2 * per_token * restore.n_tokens)
+    def _give_up_if_too_slow(self, sequence: Sequence, restore: Restore) -> None:
+        patience = PATIENCE_SECONDS
+        per_token = self._saver.prefill_seconds_per_token
+        is_shared = restore.awaited_source is CacheSource.SHARED
+        if is_shared and per_token is not None:
+            # The speed of a network is unknown before the first read from it.
+            compute_seconds = per_token * restore.n_tokens
+            patience = min(patience, max(MIN_PATIENCE_SECONDS, 2 * compute_seconds))
+        is_stalled = restore.stalled_seconds > patience
+        if not is_stalled and not self._is_slower_than_computing(sequence, restore, patience):
+            return
+        _log.warning(
+            "engine: restore too slow, computing the rest request=%s source=%s",
+            sequence.request.id,
+            restore.awaited_source,
+        )
+        if not is_stalled:
+            sequence.n_refused = restore.n_tokens - self._n_kept(sequence)
+        elif is_shared:
+            self._cache.note_slow_store()
+        self._give_up(sequence)
 
-    def _import(self, sequence: Sequence, piece: RestorePiece) -> None:
-        if not self._make_room(piece):
+    def _is_slower_than_computing(
+        self, sequence: Sequence, restore: Restore, patience: float
+    ) -> bool:
+        """Return whether to compute the rest of a restore that has taken longer than `patience`."""
+        assert sequence.restore_began_at is not None
+        if time.monotonic() - sequence.restore_began_at <= patience:
+            return False
+        return not self._cache.gate.is_rest_worth_loading(
+            restore.nodes_left,
+            restore.n_tokens - self._n_kept(sequence),
+            prefill_seconds_per_token=self._saver.prefill_seconds_per_token,
+        )
+
+    def _n_kept(self, sequence: Sequence) -> int:
+        """Return how many restored rows remain if the restore is given up."""
+        return sequence.n_computed if self._backend.traits.is_dense else 0
+
+    def _import(self, sequence: Sequence, piece: RestorePiece, *, has_room: bool) -> None:
+        if not has_room:
             _log.info(
                 "engine: no cells for a restore, computing the rest request=%s", sequence.request.id
             )
             self._give_up(sequence)
             return
+        self._activity.note(Activity.RESTORE, [sequence.request.number])
         began = time.perf_counter()
         try:
             if piece.is_checkpoint:
@@ -130,7 +155,7 @@ class Restorer:
             return
         except EngineError as error:
             _log.warning("engine: stored entry refused request=%s: %s", sequence.request.id, error)
-            self._cache.distrust(piece.node)
+            self._cache.distrust(piece.node, "the backend refused it")
             self._start_over(sequence)
             self._retry(sequence)
             return
@@ -140,15 +165,15 @@ class Restorer:
         assert sequence.restore is not None
         sequence.restore.piece_done()
 
-    def _make_room(self, piece: RestorePiece) -> bool:
+    def _make_room(self, piece: RestorePiece) -> Reclaimed:
         # An import writes the whole block, even if only a part of it is kept.
         n_cells = piece.node.n_tokens
         if piece.is_checkpoint:
             n_cells = piece.stop if self._backend.traits.model_class is ModelClass.OPAQUE else 0
         while self._slots.n_cells_free < n_cells:
-            if not self._saver.reclaim_one(must=True):
-                return False
-        return True
+            if (reclaimed := self._saver.reclaim_one(must=True)) is not Reclaimed.ONE:
+                return reclaimed
+        return Reclaimed.ONE
 
     def _retry(self, sequence: Sequence) -> None:
         """Restore from the entries that are left, after a bad one was dropped from the index."""

@@ -1,9 +1,10 @@
 """Admits waiting sequences to slots, in order of arrival, and advances their restores."""
 
-import logging
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
 from rekindle.engine.reports import Reports
 from rekindle.engine.reuse.placement import Placement
@@ -11,20 +12,35 @@ from rekindle.engine.reuse.prefix_finder import PrefixFinder
 from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import RESTORING, Sequence
-from rekindle.errors import EngineError, RekindleError
+from rekindle.engine.slots import Slots
+from rekindle.engine.step_time import STEP_SECONDS
 from rekindle.generation.events import StopCause
+from rekindle.link.activity_page import Activity, ActivityPage
 
-_log = logging.getLogger(__name__)
+LOOK_AGAIN_SECONDS = 1.0  # for a sequence without room, if nothing is seen to change; picked
+
+
+class _NoRoom(NamedTuple):
+    """The state in which a sequence could not be placed. Until it changes, it cannot be either."""
+
+    sequence: Sequence
+    n_slot_changes: int
+    n_cache_events: int
+    until: float
 
 
 @dataclass(slots=True, eq=False)
 class Admission:
     _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
     _run_queue: RunQueue
     _finder: PrefixFinder
     _placement: Placement
     _restorer: Restorer
     _reports: Reports
+    _activity: ActivityPage
+    _no_room: _NoRoom | None = None
 
     def admit_waiting(self) -> bool:
         """Admit sequences in order of arrival. Return whether one was admitted.
@@ -43,6 +59,16 @@ class Admission:
                 continue
             if sequence.request.background and queue.running:
                 break  # background requests run one at a time
+            if self._still_has_no_room(sequence):
+                break
+            # Taken before the attempt: rows that it exports are a change, too.
+            no_room = _NoRoom(
+                sequence,
+                self._slots.n_changes,
+                self._cache.n_events,
+                time.monotonic() + LOOK_AGAIN_SECONDS,
+            )
+            self._activity.note(Activity.ADMIT, [sequence.request.number])
             start = self._finder.find(sequence)
             if self._placement.serve_without_slot(sequence, start):
                 n_admitted += 1
@@ -56,44 +82,48 @@ class Admission:
             if not self._placement.place(
                 sequence, start, queue.running, others_decode=others_decode
             ):
-                if sequence.request.background:
+                is_exporting = self._slots.n_changes > no_room.n_slot_changes
+                if sequence.request.background and not is_exporting:
                     queue.finish(sequence, StopCause.YIELDED)  # it never evicts other rows
                     continue
+                self._no_room = no_room
                 break
             queue.admit(sequence)
             sequence.admitted_at = sequence.admitted_at or time.monotonic()
             n_admitted += 1
-            self._make_sampler(sequence)
         return n_admitted > 0
+
+    def _still_has_no_room(self, sequence: Sequence) -> bool:
+        """Return whether nothing has changed since the sequence could not be placed.
+
+        A look at a long prompt takes milliseconds, which running streams would pay in each step.
+        """
+        if self._no_room is None or self._no_room.sequence is not sequence:
+            return False
+        seen = (self._no_room.n_slot_changes, self._no_room.n_cache_events)
+        now_seen = (self._slots.n_changes, self._cache.n_events)
+        if seen == now_seen and time.monotonic() < self._no_room.until:
+            return True
+        self._no_room = None
+        return False
 
     def advance_restores(self) -> bool:
         """Import restored pieces. Return whether there was one.
 
-        While others decode, one piece per step: each import delays their next token.
+        While others decode, one piece per step: each import delays their next token. Otherwise
+        for 20 ms: a new request waits for the step to end. In the background, one piece.
         """
         restoring = [each for each in self._run_queue.running if each.phase is RESTORING]
         if not restoring:
             return False
-        others_decode = self._run_queue.is_decoding
+        one_per_step = self._run_queue.is_decoding or self._run_queue.is_in_background
+        deadline = time.monotonic() + STEP_SECONDS
         did_import = False
         for sequence in restoring:
-            did_import |= self._restorer.advance(
-                sequence, others_decode=others_decode or sequence.request.background
-            )
-            if did_import and others_decode:
-                break
+            while sequence.phase is RESTORING and self._restorer.advance(
+                sequence, others_decode=True
+            ):
+                did_import = True
+                if one_per_step or time.monotonic() >= deadline:
+                    return True
         return did_import
-
-    def _make_sampler(self, sequence: Sequence) -> None:
-        if sequence.sampler is not None or not sequence.is_sampled:
-            return
-        request = sequence.request
-        try:
-            sequence.sampler = self._backend.new_sampler(
-                request.sampling, request.prompt, request.n_top_logprobs
-            )
-        except RekindleError as error:
-            self._run_queue.fail(sequence, error)
-        except Exception as error:  # one request's sampler must not fail the others
-            _log.exception("engine: sampler failed request=%s", request.id)
-            self._run_queue.fail(sequence, EngineError(f"The sampler cannot be created: {error}"))

@@ -13,6 +13,9 @@ PREFILL_GRAIN = 64
 # How long a prefill chunk may delay the streams in the same batch; picked.
 STALL_SECONDS = 0.25
 
+# How long a step may take while no stream runs: a slow machine must not look like a hang. Picked.
+LONGEST_STEP_SECONDS = 10.0
+
 
 class BatchLimits(NamedTuple):
     max_tokens: int  # in one batch, of all kinds
@@ -50,16 +53,20 @@ def plan_batch(sequences: Iterable[Sequence], limits: BatchLimits) -> list[Batch
         n_tokens = _chunk(sequence, room)
         if n_tokens <= 0:
             break
+        if n_tokens == sequence.n_pending and sequence.lacks_sampler:
+            continue  # the chunk waits; a shorter one could have other logits
         plan.append(BatchItem(sequence, n_tokens))
         room -= n_tokens
     return plan + decoding
 
 
-def prefill_allowance(seconds_per_token: float, n_ubatch: int) -> int:
+def prefill_allowance(
+    seconds_per_token: float, n_ubatch: int, seconds: float = STALL_SECONDS
+) -> int:
     """Return how many prefill tokens fit into the time that a stream may be delayed."""
     if seconds_per_token <= 0:
         return n_ubatch
-    affordable = int(STALL_SECONDS / seconds_per_token) // PREFILL_GRAIN * PREFILL_GRAIN
+    affordable = int(seconds / seconds_per_token) // PREFILL_GRAIN * PREFILL_GRAIN
     return max(min(PREFILL_GRAIN, n_ubatch), min(affordable, n_ubatch))
 
 

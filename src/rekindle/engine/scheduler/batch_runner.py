@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekindle.cache.entry import Reason
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
-from rekindle.engine.export.slot_saver import SlotSaver
+from rekindle.engine.export.slot_saver import Reclaimed, SlotSaver
 from rekindle.engine.scheduler.batch_planner import (
+    LONGEST_STEP_SECONDS,
     PREFILL_GRAIN,
     BatchItem,
     BatchLimits,
@@ -24,6 +24,8 @@ from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import DECODING
 from rekindle.engine.slots import Slots
 from rekindle.errors import ContextFull, DecodeFailed, EngineError
+from rekindle.link.activity_page import Activity, ActivityPage
+from rekindle.observe.watchdog import EngineWatchdog
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +40,11 @@ class BatchRunner:
     _saver: SlotSaver
     _run_queue: RunQueue
     _compaction: Compaction
+    _activity: ActivityPage
+    _watchdog: EngineWatchdog
 
     def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
-        """Plan and compute one batch. Return False if there is nothing to compute."""
+        """Plan and compute one batch. Return False if there is nothing to compute now."""
         plan = self._plan()
         if not plan:
             return False
@@ -57,14 +61,19 @@ class BatchRunner:
                 return plan_batch(self._run_queue.running, self._limits(n_decoding, n_free_cells))
             if self._run_queue.is_in_background:
                 self._run_queue.yield_background()
-            elif not self._saver.reclaim_one(must=True):
+                continue
+            reclaimed = self._saver.reclaim_one(must=True)
+            if reclaimed is Reclaimed.LATER:
+                return []  # its rows are being stored; streams wait, but new orders do not
+            if reclaimed is Reclaimed.NONE:
                 self._preempt_youngest()
         return []
 
     def _limits(self, n_decoding: int, n_free_cells: int) -> BatchLimits:
         n_ubatch = self._backend.n_ubatch
-        max_tokens = max(n_ubatch, n_decoding)
         speed = self._saver.prefill_seconds_per_token
+        max_alone = prefill_allowance(speed or 0.0, n_ubatch, LONGEST_STEP_SECONDS)
+        max_tokens = max(max_alone, n_decoding)
         max_prefill = prefill_allowance(speed or 0.0, n_ubatch)
         if self._run_queue.is_in_background:
             # A new request waits for the step to end, and an unknown speed may be slow.
@@ -72,9 +81,12 @@ class BatchRunner:
         return BatchLimits(max_tokens, max_prefill, n_free_cells)
 
     def _decode(self, plan: list[BatchItem]) -> bool:
-        """Return False if the batch failed; its sequences have been failed or requeued."""
-        if self._compaction.is_due and not self._compact():
-            return False
+        """Return False if the batch was not computed: it failed, or has to wait for room.
+
+        Sequences of a failed batch have been failed or requeued.
+        """
+        if self._compaction.is_due:
+            self._compaction.move()
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -93,9 +105,12 @@ class BatchRunner:
                 n_prefill += n_tokens
             if start + n_tokens == len(sequence.tokens) and sequence.is_sampled:
                 outputs.append(len(tokens) - 1)
+        numbers = [sequence.request.number for sequence, _ in plan]
+        self._activity.note(Activity.DECODE, numbers)
         started = time.perf_counter()
         try:
-            self._decode_with_room(tokens, positions, slots, outputs)
+            if not self._decode_with_room(tokens, positions, slots, outputs):
+                return False
         except ContextFull:
             # By our count there were enough cells; llama.cpp decides.
             if self._run_queue.is_in_background:
@@ -107,10 +122,10 @@ class BatchRunner:
                 self._run_queue.fail(plan[0].sequence, EngineError("The context has no room left."))
             return False
         except DecodeFailed as error:
+            if not error.rows_intact:
+                raise  # only a new process can be trusted
             for sequence, _ in plan:
                 self._run_queue.fail(sequence, error)
-            if not error.rows_intact:
-                self._forget_rows()
             return False
         elapsed = time.perf_counter() - started
         self._saver.earn(elapsed)
@@ -124,43 +139,41 @@ class BatchRunner:
             self._compaction.observe_step(seconds_per_cell)
         return True
 
-    def _compact(self) -> bool:
-        try:
-            self._compaction.move()
-        except DecodeFailed as error:
-            _log.error("engine: compaction failed, every row is dropped: %s", error)
-            self._forget_rows()
-            return False
-        return True
-
     def _decode_with_room(
         self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
-    ) -> None:
+    ) -> bool:
+        """Return False if a slot is being stored to make room: retry in the next step."""
         while True:
             try:
-                self._backend.decode(tokens, positions, slots, outputs)
-                return
+                self._compute(tokens, positions, slots, outputs)
+                return True
             except ContextFull:
-                if self._run_queue.is_in_background or not self._saver.reclaim_one(must=True):
+                if self._run_queue.is_in_background:
+                    raise
+                reclaimed = self._saver.reclaim_one(must=True)
+                if reclaimed is Reclaimed.LATER:
+                    return False
+                if reclaimed is Reclaimed.NONE:
                     raise
 
+    def _compute(
+        self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
+    ) -> None:
+        self._watchdog.free()
+        try:
+            self._backend.decode(tokens, positions, slots, outputs)
+        finally:
+            self._watchdog.busy()
+
     def _preempt_youngest(self) -> None:
-        """Requeue the youngest sequence, side requests first. The sequence resumes later."""
+        """Requeue the youngest sequence, side requests first. The sequence resumes later.
+
+        Its slot becomes idle. The slot is evicted like any other, once its rows are stored.
+        """
         rank = max(sequence.request.terms.rank for sequence in self._run_queue.running)
         sequence = [each for each in self._run_queue.running if each.request.terms.rank == rank][-1]
         _log.info("engine: context full, requeued request=%s", sequence.request.id)
-        slot = self._slots.all[sequence.slot]
         self._run_queue.requeue(sequence)
-        self._saver.save_all(slot, Reason.RECLAIM, others_decode=False)
-        self._saver.clear(slot)
-
-    def _forget_rows(self) -> None:
-        """Drop every row after a failure. Running sequences are requeued."""
-        while self._run_queue.running:
-            self._run_queue.requeue(self._run_queue.running[-1])
-        self._backend.clear_all()
-        self._slots.forget_all()
-        self._compaction.reset()
 
     def _learn_prefill_speed(self, seconds_per_token: float) -> None:
         past = self._saver.prefill_seconds_per_token or seconds_per_token

@@ -57,10 +57,6 @@ class Compaction:
         _log.debug("engine: compacted holes=%d ms=%.0f", self._n_reached - n_rows, 1e3 * seconds)
         self._n_reached = n_rows
 
-    def reset(self) -> None:
-        """Start again, after every slot was emptied."""
-        self._n_reached, self._cost_seconds = 0, 0.0
-
     def _seconds_to_move(self) -> float:
         n_rows = self._slots.n_cells_used
         return self._speed.seconds(n_rows) or n_rows * FIRST_GUESS_SECONDS

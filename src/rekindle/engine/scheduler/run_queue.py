@@ -47,13 +47,15 @@ class RunQueue:
         return any(sequence.phase is DECODING for sequence in self.running)
 
     def seconds_to_wait(self, most: float) -> float:
-        """Return the seconds until a lookup in the shared store times out, at most `most`.
+        """Return the seconds until a lookup of a waiting sequence times out, at most `most`.
 
         Never 0: a sequence without a slot has nothing else to do.
         """
         now = time.monotonic()
-        lookups = [each.shared_lookup for each in self.waiting if each.shared_lookup is not None]
-        patience = [each.deadline - now for each in lookups if not each.is_over]
+        shared = [each.shared_lookup for each in self.waiting if each.shared_lookup is not None]
+        on_disk = [each.disk_lookup for each in self.waiting if each.disk_lookup is not None]
+        patience = [each.deadline - now for each in shared if not each.is_over]
+        patience += [each.deadline - now for each in on_disk if not each.is_over(now)]
         return min(most, max(min(patience), MIN_WAIT_SECONDS)) if patience else most
 
     def admit(self, sequence: Sequence) -> None:
@@ -94,19 +96,6 @@ class RunQueue:
         for sequence in self._all():
             self.fail(sequence, error)
 
-    def abandon(self, error: RekindleError) -> list[Sequence]:
-        """Fail and remove every sequence; its slot, restore and sampler stay as they are.
-
-        For an engine that failed at any point, perhaps in a move between the two lists.
-        """
-        sequences = list(dict.fromkeys(self._all()))
-        self.running, self.waiting = [], deque()
-        self.is_context_full = False
-        for sequence in sequences:
-            self._outbox.put(sequence.request.id, error)
-            sequence.phase = Phase.DONE
-        return sequences
-
     def _all(self) -> list[Sequence]:
         return [*self.running, *self.waiting]
 
@@ -132,6 +121,7 @@ class RunQueue:
         slot.last_used_at = time.monotonic()
         slot.cost_seconds, slot.reload_seconds = 0.0, None
         slot.evicted_rows_rechecked = False
+        self._slots.n_changes += 1
         sequence.slot, sequence.n_computed, sequence.stops = -1, 0, []
         if is_half_restored or not sequence.request.cache_prompt:
             self._backend.clear_slot(slot.id)

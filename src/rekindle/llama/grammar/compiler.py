@@ -1,74 +1,180 @@
-"""Constrained output: llguidance compiles a grammar once, and masks the logits at each token.
+"""Compiles grammars with llguidance, once each, and keeps those in use.
 
-Compiling a large schema may take a second, so it runs in the caller's thread
-(`Engine.check_grammar`). The engine thread then only copies the compiled matcher.
+Any thread may call the compiler; the engine thread does not. Compiling runs without the GIL.
 """
 
 import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from hashlib import blake2b
 
 import llguidance
-import numpy as np
-from numpy.typing import NDArray
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.errors import EngineError, InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind
+from rekindle.generation.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from rekindle.llama.grammar.matcher import Matcher, reason
+from rekindle.llama.grammar.shortest_end import EndFinder
 from rekindle.llama.grammar.tokenizer import GrammarTokenizer
+from rekindle.llama.grammar.weight import MAX_SECONDS, fatal_number, is_light, weigh
+from rekindle.llama.tokenizer.deep_stack import call_with_stack
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 TEXT_NEVER = b"\xff"  # llguidance's mark of a token that no plain text may produce
-MAX_COMPILED = 64  # agents reuse a handful of schemas; picked
+
+MAX_USED_BYTES = 128 * 2**20  # picked
+MAX_CHECKED_BYTES = 64 * 2**20  # picked
+STACK_BYTES = 16 * 2**20
+STACK_PER_SOURCE_BYTE = 512  # up to 350 measured, for objects that contain each other
+MAX_VERDICTS = 16_384  # picked
+# A property takes 4 items of a row. llguidance's own limit fails a reply with 500 properties.
+MAX_ROW_ITEMS = 20_000  # `weight` refuses more than 2,100 properties
+
+_Digest = bytes
+_GOOD = ""
 
 
-class Matcher:
-    """The state of one reply under its grammar."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, n_vocab: int) -> None:
-        self._matcher = matcher
-        self._n_vocab = n_vocab
-        self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
-
-    def apply(self, logits: NDArray[np.float32]) -> None:
-        """Set the logits of forbidden tokens to -inf, in place."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if self._matcher.is_error():
-            raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
-        allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
-        np.putmask(logits, allowed == 0, -np.inf)
-
-    def accept(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
-            raise EngineError(f"The grammar engine failed: {_reason(self._matcher)}")
-
-    def try_accept(self, tokens: list[int]) -> bool:
-        """Accept all tokens or none. Call it only at the beginning."""
-        if self._matcher.try_consume_tokens(tokens) == len(tokens):
-            return True
-        self._matcher.reset()
-        return False
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: llguidance.LLMatcher
+    n_bytes: int  # about
 
 
 class GrammarCompiler:
-    """Keeps the most recently used compiled grammars. Any thread may call it."""
+    """A grammar that is only checked evicts none that a reply has used.
+
+    A check is often followed by a reply with the same grammar, so the last grammars checked are
+    kept apart until then. A second check of any other one needs only the verdict on its source.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokenize = GrammarTokenizer(vocabulary)
-        self._lock = threading.Lock()
-        self._tokenizer: llguidance.LLTokenizer | None = None  # takes 0.1 to 1 s: on first use
-        self._compiled = BoundedCache[tuple[GrammarKind, str], llguidance.LLMatcher](
-            max_items=MAX_COMPILED
-        )
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._lock = threading.Lock()  # of everything below
+        self._used = BoundedCache[_Digest, _Compiled](max_bytes=MAX_USED_BYTES)
+        self._checked = BoundedCache[_Digest, _Compiled](max_bytes=MAX_CHECKED_BYTES)
+        self._verdicts = BoundedCache[_Digest, str](max_items=MAX_VERDICTS)  # errors, or _GOOD
+        self._compiling: dict[_Digest, Future[_Compiled]] = {}
+
+    def prepare(self) -> None:
+        """Make llguidance's tokenizer, so that the first grammar does not wait for it.
+
+        Holds the GIL: 0.2 s with 49,152 tokens, about 1 s with 152,000. A second call is free.
+        """
+        self._llguidance_tokenizer()
+
+    def is_quick(self, grammar: Grammar) -> bool:
+        """Return whether the grammar is compiled, or compiles in a moment."""
+        digest = _digest(grammar)
+        with self._lock:
+            if digest in self._used or digest in self._checked or self._verdicts.peek(digest):
+                return True
+        return is_light(grammar)
+
+    def check(self, grammar: Grammar) -> None:
+        """Compile the grammar unless it is known, and try its samples. Raises InvalidRequest."""
+        digest = _digest(grammar)
+        if not self._is_known_good(digest):
+            self._compiled(digest, grammar)
+        if grammar.samples:
+            compiled = self._compiled(digest, grammar)
+            for sample in grammar.samples:
+                if not _accepts(compiled.matcher.deep_copy(), list(sample)):
+                    text = self._vocabulary.detokenize(sample, render_special=True)
+                    raise InvalidRequest(f"The grammar refuses {text.decode(errors='replace')!r}.")
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        return Matcher(self.check(grammar).deep_copy(), self._vocabulary.n_vocab)
-
-    def check(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """Return the compiled grammar, in its first state. Raises InvalidRequest."""
-        key = (grammar.kind, grammar.source)
+        """Return a matcher in the grammar's first state. Raises InvalidRequest."""
+        digest = _digest(grammar)
+        self._is_known_good(digest)
+        compiled = self._compiled(digest, grammar)
         with self._lock:
-            if (known := self._compiled.get(key)) is not None:
+            self._checked.pop(digest)
+            if digest not in self._used:
+                self._used.put(digest, compiled, n_bytes=compiled.n_bytes)
+        return Matcher(compiled.matcher.deep_copy(), self._vocabulary.n_vocab)
+
+    def end_finder(self, grammar: Grammar) -> EndFinder:
+        """Return what finds the ends of a grammar that has a `landing`."""
+        return EndFinder(grammar, self._llguidance_tokenizer(), self._vocabulary)
+
+    def _is_known_good(self, digest: _Digest) -> bool:
+        """Return whether the source has been compiled. Raises InvalidRequest if it failed."""
+        with self._lock:
+            verdict = self._verdicts.get(digest)
+        if verdict:
+            raise InvalidRequest(verdict, "response_format")
+        return verdict == _GOOD
+
+    def _compiled(self, digest: _Digest, grammar: Grammar) -> _Compiled:
+        """Return the compiled grammar. Compile it, or wait for another thread that does."""
+        with self._lock:
+            if known := self._used.get(digest) or self._checked.get(digest):
                 return known
+            others = self._compiling.get(digest)
+            if others is None:
+                own = self._compiling[digest] = Future()
+        if others is not None:
+            return others.result()
+        verdict: str | None = None
+        try:
+            own.set_result(self._compile(grammar))
+            verdict = _GOOD
+        except _Refused as error:
+            verdict = f"This {grammar.kind} cannot be used as a grammar: {error}"
+            own.set_exception(InvalidRequest(verdict, "response_format"))
+        except Exception as error:  # another try may succeed
+            own.set_exception(error)
+        with self._lock:
+            del self._compiling[digest]
+            if verdict is not None:
+                self._verdicts.put(digest, verdict)
+            if verdict == _GOOD:
+                compiled = own.result()
+                self._checked.put(digest, compiled, n_bytes=compiled.n_bytes)
+        return own.result()
+
+    def _compile(self, grammar: Grammar) -> _Compiled:
+        n_bytes = len(grammar.source.encode())
+        if n_bytes > MAX_GRAMMAR_BYTES:
+            raise _Refused(f"it has {n_bytes:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are accepted.")
+        weight = weigh(grammar)
+        if weight.seconds > MAX_SECONDS:
+            raise _Refused(
+                f"compiling it would take about {weight.seconds:,.0f} s, mostly for"
+                f" {weight.heaviest}; at most {MAX_SECONDS:g} s are accepted."
+            )
+        if (number := fatal_number(grammar)) is not None:
+            raise _Refused(f"the number {Decimal(number):.6g} in it is too small.")
+        try:
+            source = _source(grammar)
+        except ValueError as error:  # JSON that is nested too deeply for llguidance
+            raise _Refused(str(error)) from error
+        compile_source = partial(
+            llguidance.LLMatcher,
+            self._llguidance_tokenizer(),
+            source,
+            log_level=0,
+            limits=llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS),
+        )
+        try:
+            matcher = call_with_stack(compile_source, _stack_bytes(grammar.source))
+        except MemoryError as error:
+            raise EngineError("There is not enough memory to compile this grammar.") from error
+        # Some faults, such as a schema with endless recursion, show at the first mask.
+        first_step = matcher.deep_copy()
+        first_step.compute_logit_bias()
+        too_long = self._tokenize.take_refusal()
+        if first_step.is_error():
+            raise _Refused(too_long or reason(first_step))
+        return _Compiled(matcher, weight.n_bytes)
+
+    def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = llguidance.LLTokenizer.from_llamacpp(
                     tokens=self._vocabulary.pieces(control_mark=TEXT_NEVER),
@@ -77,26 +183,31 @@ class GrammarCompiler:
                     eos_token=sorted(self._vocabulary.eog_tokens),
                     slices=None,
                 )
-            tokenizer = self._tokenizer
-        matcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0)
-        # Some faults, such as a schema with endless recursion, show at the first mask.
-        first_step = matcher.deep_copy()
-        first_step.compute_logit_bias()
-        refusal = self._tokenize.take_refusal()
-        if first_step.is_error():
-            raise InvalidRequest(
-                f"This {grammar.kind} cannot be used as a grammar:"
-                f" {refusal or _reason(first_step)}",
-                "response_format",
-            )
-        with self._lock:
-            self._compiled.put(key, matcher)
-        return matcher
+            return self._tokenizer
 
 
-def _reason(matcher: llguidance.LLMatcher) -> str:
-    """Return llguidance's error without the dump of its state."""
-    return " ".join(matcher.get_error().split("<state>")[0].split())
+class _Refused(Exception):
+    """llguidance cannot compile the source, now or later."""
+
+
+def _digest(grammar: Grammar) -> _Digest:
+    """Return a digest of the source. Grammars that differ only in `start` share a compilation."""
+    return blake2b(f"{grammar.kind} {grammar.source}".encode(), digest_size=16).digest()
+
+
+def _accepts(matcher: llguidance.LLMatcher, tokens: list[int]) -> bool:
+    """Return whether the tokens are a whole text of the grammar."""
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+def _stack_bytes(source: str) -> int:
+    """Return the stack that compiling may take: llguidance follows references by recursion.
+
+    Without them, JSON is nested 128 times at most. Each line is a schema of its own, or a rule.
+    """
+    if "$ref" not in source:
+        return STACK_BYTES
+    return STACK_BYTES + STACK_PER_SOURCE_BYTE * max(map(len, source.splitlines()))
 
 
 def _source(grammar: Grammar) -> str:

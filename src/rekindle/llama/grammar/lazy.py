@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from rekindle.generation.request import GrammarStart
-from rekindle.llama.grammar.compiler import Matcher
+from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class TriggerScanner:
         self._closing = closing.encode()
         self._n_recent = max(map(len, (self._closing, *self._texts)))
         self._has_triggers = bool(start.triggers)
-        self._is_quiet = start.begins_quiet
+        self.is_quiet = start.begins_quiet
         # The last bytes of the current span, quiet or not. No mark begins before that span.
         self._recent = bytearray()
         self._has_begun = False  # more than white space came before `_recent`
@@ -40,11 +40,15 @@ class TriggerScanner:
         for byte in data:
             self.n_bytes += 1
             self._recent.append(byte)
-            n_covered = self._covered_in_quiet() if self._is_quiet else self._covered()
+            n_covered = self._covered_in_quiet() if self.is_quiet else self._covered()
             if n_covered is not None:
                 return self.n_bytes - n_covered
         self._forget(max(0, len(self._recent) - self._n_recent))
         return None
+
+    def would_hold(self, mark: bytes, data: bytes) -> bool:
+        """Return whether the mark would stand in the current span after this data."""
+        return mark in self._recent + data
 
     def _covered(self) -> int | None:
         """Return how many of the last bytes the grammar covers; None: it has not begun."""
@@ -60,7 +64,7 @@ class TriggerScanner:
                 return len(mark.text)
             self._forget(len(before))
             self._recent.clear()
-            self._is_quiet = True
+            self.is_quiet = True
             return None
         return None
 
@@ -68,11 +72,11 @@ class TriggerScanner:
         if not self._recent.endswith(self._closing):
             return None
         self._recent.clear()
-        self._is_quiet = False
+        self.is_quiet = False
         return None if self._has_triggers else 0
 
     def _forget(self, n_bytes: int) -> None:
-        if not self._is_quiet and self._recent[:n_bytes].strip():
+        if not self.is_quiet and self._recent[:n_bytes].strip():
             self._has_begun = True
         del self._recent[:n_bytes]
 

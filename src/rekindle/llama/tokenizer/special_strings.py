@@ -19,6 +19,7 @@ from rekindle.generation.string_pattern import any_of
 PART_STRINGS = 1_000  # in one call: 5 to 10 ms
 # If no cut is possible, as in a run of line breaks with overlapping tokens: 1 s. See decision 0017.
 MAX_STRINGS = 10_000
+MAX_STRINGS_IN_ALL = 1_000_000  # of one text, in all its parts: 3 to 4 s
 # llama.cpp compares every special string with every place of its first character: 20 ns each.
 MAX_COMPARISONS = 500_000_000
 
@@ -55,7 +56,12 @@ class SpecialStrings:
 
     def _cuts(self, text: str) -> Iterator[int]:
         n_strings = 0
-        for match in self._pattern.finditer(text):
+        for n_in_all, match in enumerate(self._pattern.finditer(text), start=1):
+            if n_in_all > MAX_STRINGS_IN_ALL:
+                raise InvalidRequest(
+                    f"The text has more than {MAX_STRINGS_IN_ALL:,} special strings of this model's"
+                    f" tokenizer, such as {match[0][:40]!r}. Send fewer of them at once."
+                )
             n_strings += 1
             if n_strings > MAX_STRINGS:
                 raise InvalidRequest(

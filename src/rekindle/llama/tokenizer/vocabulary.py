@@ -3,11 +3,14 @@
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import compress, repeat
+from threading import Lock
 from typing import Any
 
-from rekindle.errors import InvalidRequest
+from rekindle.errors import InvalidRequest, ShuttingDown
 from rekindle.llama.library import holding_gil, lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack, own_stack_bytes
+from rekindle.llama.tokenizer.merging import check_cost
 from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.special_strings import SpecialStrings
 
@@ -18,31 +21,33 @@ _is_eog = holding_gil("llama_vocab_is_eog")
 
 
 class Vocabulary:
+    """Reads the attributes of all tokens at once, and the bytes of a token when first needed."""
+
     def __init__(self, handle: Any, pre_tokenizer: PreTokenizer) -> None:
         self.handle = handle
         self._pre_tokenizer = pre_tokenizer
         self._own_stack_bytes = own_stack_bytes()
         self.n_vocab: int = lib.llama_vocab_n_tokens(handle)
         tokens = range(self.n_vocab)
+        self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._reading = Lock()
         hidden = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        self._pieces = self._read_pieces()
-        self._visible = list(self._pieces)
-        self._controls: list[int] = []
-        user_defined: list[int] = []  # found in plain text as well
-        special: list[int] = []
-        for token in tokens:
-            attributes = _attributes(handle, token)
-            if attributes & hidden:
-                self._visible[token] = b""
-            if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
-                self._controls.append(token)
-            if attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
-                user_defined.append(token)
-            if attributes & (hidden | lib.LLAMA_TOKEN_ATTR_USER_DEFINED):
-                special.append(token)
-        self._in_text = self._special_strings(user_defined)
-        self._in_prompt = self._special_strings(special)
-        self.eog_tokens = frozenset(t for t in tokens if _is_eog(handle, t))
+        user_defined = lib.LLAMA_TOKEN_ATTR_USER_DEFINED  # found in plain text as well
+        special = [
+            (token, attributes)
+            for token, attributes in enumerate(map(_attributes, repeat(handle), tokens))
+            if attributes & (hidden | user_defined)
+        ]
+        self._hidden = frozenset(t for t, attributes in special if attributes & hidden)
+        self._controls = [t for t, a in special if a & lib.LLAMA_TOKEN_ATTR_CONTROL]
+        self._in_text = self._special_strings([t for t, a in special if a & user_defined])
+        self._in_prompt = self._special_strings([t for t, _ in special])
+        self.eog_tokens = frozenset(compress(tokens, map(_is_eog, repeat(handle), tokens)))
+
+    def close(self) -> None:
+        """Read nothing more from llama.cpp, whose vocabulary is about to be freed."""
+        with self._reading:
+            self.handle = None
 
     @property
     def backtracks(self) -> bool:
@@ -51,7 +56,8 @@ class Vocabulary:
 
     def pieces(self, *, control_mark: bytes) -> list[bytes]:
         """Return the bytes of every token. Control tokens have the mark before their text."""
-        pieces = list(self._pieces)
+        pieces = self._all_pieces()
+        self._byte_tokens = self._byte_tokens_in(pieces)  # reading the pieces takes long
         for token in self._controls:
             pieces[token] = control_mark + pieces[token]
         return pieces
@@ -84,7 +90,8 @@ class Vocabulary:
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        self._pre_tokenizer.check_time(text)  # for the whole text, before it is cut
+        check_cost(text)  # both checks: of the whole text, before it is cut
+        self._pre_tokenizer.check_time(text)
         special = self._in_prompt if parse_special else self._in_text
         tokens: list[int] = []
         for part in special.parts(text):
@@ -131,22 +138,29 @@ class Vocabulary:
             return None
 
     def piece(self, token: int) -> bytes:
-        return self._visible[token]
+        return b"" if token in self._hidden else self._piece(token)
 
     def detokenize(self, tokens: Sequence[int], *, render_special: bool) -> bytes:
-        pieces = self._pieces if render_special else self._visible
-        return b"".join([pieces[token] for token in tokens])
+        piece = self._piece if render_special else self.piece
+        return b"".join(map(piece, tokens))
 
     @cached_property
     def _byte_tokens(self) -> dict[int, int]:
-        return {piece[0]: token for token, piece in enumerate(self._visible) if len(piece) == 1}
+        return self._byte_tokens_in(self._all_pieces())
+
+    def _byte_tokens_in(self, pieces: list[bytes]) -> dict[int, int]:
+        return {
+            piece[0]: token
+            for token, piece in enumerate(pieces)
+            if len(piece) == 1 and token not in self._hidden
+        }
 
     def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        texts = {self._pieces[token].decode("utf-8", "replace") for token in tokens}
+        texts = {self._piece(token).decode("utf-8", "replace") for token in tokens}
         return tuple(sorted(texts - {""}))
 
     def _special_text(self, token: int) -> str:
-        return self._pieces[token].decode() if token >= 0 else ""
+        return self._piece(token).decode() if token >= 0 else ""
 
     def _special_strings(self, tokens: Sequence[int]) -> SpecialStrings:
         texts = {
@@ -162,14 +176,31 @@ class Vocabulary:
         ]
         return SpecialStrings(texts.values(), cuttable=cuttable)
 
-    def _read_pieces(self) -> list[bytes]:
+    def _all_pieces(self) -> list[bytes]:
+        return self._read_pieces(range(self.n_vocab))
+
+    def _piece(self, token: int) -> bytes:
+        piece = self._pieces[token]
+        if piece is None:
+            (piece,) = self._read_pieces((token,))
+            self._pieces[token] = piece
+        return piece
+
+    def _read_pieces(self, tokens: Iterable[int]) -> list[bytes]:
         buffer = ctypes.create_string_buffer(64)
-        render_special = True
+        lstrip, render_special = 0, True
         pieces = []
-        for token in range(self.n_vocab):
-            length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
-            if length < 0:
-                buffer = ctypes.create_string_buffer(-length)
-                length = _token_to_piece(self.handle, token, buffer, len(buffer), 0, render_special)
-            pieces.append(ctypes.string_at(buffer, length))
+        with self._reading:
+            if self.handle is None:
+                raise ShuttingDown("The model was unloaded.")
+            for token in tokens:
+                length = _token_to_piece(
+                    self.handle, token, buffer, len(buffer), lstrip, render_special
+                )
+                if length < 0:
+                    buffer = ctypes.create_string_buffer(-length)
+                    length = _token_to_piece(
+                        self.handle, token, buffer, len(buffer), lstrip, render_special
+                    )
+                pieces.append(ctypes.string_at(buffer, length))
         return pieces

@@ -6,15 +6,18 @@ Each tool has a rule, so that each `%json` is a whole schema and its `$ref`s are
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from rekindle.chat.dialects.syntax.cursor import tokens_of
 
 Schema = dict[str, Any]
 Schemas = Mapping[str, Schema]  # of the arguments by name of the tool
 Literal = Callable[[str], str]  # text as a Lark expression: control strings become tokens
 
 # Without a bound on white space, a small model may emit line breaks for ever.
-_OPTIONS = {"whitespace_pattern": r"[ \n]?[ ]{0,8}", "lenient": True}
+N_SPACES = 8
+
+_JSON_SIGNS = frozenset("{}[]:,")
 
 _ELSEWHERE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 _COMBINING = {"patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
@@ -62,8 +65,9 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def bounded(schema: Schema) -> Schema:
-    return {**schema, "x-guidance": _OPTIONS}
+def bounded(schema: Schema, n_spaces: int = N_SPACES) -> Schema:
+    pattern = rf"[ \n]?[ ]{{0,{n_spaces}}}"
+    return {**schema, "x-guidance": {"whitespace_pattern": pattern, "lenient": True}}
 
 
 def arguments_schema(schema: Schema) -> Schema:
@@ -96,6 +100,12 @@ class Rules:
         self.literal = literal
         self._parallel = parallel  # several calls in one reply
         self._rules: dict[str, str] = {}
+        self._n_spaces = self._n_spaces_in_json = N_SPACES
+
+    def allow_spaces(self, n_spaces: int, *, in_json: int) -> None:
+        """Allow that much white space if that is more than usual."""
+        self._n_spaces = max(N_SPACES, n_spaces)
+        self._n_spaces_in_json = max(N_SPACES, in_json)
 
     def add(self, name: str, body: str, *, options: str = "") -> str:
         self._rules[name] = f"{name}{options}: {body}"
@@ -105,7 +115,7 @@ class Rules:
         return self.add(name, "\n    | ".join(bodies))
 
     def json(self, name: str, schema: Schema) -> str:
-        return self.add(name, "%json " + json.dumps(bounded(schema)))
+        return self.add(name, "%json " + json.dumps(bounded(schema, self._n_spaces_in_json)))
 
     def calls(
         self,
@@ -142,27 +152,41 @@ class Rules:
         return self.add(name, f"{text} {self.literal(closing.lstrip())}")
 
     def source(self, start: str) -> str:
-        rules = [f"start: SPACE? {start}", *self._rules.values(), r"SPACE: /[ \n]{1,8}/"]
+        space = rf"SPACE: /[ \n]{{1,{self._n_spaces}}}/"
+        rules = [f"start: SPACE? {start}", *self._rules.values(), space]
         return "\n".join(rules) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a call is written as one JSON object, in Lark."""
-
-    head: str = r'"{" SPACE? "\"name\""'  # up to the name's key
-    arguments_key: str = "arguments"
-    tail: str = 'SPACE? "}"'  # after the arguments
-
-
-PLAIN = Form()
-
-
-def json_call(rules: Rules, schemas: Schemas, form: Form = PLAIN) -> str:
-    return rules.calls(
-        schemas,
-        lambda name, arguments: (
-            f'{form.head} SPACE? ":" SPACE? {quote(quote(name))} ","'
-            f' SPACE? {quote(quote(form.arguments_key))} SPACE? ":" SPACE? {arguments} {form.tail}'
-        ),
+def fixed(rules: Rules, text: str) -> str:
+    """Return Lark for fixed text. Around JSON and between tags, other spacing is allowed."""
+    if not text.strip():
+        return rules.literal(text) if text else ""
+    found, run, left = [], "", ""
+    for gap, token in tokens_of(text):
+        if _is_loose(left, gap, token):
+            found += [run, None]
+            run = token
+        else:
+            run += gap + token
+        left = token
+    return " ".join(
+        "SPACE?" if each is None else rules.literal(each) for each in (*found, run) if each != ""
     )
+
+
+def _is_loose(left: str, gap: str, right: str) -> bool:
+    """Return whether any white space may stand between two tokens; "": there is none."""
+    if not left or not right:
+        return bool(gap) and (_is_json(left or right) or _is_tag(left, right))
+    if gap:
+        return (_is_json(right) or _is_json(left) or _is_tag(left, right)) and left != '"'
+    behind = left != '"' and (_is_json(left) or left.endswith(">"))
+    return behind and (_is_json(right) or (right.startswith("<") and _is_json(left)))
+
+
+def _is_json(token: str) -> bool:
+    return token in _JSON_SIGNS or token.startswith('"')
+
+
+def _is_tag(left: str, right: str) -> bool:
+    return left.endswith(">") or right.startswith("<")

@@ -1,0 +1,1 @@
+"""Which requests are served: the name they call, their origin, content type, key, and pace."""

@@ -1,0 +1,110 @@
+"""Names under which a server answers: the defence against DNS rebinding.
+
+A page of evil.example can let that name resolve to this machine. Its browser then treats this
+server as the page's own origin, but still sends `Host: evil.example`.
+"""
+
+import socket
+from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import ip_address
+
+from rekindle.api.admission.head_checks import MAX_SHOWN_CHARS, RequestHead
+from rekindle.api.errors import Failure, failure
+from rekindle.api.http.drain import HEALTH_PATH
+
+LOCALHOST = "localhost"
+# This machine, as a container on it calls it. The public DNS has no names below `.internal`.
+CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+ANY = "*"
+MAX_PORT_DIGITS = 5
+
+_SEVERAL = failure(400, "The request has more than one `Host` header.", "invalid_host")
+
+
+def server_names(bound_to: str, allowed: Iterable[str]) -> tuple[str, ...]:
+    """List the names of a server that listens on `bound_to`.
+
+    The machine's own name is one of them if other machines can reach the server. An attacker who
+    controls that name in the local network could then also connect without a browser.
+    """
+    names = [*allowed]
+    if not _is_ip(bound_to):
+        names.append(bound_to)
+    if not _is_loopback(bound_to):
+        machine = socket.gethostname()
+        names += [machine, f"{machine}.local"]
+    return tuple(names)
+
+
+class HostCheck:
+    """Refuses names that are not in `names`. IP addresses and names of this machine always pass.
+
+    A name that begins with `.` or `*.` also allows the names below it; `*` allows all.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        plain = {name.lower().removesuffix(".") for name in names}
+        self._allows_all = ANY in plain
+        below = {name.removeprefix("*").removeprefix(".") for name in plain if name[:1] in "*."}
+        below -= {""}
+        self._names = {LOCALHOST, *CONTAINER_HOSTS, *plain, *below}
+        self._suffixes = tuple(f".{name}" for name in {*below, LOCALHOST})
+
+    def __call__(self, head: RequestHead) -> Failure | None:
+        # Load balancers name a server as they like, and its health is no secret.
+        if self._allows_all or head.path == HEALTH_PATH:
+            return None
+        match head.all("host"):
+            case [] | [""]:  # HTTP/1.0. A browser always sends one.
+                return None
+            case [host]:
+                return None if self._is_allowed(host) else _refusal(host)
+            case _:
+                return _SEVERAL
+
+    def _is_allowed(self, host: str) -> bool:
+        name = name_in(host)
+        if name is None:
+            return False
+        return name in self._names or name.endswith(self._suffixes) or _is_ip(name)
+
+
+def name_in(host: str) -> str | None:
+    """Return the name or address in a `Host` header, in lower case, or None if it is malformed."""
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+        if not bracket or colon not in ("", ":"):
+            return None
+    else:
+        name, _, port = host.partition(":")
+    if port and not (port.isascii() and port.isdigit() and len(port) <= MAX_PORT_DIGITS):
+        return None
+    return name.lower().removesuffix(".") or None
+
+
+def _refusal(host: str) -> Failure:
+    shown = host[:MAX_SHOWN_CHARS]
+    name = name_in(shown) or "NAME"
+    return failure(
+        403,
+        f"This server does not answer to the host '{shown}'. If that is a name of this server,"
+        f" start it with `--allowed-hosts {name}`.",
+        "host_not_allowed",
+    )
+
+
+@lru_cache(maxsize=64)
+def _is_ip(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(bound_to: str) -> bool:
+    if _is_ip(bound_to):
+        return ip_address(bound_to).is_loopback
+    return bound_to.lower() == LOCALHOST

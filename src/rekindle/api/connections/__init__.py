@@ -1,0 +1,1 @@
+"""Connections: bounds that hold before a request reaches the application."""

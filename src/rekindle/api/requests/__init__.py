@@ -1,0 +1,1 @@
+"""Parts of requests that every wire format reads in the same way."""

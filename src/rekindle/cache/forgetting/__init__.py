@@ -1,0 +1,1 @@
+"""Deletions that are kept: what was deleted must not come back."""

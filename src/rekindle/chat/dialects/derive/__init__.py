@@ -1,0 +1,1 @@
+"""Derives a dialect from a chat template, by rendering probe conversations."""

@@ -1,0 +1,1 @@
+"""The link between the server and an engine process: messages, frames, the activity page."""

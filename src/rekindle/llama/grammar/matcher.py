@@ -1,0 +1,49 @@
+"""The state of one reply under its grammar: it masks logits and takes tokens."""
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.errors import EngineError
+
+MAX_REASON = 500  # characters; picked
+
+
+class Matcher:
+    def __init__(self, matcher: llguidance.LLMatcher, n_vocab: int) -> None:
+        self._matcher = matcher
+        self._n_vocab = n_vocab
+        self._mask = np.empty((n_vocab + 31) // 32, dtype=np.int32)
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits of forbidden tokens to -inf, in place."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._matcher.is_error():
+            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+        allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
+        np.putmask(logits, allowed == 0, -np.inf)
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+
+    def accept_all(self, tokens: list[int]) -> None:
+        if not self._matcher.consume_tokens(tokens):
+            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+
+    def copy(self) -> llguidance.LLMatcher:
+        return self._matcher.deep_copy()
+
+    def try_accept(self, tokens: list[int]) -> bool:
+        """Accept all tokens or none. Call it only at the beginning."""
+        if self._matcher.try_consume_tokens(tokens) == len(tokens):
+            return True
+        self._matcher.reset()
+        return False
+
+
+def reason(matcher: llguidance.LLMatcher) -> str:
+    """Return llguidance's error without the dump of its state or stack."""
+    error: str = matcher.get_error()
+    text = " ".join(error.split("<state>")[0].split("<backtrace>")[0].split())
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."  # it may quote a schema

@@ -1,0 +1,1 @@
+"""Choosing a token from a row of logits."""

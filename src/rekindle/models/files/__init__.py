@@ -1,0 +1,1 @@
+"""GGUF files: getting one onto this machine, and checking it."""

@@ -1,0 +1,204 @@
+"""Counts stalls: times over 100 ms in which a thread that others wait for does not serve them.
+
+A thread `watchdog` looks at the watched thread 20 times a second. While a stall lasts, it takes
+the stack of the watched thread for the log. Time in which the machine ran something else does not
+count: Linux tells how long a thread was ready and had no core.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+from rekindle.generation.status import Stalls
+
+STALL_SECONDS = 0.1
+LOOK_SECONDS = 0.05  # between two looks; picked
+LOG_SECONDS = 10.0  # between two lines of the log; picked
+MAX_FRAMES = 8
+
+_log = logging.getLogger(__name__)
+
+
+class EventLoopWatchdog:
+    """Counts how often a callback of the event loop came over 100 ms late.
+
+    A stall may be a long callback, a native call that holds the GIL, or many callbacks at once.
+    """
+
+    def __init__(self) -> None:
+        self.stalls = Stalls()
+        self._log = _StallLog("server: event loop")
+        self._is_stopped = threading.Event()
+        self._is_answered = threading.Event()
+        self._answered_at = 0.0
+
+    def start(self) -> None:
+        """Watch the event loop of this thread."""
+        watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
+        loop = asyncio.get_running_loop()
+        threading.Thread(
+            target=self._watch, args=(loop, watched), name="watchdog", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+        self._is_answered.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread") -> None:
+        own = _RunDelay(threading.get_native_id())
+        try:
+            while self._look(loop, watched, own):
+                pass
+        except RuntimeError:  # the event loop is closed
+            pass
+        finally:
+            own.close()
+            watched.delay.close()
+
+    def _look(
+        self, loop: asyncio.AbstractEventLoop, watched: "_WatchedThread", own: "_RunDelay"
+    ) -> bool:
+        """Wait for the next look and take it. Return False after `stop`."""
+        due = time.monotonic() + LOOK_SECONDS
+        delay = own.read() + watched.delay.read()
+        if self._is_stopped.wait(LOOK_SECONDS):
+            return False
+        self._is_answered.clear()
+        loop.call_soon_threadsafe(self._answer)
+        stack = ""
+        if not self._is_answered.wait(max(0.0, due + STALL_SECONDS - time.monotonic())):
+            stack = watched.stack()
+            self._is_answered.wait()
+        if self._is_stopped.is_set():
+            return False
+        seconds = self._answered_at - due
+        if seconds > STALL_SECONDS:
+            self._note(seconds - (own.read() + watched.delay.read() - delay), stack)
+        return True
+
+    def _answer(self) -> None:
+        self._answered_at = time.monotonic()
+        self._is_answered.set()
+
+    def _note(self, seconds: float, stack: str) -> None:
+        if seconds > STALL_SECONDS:
+            self.stalls.note(seconds)
+            self._log.write(seconds, stack)
+
+
+class EngineWatchdog:
+    """Counts times over 100 ms between two computations of the engine thread.
+
+    The engine thread says when it computes or waits for an order: a batch of a large model may
+    take long. `on_stall` gets the seconds of a stall, on the engine thread.
+    """
+
+    def __init__(self, on_stall: Callable[[float], None]) -> None:
+        self._on_stall = on_stall
+        self._log = _StallLog("engine: thread")
+        self._is_stopped = threading.Event()
+        self._busy_since = 0.0  # 0: the engine computes, or waits
+        self._watched: _WatchedThread | None = None
+        # Of the thread `watchdog`:
+        self._seen = 0.0  # the last `_busy_since` that it saw
+        self._stack = ""  # taken since then
+        self._delay_before, self._last_delay = 0.0, 0.0
+
+    def start(self) -> None:
+        """Watch this thread."""
+        self._watched = _WatchedThread(threading.get_ident(), _RunDelay(threading.get_native_id()))
+        self._last_delay = self._watched.delay.read()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self.free()
+        self._is_stopped.set()
+
+    def busy(self) -> None:
+        """Note that the engine thread works on something else than a batch."""
+        self._busy_since = time.monotonic()
+
+    def free(self) -> None:
+        """Note that the engine thread is about to compute, or to wait for an order."""
+        since, self._busy_since = self._busy_since, 0.0
+        if since and (seconds := time.monotonic() - since) > STALL_SECONDS:
+            self._note(seconds, since)
+
+    def _note(self, seconds: float, since: float) -> None:
+        stack = ""
+        if self._watched is not None:
+            was_seen = self._seen == since
+            before = self._delay_before if was_seen else self._last_delay
+            stack = self._stack if was_seen else ""
+            seconds -= self._watched.delay.read() - before
+        if seconds > STALL_SECONDS:
+            self._on_stall(seconds)
+            self._log.write(seconds, stack)
+
+    def _watch(self) -> None:
+        watched = self._watched
+        assert watched is not None
+        while not self._is_stopped.wait(LOOK_SECONDS):
+            since = self._busy_since
+            if since != self._seen:
+                self._delay_before, self._stack = self._last_delay, ""
+                self._seen = since
+            elif since and not self._stack and time.monotonic() - since > STALL_SECONDS:
+                self._stack = watched.stack()
+            self._last_delay = watched.delay.read()
+        watched.delay.close()
+
+
+class _WatchedThread:
+    def __init__(self, ident: int, delay: "_RunDelay") -> None:
+        self.ident = ident
+        self.delay = delay
+
+    def stack(self) -> str:
+        """Return where the thread is now, the innermost call first."""
+        calls: list[str] = []
+        frame: FrameType | None = sys._current_frames().get(self.ident)
+        while frame is not None and len(calls) < MAX_FRAMES:
+            module = frame.f_globals.get("__name__", "?")
+            calls.append(f"{module}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        return " < ".join(calls)
+
+
+class _RunDelay:
+    """Tells how long a thread was ready to run and had no core. Always 0 except on Linux."""
+
+    def __init__(self, native_id: int) -> None:
+        self._descriptor: int | None = None
+        with suppress(OSError):
+            self._descriptor = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+
+    def read(self) -> float:
+        if self._descriptor is None:
+            return 0.0
+        try:
+            return int(os.pread(self._descriptor, 100, 0).split()[1]) / 1e9
+        except (OSError, IndexError):  # the thread has ended
+            return 0.0
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _StallLog:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next_at = 0.0
+
+    def write(self, seconds: float, stack: str) -> None:
+        if (now := time.monotonic()) >= self._next_at:
+            self._next_at = now + LOG_SECONDS
+            _log.warning("%s stalled seconds=%.2f at=%s", self._what, seconds, stack or "unknown")

@@ -1,0 +1,1 @@
+"""The composition root: builds a server from its settings, and runs it."""

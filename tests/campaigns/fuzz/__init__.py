@@ -1,0 +1,1 @@
+"""The fuzz campaign: hostile requests and files, grown from seeds."""

@@ -1,0 +1,1 @@
+"""Generators of cases, one module for each kind of input."""
