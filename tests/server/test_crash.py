@@ -174,7 +174,7 @@ def test_a_prefill_that_was_killed_is_resumed_by_the_retry(
 
 def _ask_in_vain(caller: Caller, long: Prompt) -> None:
     with pytest.raises(httpx.TransportError):
-        caller.ask(long, n_tokens=90)  # so that it is still at it when it is killed
+        caller.ask(long, n_tokens=3000)  # so that it is still at it when it is killed
 
 
 def test_a_turn_survives_a_kill_while_its_replacement_is_written(

@@ -164,8 +164,10 @@ def test_a_cancelled_prefill_is_resumed_after_a_restart(
     arguments = (
         *(str(tiny_models(architecture)), "--parallel", "1", "--ubatch-size", str(PREFILL_GRAIN)),
         *("--cache-dir", str(tmp_path), "--threads", "1", "--no-cache-recompute"),
+        *("--ctx-size", "16384"),
     )
-    prompt = random_tokens(random.Random("cancelled"), 4000)
+    # Long enough that a busy machine does not compute it all before it notices the disconnect.
+    prompt = random_tokens(random.Random("cancelled"), 16_000)
     with serve(*arguments) as server, closing(Client(server.url)) as client:
         with prefilling(server, prompt) as progress:
             n_seen = next(n_done for n_done in progress if n_done > BLOCK_TOKENS)
