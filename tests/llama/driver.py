@@ -10,6 +10,7 @@ from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.model import GgufModel
 
 BLOCK = 128
+NEAR_TIE = 0.05  # of log probabilities; picked
 
 
 def make_backend(
@@ -55,21 +56,34 @@ def continue_greedily(
 def continue_together(
     backend: Backend, slots: list[int], tokens: list[int], n_tokens: int = 12
 ) -> list[list[int]]:
-    """The same for slots that hold the same, in one batch per step."""
-    samplers = [backend.new_sampler(Sampling(temperature=0), (), 0, None) for _ in slots]
-    replies: list[list[int]] = [[] for _ in slots]
-    last, position = [tokens[-1]] * len(slots), len(tokens) - 1
+    """The same for slots that hold the same, in one batch per step.
+
+    Rows of one batch are rounded differently: where two tokens are nearly equal, all slots go on
+    with the first one's.
+    """
+    samplers = [backend.new_sampler(Sampling(temperature=0), (), 0, 2) for _ in slots]
+    reply: list[int] = []
+    last, position = tokens[-1], len(tokens) - 1
     rows = list(range(len(slots)))
     for _ in range(n_tokens):
-        backend.decode(list(last), [position] * len(slots), list(slots), list(rows))
-        for row, sampled in enumerate(backend.sample(samplers, rows)):
-            assert isinstance(sampled, TokenSampled)
-            last[row] = sampled.token
-            replies[row].append(sampled.token)
+        backend.decode([last] * len(slots), [position] * len(slots), list(slots), list(rows))
+        sampled = backend.sample(samplers, rows)
+        assert isinstance(sampled[0], TokenSampled)
+        last = sampled[0].token
+        for each in sampled:
+            assert isinstance(each, TokenSampled)
+            assert each.token == last or is_near_tie(each, last), (sampled, reply)
+        reply.append(last)
         position += 1
     for sampler in samplers:
         sampler.close()
-    return replies
+    return [reply] * len(slots)
+
+
+def is_near_tie(sampled: TokenSampled, other: int) -> bool:
+    assert sampled.logprobs is not None
+    scores = dict(sampled.logprobs.top)
+    return other in scores and scores[sampled.token] - scores[other] < NEAR_TIE
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import httpx
@@ -31,20 +31,15 @@ from tests.support.tiny_models import TinyArchitecture
 from tests.support.tiny_vocabulary import CONTROL_TOKENS
 from tests.support.workloads import REPLY_TOKENS, REQUEST_SECONDS, Client, assistant, system, user
 
-LINES = {
-    "alice": (
-        "one two three four five six",
-        "Paris is the capital of France",
-        "apples are red and green",
-        "birds fly south in the winter",
-    ),
-    "bob": (
-        "Monday Tuesday Wednesday Thursday",
-        "the cat sat on the mat",
-        "the moon is far away from here",
-        "water is made of hydrogen and oxygen",
-    ),
-}
+USERS = ("ann", "bob")
+LINES = (
+    "water is made of hydrogen and oxygen",
+    "the moon is far away from here",
+    "the cat sat on the mat",
+    "Paris is the capital of France",
+    "birds fly south in the winter",
+    "apples are red and green",
+)
 N_TURNS = 3
 
 
@@ -61,9 +56,9 @@ class Turn:
 
 
 class Talk:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lines: Sequence[str]) -> None:
         self._name = name
-        self._lines = iter(LINES[name])
+        self._lines = iter(lines)
         about = system(f"{name}, who says what the user says", 40)
         self._messages = [about, *shown(f" {name}")]
 
@@ -102,15 +97,27 @@ def all_at_once(client: Client, talks: Mapping[str, Talk]) -> Turns:
         return dict(zip(talks, pool.map(take_turns, talks.values()), strict=True))
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What a user hears on a server of its own: the first talk without a near tie."""
+
+    lines: Sequence[str]  # of the user
+    turns: Sequence[Turn]
+
+
 @pytest.fixture(scope="module")
-def alone(embedded_model: Path) -> Turns:
-    """The replies of each user on a server of its own."""
-    heard: dict[str, Sequence[Turn]] = {}
-    for name in LINES:
-        with serve("--parallel", "1") as server, closing(Client(server.url)) as client:
-            heard |= one_by_one(client, {name: Talk(name)})
-    assert min(lead for turns in heard.values() for turn in turns for lead in turn.leads) > MIN_LEAD
-    return heard
+def alone(embedded_model: Path) -> Mapping[str, Alone]:
+    return {name: hear(name) for name in USERS}
+
+
+def hear(name: str) -> Alone:
+    """Which replies are near ties depends on the processor."""
+    with serve("--parallel", "1") as server, closing(Client(server.url)) as client:
+        for lines in permutations(LINES, N_TURNS):
+            turns = one_by_one(client, {name: Talk(name, lines)})[name]
+            if min(lead for turn in turns for lead in turn.leads) > MIN_LEAD:
+                return Alone(lines, turns)
+    raise AssertionError(f"every talk of {name} has a near tie")
 
 
 def assert_kept(turns: Sequence[Turn]) -> None:
@@ -124,12 +131,15 @@ def assert_kept(turns: Sequence[Turn]) -> None:
     [("1", one_by_one), ("4", all_at_once)],
 )
 def test_users_on_one_server_get_the_same_replies_as_alone(
-    alone: Turns, n_parallel: str, take_turns: Callable[[Client, Mapping[str, Talk]], Turns]
+    alone: Mapping[str, Alone],
+    n_parallel: str,
+    take_turns: Callable[[Client, Mapping[str, Talk]], Turns],
 ) -> None:
     with serve("--parallel", n_parallel) as server, closing(Client(server.url)) as client:
-        together = take_turns(client, {name: Talk(name) for name in LINES})
+        talks = {name: Talk(name, each.lines) for name, each in alone.items()}
+        together = take_turns(client, talks)
     for name, turns in together.items():
-        assert [turn.tokens for turn in turns] == [turn.tokens for turn in alone[name]]
+        assert [turn.tokens for turn in turns] == [turn.tokens for turn in alone[name].turns]
         assert_kept(turns)
 
 
@@ -188,7 +198,7 @@ def test_users_on_any_class_of_model_get_the_same_replies_as_alone(
     logprobs that it has alone; beside the rows of others they differ by noise.
     """
     model = tiny_models(architecture)
-    alone = {name: asked_alone(model, name) for name in LINES}
+    alone = {name: asked_alone(model, name) for name in USERS}
     for n_parallel in (1, 4):
         with serving_tiny(model, n_parallel=n_parallel) as client:
             for number in range(N_TURNS):
@@ -207,6 +217,6 @@ def test_users_share_their_common_prefix(tiny_models: TinyModels) -> None:
     """A session is who came, and not what was computed."""
     prompt = random_tokens(random.Random("in common"), 200)
     with serving_tiny(tiny_models(TinyArchitecture.LLAMA), n_parallel=2) as client:
-        first, second = (ask(client, name, prompt) for name in ("alice", "bob"))
+        first, second = (ask(client, name, prompt) for name in USERS)
     assert (first.n_cached, second.n_cached) == (0, len(prompt) - 1)
     assert disagreement(second, first) is None

@@ -392,10 +392,10 @@ def test_a_request_that_was_deleted_leaves_nothing_after_a_death(
     async def scenario() -> None:
         fate = Fate()
         settings = on_disk(tmp_path) if has_disk else MEMORY_ONLY
-        async with running(fate, cache=settings) as engine:
-            old = replace(
-                request("a", n_prompt=600, max_tokens=1_500), terms=CacheTerms(asked_at=time.time())
-            )
+        n_tokens = 9_000  # so many that it still runs when the deletion has been answered
+        async with running(fate, backend={"n_cells": 10_000}, cache=settings) as engine:
+            asked = request("a", n_prompt=600, max_tokens=n_tokens)
+            old = replace(asked, terms=CacheTerms(asked_at=time.time()))
             streamed = asyncio.create_task(reply(engine.submit(old)))
             await until(lambda: fate.n_decodes > 20)
             if by_key:
@@ -404,7 +404,7 @@ def test_a_request_that_was_deleted_leaves_nothing_after_a_death(
             else:
                 await engine.ask(forget())
             fate.at_decodes = {fate.n_decodes + 100}
-            assert await streamed == expected_reply(old.prompt, 1_500)
+            assert await streamed == expected_reply(old.prompt, n_tokens)
             assert len(fate.lives) == 2
             forecast = await engine.ask(LookUp(namespace="", tokens=old.prompt))
             assert forecast.n_cached == 0
