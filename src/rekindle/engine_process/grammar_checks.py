@@ -42,7 +42,11 @@ class GrammarChecks:
             threading.Thread(target=self._run, args=(preparer,), name=name, daemon=True).start()
 
     def submit(self, number: int, grammar: Grammar) -> Future[None]:
-        job = _Job(number, grammar, self._is_light(grammar))
+        try:
+            is_light = self._is_light(grammar)
+        except Exception:  # the check will report it
+            is_light = False
+        job = _Job(number, grammar, is_light)
         with self._has_changed:
             self._waiting.append(job)
             self._has_changed.notify_all()

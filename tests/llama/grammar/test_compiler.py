@@ -201,6 +201,9 @@ def test_a_long_chain_of_references_does_not_overflow_the_stack(
         {"enum": [1, [-(2**63) + 400]]},
         {"type": "integer", "minimum": -9.3e18, "maximum": -9.3e18},
         {"type": "array", "items": {"type": "integer", "maximum": -(10**400)}},
+        {"type": "object", "properties": {"title": {"const": -(2**63)}}},
+        {"$defs": {"default": {"const": -(2**63)}}, "$ref": "#/$defs/default"},
+        {"$ref": "#/examples/0", "examples": [{"const": -(2**63)}]},
     ],
 )
 def test_a_number_at_the_end_of_64_bits_is_refused(vocabulary: Vocabulary, value: Any) -> None:
@@ -224,6 +227,8 @@ def test_an_object_with_many_properties_can_be_written(vocabulary: Vocabulary) -
         {"type": "integer", "minimum": -5, "maximum": 2**63 - 1},
         {"const": 1, "description": "-9223372036854775808"},
         {"const": "-9223372036854775808"},
+        {"type": "integer", "default": -(2**63)},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer", "default": -(2**63)}}},
     ],
 )
 def test_other_long_numbers_are_accepted(vocabulary: Vocabulary, value: Any) -> None:

@@ -63,6 +63,20 @@ SLOW = {
         {"type": "array", "prefixItems": [{"minimum": n / 7} for n in range(2_000)]}
     ),
     "`format`": schema({"type": "array", "prefixItems": [{"format": "uri"}] * 4_000}),
+    "`multipleOf` of a property `title`": schema(
+        {"type": "object", "properties": {"title": multiple(999_999)}}
+    ),
+    "`multipleOf` of a property `properties`": schema(
+        {"properties": {"properties": {"properties": {"default": multiple(999_999)}}}}
+    ),
+    "`multipleOf` of a default": schema({"$ref": "#/default", "default": multiple(999_999)}),
+    "`multipleOf` of a definition": schema(
+        {"$ref": "#/$defs/enum/const", "$defs": {"enum": {"const": multiple(999_999)}}}
+    ),
+    "in Lark: `multipleOf` of a rule with the mark in a text": Grammar(
+        GrammarKind.LARK,
+        f'start: "%json 1e{"9" * 30}" a\na: "%json 1" %json {json.dumps(multiple(999_999))}',
+    ),
     "in Lark: `multipleOf`": Grammar(
         GrammarKind.LARK, f"start: a\na: %json {json.dumps(multiple(999_999))}"
     ),

@@ -27,8 +27,11 @@ PER_RANGE_DIGIT = 100.0
 PER_FORMAT = 1_500.0
 BEYOND_LIMITS = 10**12  # states
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-DATA = {"enum", "const", "default", "examples", "description", "title", "$comment"}
-UNREAD = DATA - {"enum", "const"}
+# Keywords whose values are no schemas, unless a reference leads into them.
+NOTES = {"default", "examples", "description", "title", "$comment"}
+VALUES = {"enum", "const"}
+MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_PLAIN_REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/%~]+)?")
 LEAST_NUMBER = -(2**63) + 2**10  # some more than the doubles that round to -2^63
 _LONG_NEGATIVE = re.compile(r"-\d{19}|-[\d.]+[eE]")
 
@@ -42,7 +45,8 @@ MAX_SECONDS = 3.0  # estimated; picked: 10 times what 150 tools take
 MAX_LIGHT_SECONDS = 0.1  # picked
 MAX_LIGHT_BYTES = 32 * 2**10  # a source beyond it is not even parsed
 
-_JSON = "%json "  # in Lark, before a schema that ends with its line
+_JSON = re.compile("%json ")  # in Lark, before a schema; a text may have it too
+_DECODER = json.JSONDecoder(parse_float=Decimal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +88,56 @@ def fatal_number(grammar: Grammar) -> int | Decimal | None:
     """
     if _LONG_NEGATIVE.search(grammar.source) is None:
         return None
-    waiting: list[Any] = list(_schemas(grammar))
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, dict):
-            waiting += [value for key, value in part.items() if key not in UNREAD]
-        elif isinstance(part, int | Decimal) and part < LEAST_NUMBER:
-            return part
+    for schema in _schemas(grammar):
+        for part in _parts(schema, skipped=NOTES):
+            if isinstance(part, int | Decimal) and part < LEAST_NUMBER:
+                return part
     return None
 
 
 def _schemas(grammar: Grammar) -> Iterator[Any]:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            yield _parsed(grammar.source)
+            yield _parsed(grammar.source, 0)
         case GrammarKind.LARK:
-            for line in grammar.source.splitlines():
-                _, mark, schema = line.partition(_JSON)
-                if mark:
-                    yield _parsed(schema)
+            for mark in _JSON.finditer(grammar.source):
+                yield _parsed(grammar.source, mark.end())
 
 
-def _parsed(source: str) -> Any:
+def _parsed(source: str, start: int) -> Any:
     try:
-        return json.loads(source, parse_float=Decimal)
-    except (ValueError, RecursionError):  # llguidance says what is wrong
+        return _DECODER.raw_decode(source, start)[0]
+    except (ValueError, ArithmeticError, RecursionError):  # llguidance says what is wrong
         return None
+
+
+def _parts(schema: Any, *, skipped: set[str]) -> Iterator[Any]:
+    """Yield the schema and every value in it, without those of the keywords to skip.
+
+    A name in a map of schemas, such as a property `default`, is no keyword. A reference may lead
+    anywhere, so a schema with an unusual one is read whole.
+    """
+    if skipped and any(map(_is_unusual, _parts(schema, skipped=set()))):
+        skipped = set()
+    waiting = [(schema, False)]
+    while waiting:
+        part, is_map = waiting.pop()
+        yield part
+        if isinstance(part, list):
+            waiting += [(each, False) for each in part]
+        elif isinstance(part, dict):
+            waiting += [
+                (value, key in MAPS and not is_map)
+                for key, value in part.items()
+                if is_map or key not in skipped
+            ]
+
+
+def _is_unusual(part: Any) -> bool:
+    if not isinstance(part, dict) or "$ref" not in part:
+        return False
+    target = part["$ref"]
+    return not isinstance(target, str) or _PLAIN_REFERENCE.fullmatch(target) is None
 
 
 class _Costs:
@@ -121,18 +147,14 @@ class _Costs:
     def add_schema(self, schema: Any) -> None:
         sum_of_multiples, common_multiple = 0, 1
         is_merged = False  # parts of the schema apply to one value
-        waiting = [schema]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, list):
-                waiting += part
-            elif isinstance(part, dict):
-                self._add_object(part)
-                is_merged |= "allOf" in part or "$ref" in part
-                if (multiple := _coefficient(part.get("multipleOf"))) > 1:
-                    sum_of_multiples += multiple
-                    common_multiple = min(math.lcm(common_multiple, multiple), BEYOND_LIMITS)
-                waiting += [value for key, value in part.items() if key not in DATA]
+        for part in _parts(schema, skipped=NOTES | VALUES):
+            if not isinstance(part, dict):
+                continue
+            self._add_object(part)
+            is_merged |= "allOf" in part or "$ref" in part
+            if (multiple := _coefficient(part.get("multipleOf"))) > 1:
+                sum_of_multiples += multiple
+                common_multiple = min(math.lcm(common_multiple, multiple), BEYOND_LIMITS)
         n_states = max(sum_of_multiples, common_multiple if is_merged else 0)
         if n_states > 1:
             self._add("`multipleOf`", PER_MULTIPLE * n_states)
