@@ -44,6 +44,20 @@ def test_the_scopes_over_a_session_are_those_that_cover_it(session: str) -> None
     assert covering == names & set(sessions_over(session))
 
 
+def test_many_deletions_of_namespaces_displace_none_of_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rekindle.generation.forgetting.MAX_TOMBSTONES", 100)
+    scope = Scope(namespace=NAMESPACE, session="s")
+    known = Tombstones([Tombstone(scope=Scope(), at=1.0), Tombstone(scope=scope, at=2.0)])
+    for number in range(1000):
+        known.add(Tombstone(scope=Scope(namespace=f"salt-{number}"), at=10.0 + number))
+    assert len(known.all()) <= 100
+    assert known.cover(Owner(namespace="other", session="s", asked_at=0.5))
+    assert known.cover(Owner(namespace=NAMESPACE, session="s", asked_at=1.5))
+    assert known.cover(Owner(namespace="salt-999", session="s", asked_at=1000.0))
+
+
 def test_many_deletions_of_sessions_displace_no_deletion_of_a_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

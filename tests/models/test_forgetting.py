@@ -211,6 +211,26 @@ def test_a_deletion_of_another_process_is_applied_once(
     run(scenario)
 
 
+def test_a_deletion_that_memory_has_dropped_is_not_applied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("rekindle.generation.forgetting.MAX_TOMBSTONES", 20)
+
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        server.forgetting.start()
+        file = TombstoneFile(tmp_path)
+        made = [Tombstone(scope=Scope(namespace=f"n{n}"), at=NOW + n) for n in range(30)]
+        for tombstone in made:
+            file.add(tombstone)
+            await until(lambda last=tombstone: last in server.turns)  # type: ignore[misc]
+        await asyncio.sleep(0.1)
+        assert server.turns == made
+
+    run(scenario)
+
+
 def test_deletions_of_others_are_all_noted_before_the_first_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

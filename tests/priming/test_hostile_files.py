@@ -37,6 +37,8 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("a.toml", "a = " + "1" * 5_000, "not valid TOML: Exceeds the limit"),
         ("a.json", '{"system": ' + "1" * 5_000 + "}", "a.json:1: not valid JSON: Exceeds"),
         ("a.json", "[" * 100_000, "a.json:1: the JSON is nested too deep"),
+        ("a.json", '{"tools": [' + "{}," * 200_000 + "{}]}", "a.json:1: the JSON has more values"),
+        ("a.jsonl", "[" + "0," * 1_000_001 + "0]", "a.jsonl:1: the JSON has more values"),
         ("a.json", '{"prompt": ["x"' + ',"x"' * 100_000 + "]}", "more than 100,000 prompts"),
     ],
 )

@@ -231,6 +231,8 @@ def test_a_grammar_that_kills_the_engine_twice_fails_its_check_only() -> None:
                 await asyncio.wrap_future(engine.check_grammar(bad))
             await asyncio.wrap_future(engine.check_grammar(Grammar(GrammarKind.LARK, "fine")))
             assert_whole(asked, await good)
+            with pytest.raises(RequestCrashed, match="refuses it until the next restart"):
+                await asyncio.wrap_future(engine.check_grammar(bad))
         assert len(fate.lives) == 3
 
     asyncio.run(scenario())

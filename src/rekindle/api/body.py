@@ -26,9 +26,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from rekindle.api.http.disconnect import unless_client_leaves
-from rekindle.api.requests.json_size import check_size
 from rekindle.api.requests.json_values import JsonTexts
 from rekindle.errors import InvalidRequest
+from rekindle.json_size import check_size
 from rekindle.observe.telemetry import OTHER, Telemetry
 
 SMALL_BYTES = 32 * 2**10  # read on the event loop, in at most 0.05 s; picked

@@ -86,6 +86,7 @@ class EngineLoop:
         self._samplers = SamplerQueue(backend, self._run_queue, activity, preparer, self._wake)
         self._is_stalled = False  # the last step made no progress
         self._has_more_events = False  # of finished transfers, for the next poll
+        self._has_started = False
         self._use_cache(PrefixCache.switched_off("The engine is starting."))
 
     def run(self) -> None:
@@ -110,6 +111,7 @@ class EngineLoop:
         self._slots.rows_take_cells = self._backend.traits.model_class is not ModelClass.RECURRENT
         self._use_cache(self._open_cache(self._backend.traits, self._wake))
         self._cache.start()
+        self._has_started = True
         if self._cache.is_on:
             self._backend.expect_exports(BLOCK_TOKENS)
 
@@ -191,7 +193,7 @@ class EngineLoop:
             n_ctx=self._backend.n_ctx,
             n_cells=self._backend.n_cells,
             n_cells_used=self._slots.n_cells_used,
-            cache=self._cache.status(),
+            cache=self._cache.status() if self._has_started else None,
             n_background=_n_background(running + waiting),
             embedder=self._embeddings.status(),
             slots=tuple(slot_status(slot) for slot in self._slots.all),

@@ -6,7 +6,6 @@ orders, tells that the process lives, and answers what needs no engine thread.
 
 import gc
 import logging
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from rekindle.generation.events import (
 )
 from rekindle.link.activity_page import ActivityPage
 from rekindle.link.encoding import decode_order, encode, error_message
-from rekindle.link.frames import FrameSender, receive
+from rekindle.link.frames import FrameSender, can_receive, receive
 from rekindle.link.messages import (
     Answer,
     AskPrefixes,
@@ -172,11 +171,14 @@ class EngineService:
             while (order := self._next_order()) is not None:
                 self._obey(order)
         except Exception:
+            # As a crash, so that the next process continues every reply.
             _log.exception("engine: link failed")
+            self._sender.close(SEND_SECONDS)
+            self._give_up()
         self._end()
 
     def _next_order(self) -> Order | None:
-        while not select.select([self._sock], [], [], BEAT_SECONDS)[0]:
+        while not can_receive(self._sock, BEAT_SECONDS):
             self._page.beat()
             self._report_steps()
         self._page.beat()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StartupError
+from rekindle.json_size import MAX_MEMBERS, MAX_VALUES, is_too_large
 from rekindle.observe.request_record import Miss, MissReason
 from rekindle.replay.recorded_file import recorded_lines
 
@@ -54,6 +55,8 @@ def miss_of(value: object) -> Miss | None:
 
 
 def _reply(line: bytes) -> TracedReply | None:
+    if is_too_large(line, MAX_MEMBERS, MAX_VALUES):
+        return None
     try:
         record: Any = json.loads(line)
         return TracedReply(

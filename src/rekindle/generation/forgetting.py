@@ -4,12 +4,15 @@ A deletion is a tombstone. The tombstone covers everything that was asked for be
 being written, or still being computed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import product
 from threading import Lock
+from typing import TypeVar
 
 from msgspec import Struct
+
+T = TypeVar("T")
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -72,6 +75,22 @@ MAX_TOMBSTONES = 10_000  # scopes; picked
 NEVER = -1.0  # before the time of any request, also of one whose time is unknown
 
 
+def newest_of(
+    ends: dict[T, float], place: Callable[[T], tuple[object | None, str | None]]
+) -> dict[T, float]:
+    """Return nine tenths of MAX_TOMBSTONES: the newest deletions, and those of everything.
+
+    `place` returns namespace and session; None: all of them. Half of the room is for sessions, so
+    that neither those of sessions nor those of namespaces displace the others.
+    """
+    n_kept = MAX_TOMBSTONES * 9 // 10
+    wide = {key: at for key, at in ends.items() if place(key)[1] is None}
+    oldest_first = sorted(wide, key=lambda key: (place(key) == (None, None), wide[key]))
+    wide = {key: wide[key] for key in oldest_first[-(n_kept // 2) :]}
+    narrow = sorted((key for key in ends if place(key)[1] is not None), key=ends.__getitem__)
+    return wide | {key: ends[key] for key in narrow[len(wide) - n_kept :]}
+
+
 class Tombstones:
     """The deletions that this process knows: the newest of each scope. Any thread may call it.
 
@@ -116,12 +135,7 @@ class Tombstones:
         )
 
     def _drop_oldest(self) -> None:
-        """Drop a tenth: deletions of sessions first, so that no client can displace others'."""
-        by_weight = sorted(
-            self._newest.items(),
-            key=lambda item: (item[0].session is None, item[0].namespace is None, item[1]),
-        )
-        newest = dict(by_weight[-(MAX_TOMBSTONES * 9 // 10) :])
+        newest = newest_of(self._newest, lambda scope: (scope.namespace, scope.session))
         last_at: dict[str | None, float] = {}
         for scope, at in newest.items():
             last_at[scope.namespace] = max(last_at.get(scope.namespace, NEVER), at)

@@ -1,5 +1,6 @@
 """Frames on a socket: four bytes of length, then one message."""
 
+import select
 import socket
 import struct
 import threading
@@ -41,6 +42,13 @@ class FrameBuffer:
                 yield message
         finally:
             del self._buffer[:start]
+
+
+def can_receive(sock: socket.socket, seconds: float) -> bool:
+    """Wait for the other side. Return whether it has sent something, or closed the socket."""
+    poller = select.poll()  # `select` refuses descriptors over 1,023
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
 
 
 def receive(sock: socket.socket) -> bytes | None:

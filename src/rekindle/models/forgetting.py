@@ -21,6 +21,7 @@ from rekindle.cache.tools.forgetting import any_covers, forget_everything, forge
 from rekindle.errors import CacheError, RekindleError
 from rekindle.generation.forgetting import (
     MAX_TOMBSTONES,
+    NEVER,
     Deleted,
     Place,
     Scope,
@@ -88,6 +89,7 @@ class Forgetting:
         self._file = TombstoneFile(directory) if directory is not None else None
         self._shared = shared
         self._unfinished: list[Tombstone] = []  # from before the start
+        self._seen: dict[Scope, float] = {}  # what the file had when it was last read
         # Deletions that are not applied yet: those with a client that waits, and all others.
         self._asked: list[tuple[Tombstone, asyncio.Future[Deleted]]] = []
         self._heard: list[Tombstone] = []
@@ -107,7 +109,7 @@ class Forgetting:
         """
         if self._file is not None:
             self._unfinished = self._read(self._file.unfinished)
-        for tombstone in self._in_file():
+        for tombstone in self._new_in(self._in_file()):
             self._forgotten.add(tombstone)
         for tombstone in self._shared.tombstones() if self._shared is not None else ():
             self._forgotten.add(tombstone)
@@ -282,6 +284,8 @@ class Forgetting:
     def _catch_up(self, serving: ServingModel, since: float) -> None:
         """Have a model that was just loaded delete what was deleted since the load began."""
         missed = [added.tombstone for added in self._recent if added.at >= since]
+        if len(missed) == MAX_RECENT:
+            missed = self._forgotten.all()  # there may have been more
         for tombstone in missed:
             serving.responder.forget(tombstone)
         self._spawn(self._ask(serving, missed))
@@ -307,13 +311,18 @@ class Forgetting:
             return
         # All are noted before the first is applied, which may take a while.
         found = await _in_thread(self._disk, self._in_file)
-        new = [each for each in found if self._forgotten.add(each)]
+        new = [each for each in self._new_in(found) if self._forgotten.add(each)]
         if new:
             _log.info("forgetting: another process deleted, applying it here scopes=%d", len(new))
             self._follow(new)
         for tombstone in new:
             self._kept(tombstone)
             self._spawn(self._publish(tombstone))
+
+    def _new_in(self, found: Sequence[Tombstone]) -> list[Tombstone]:
+        """Return what the file did not have before: memory drops the oldest, the file later."""
+        before, self._seen = self._seen, {each.scope: each.at for each in found}
+        return [each for each in found if before.get(each.scope, NEVER) < each.at]
 
     def _hear_from_thread(self, tombstone: Tombstone) -> None:
         if self._loop is not None and not self._loop.is_closed():

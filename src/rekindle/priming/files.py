@@ -17,6 +17,7 @@ import yaml
 
 from rekindle.bounded_file import read_file, unpacked
 from rekindle.errors import PrimeError
+from rekindle.json_size import MAX_MEMBERS, MAX_VALUES, is_too_large
 from rekindle.priming import plain_yaml
 
 Body = dict[str, Any]
@@ -138,6 +139,8 @@ def _records(path: Path, shown: str, text: str) -> Iterator[tuple[str, object]]:
 
 
 def _json(text: str, shown: str, *, first_line: int) -> object:
+    if is_too_large(text.encode(), MAX_MEMBERS, MAX_VALUES):
+        raise PrimeError(f"{shown}:{first_line}: the JSON has more values than any request.")
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError as error:

@@ -22,6 +22,7 @@ from rekindle.api.http.caller import (
 )
 from rekindle.errors import PrimeError, StartupError
 from rekindle.generation.request import DEFAULT_SESSION
+from rekindle.json_size import MAX_MEMBERS, MAX_VALUES, is_too_large
 from rekindle.priming.files import Body, requests_of
 from rekindle.replay.recorded_file import recorded_text
 
@@ -31,6 +32,7 @@ SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
 DIGEST_BYTES = 8
+MAX_IN_LIST = 25  # times the values of the largest request, in a file that is one list; picked
 _MAX_TIME = 1e12  # seconds; a larger number or an infinity is no time
 
 
@@ -88,16 +90,19 @@ def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
 def _records(path: Path) -> Iterator[tuple[object, str]]:
     """Yield the JSON values of the file with their names. None: a line that is not JSON."""
     text = recorded_text(path)
-    if (whole := _json(text)) is not None:
+    if (whole := _json(text, max_requests=MAX_IN_LIST)) is not None:
         values = whole if isinstance(whole, list) else [whole]
         yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield _json(line), f"{path.name}:{number}"
+            yield _json(line, max_requests=1), f"{path.name}:{number}"
 
 
-def _json(text: str) -> object:
+def _json(text: str, *, max_requests: int) -> object:
+    """Return None for what is not JSON, and for more values than so many requests may have."""
+    if is_too_large(text.encode(), max_requests * MAX_MEMBERS, max_requests * MAX_VALUES):
+        return None
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):

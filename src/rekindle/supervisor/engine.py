@@ -253,9 +253,6 @@ class SupervisedEngine:
     def on_connected(self) -> None:
         """Send everything that waits for an answer to the new process."""
         self._questions.ask_again()
-        for unfinished in self._journal:
-            if unfinished.has_whole_reply(self._model.n_ctx):
-                self._finish(unfinished)
         self._send_wanted()
 
     def _finish(self, unfinished: Unfinished) -> None:
@@ -269,8 +266,13 @@ class SupervisedEngine:
             self._deliver(unfinished, Finished(StopCause.LENGTH))
 
     def on_death(self, death: Death) -> None:
+        """Count the death for what the engine was at.
+
+        Deaths whose cause is found say nothing about the next process: they count as a success.
+        """
         self._last_status.note_death()
-        self._questions.note_death(death.doing)
+        if self._questions.note_death(death.doing):
+            self._lives.restarts.note_success()
         if self._is_cut:
             self._end_requests()
         numbers = {*death.doing.numbers, *death.doing.preparing}
@@ -282,7 +284,6 @@ class SupervisedEngine:
             )
             if unfinished.is_fatal:
                 self._give_up(unfinished, death)
-                # The cause is found: these deaths say nothing about the next process.
                 self._lives.restarts.note_success()
 
     def _give_up(self, unfinished: Unfinished, death: Death) -> None:
@@ -313,6 +314,9 @@ class SupervisedEngine:
         """Send the requests that the engine should have, and take back those it should not."""
         if not self._lives.is_connected:
             return
+        for unfinished in self._journal:
+            if not unfinished.is_sent and unfinished.has_whole_reply(self._model.n_ctx):
+                self._finish(unfinished)
         wanted = self._journal.wanted()
         if len(wanted) < len(self._journal):
             for unfinished in self._journal:

@@ -60,7 +60,9 @@ class Unfinished:
                 if self.is_evaluated:
                     return False
                 self.spans = spans
-                self.n_done = max(self.n_done, n_done)
+                if n_done < self.n_done:
+                    return False
+                self.n_done = n_done
             case PromptEvaluated():
                 if self.is_evaluated:
                     return False

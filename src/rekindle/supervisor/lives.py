@@ -22,7 +22,7 @@ from rekindle.link.messages import (
     StopEngine,
 )
 from rekindle.supervisor.link import EngineLink, connect
-from rekindle.supervisor.process import Death, EngineProcess
+from rekindle.supervisor.process import START_SECONDS, Death, EngineProcess
 from rekindle.supervisor.restarts import HangWatch, Restarts
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class EngineLives:
         self._listener = listener
         self._hang_seconds = hang_seconds
         self._link: EngineLink | None = None
+        self._has_started = False  # the process that is served has warmed up
         self.restarts = Restarts()
         self.state = ProcessState.RUNNING
         self._is_closing = False
@@ -161,6 +162,7 @@ class EngineLives:
         """Connect a process that has loaded its model, and serve it until it ends."""
         link = await connect(process, self._listener.on_report)
         self._link = link
+        self._has_started = False
         if self.state is ProcessState.RESTARTING:
             self.state = ProcessState.RUNNING
         if self._is_closing:
@@ -179,6 +181,7 @@ class EngineLives:
 
     def note_started(self) -> None:
         """Note that the engine has warmed up: requests are taken again."""
+        self._has_started = True
         self.state = ProcessState.RUNNING
 
     def note_success(self) -> None:
@@ -195,9 +198,13 @@ class EngineLives:
         if hang_seconds:
             look_seconds = min(LOOK_SECONDS, hang_seconds / 4)
             watch = HangWatch(seconds=hang_seconds, look_seconds=look_seconds)
+        n_looks = 0
         while not ended.done():
             await asyncio.wait([ended], timeout=look_seconds)
-            if watch is not None and not ended.done() and watch.is_hung(process.page.pulse()):
+            if watch is None or ended.done():
+                continue
+            n_looks = 0 if self._has_started else n_looks + 1
+            if watch.is_hung(process.page.pulse()) or n_looks * look_seconds > START_SECONDS:
                 process.kill(is_hung=True)
                 watch = None
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from rekindle.errors import EngineDied, ShuttingDown, StartupError
 from rekindle.generation.status import DeathCause
 from rekindle.link.activity_page import ActivityPage, LastActivity, new_page_file
 from rekindle.link.encoding import decode_report, encode
-from rekindle.link.frames import framed, receive
+from rekindle.link.frames import can_receive, framed, receive
 from rekindle.link.messages import Load, Loaded, LoadedModel, LoadFailed, Loading, Logged, Order
 
 _log = logging.getLogger("rekindle.engine")
@@ -28,6 +27,7 @@ _log = logging.getLogger("rekindle.engine")
 LAST_LINES = 40  # of stderr, for the log; picked
 LOOK_SECONDS = 0.5  # between two looks at a process that loads; picked
 LOAD_HANG_SECONDS = 60.0  # without a heartbeat while a process loads; picked
+START_SECONDS = 600.0  # without progress of the load, or until the first step; picked
 EXIT_SECONDS = 5.0  # for a process that has closed its link to end; picked
 
 
@@ -130,19 +130,22 @@ class EngineProcess:
     def _next_message(self, may_go_on: Callable[[], bool]) -> bytes | None:
         """Return the next message of a process that loads; None: it has ended.
 
-        Raises ShuttingDown if `may_go_on` says no. A process without a heartbeat is killed.
+        Raises ShuttingDown if `may_go_on` says no. A process without a heartbeat, or without
+        progress for very long, is killed.
         """
-        n_looks, last = 0, self.page.pulse()
+        n_looks, n_silent, last = 0, 0, self.page.pulse()
         while True:
             if not may_go_on():
                 self.kill()
                 raise ShuttingDown("The server is shutting down.")
-            if select.select([self.sock], [], [], LOOK_SECONDS)[0]:
+            if can_receive(self.sock, LOOK_SECONDS):
                 return receive(self.sock)
+            n_silent += 1
             pulse = self.page.pulse()
             n_looks = n_looks + 1 if pulse == last else 0
             last = pulse
-            if n_looks * LOOK_SECONDS > LOAD_HANG_SECONDS:
+            is_still = n_looks * LOOK_SECONDS > LOAD_HANG_SECONDS
+            if is_still or n_silent * LOOK_SECONDS > START_SECONDS:
                 self.kill(is_hung=True)
 
     def hang_up(self) -> None:

@@ -20,6 +20,9 @@ GRAMMAR_SECONDS = 60.0  # to compile a grammar, with the wait for others; picked
 RETRY_SECONDS = 10
 MAX_COMPILED = 4096  # grammars known to compile; picked
 FATAL_DEATHS = 2  # while the question was answered, or the grammar compiled
+MAX_FATAL = 256  # grammars that crashed the engine; picked
+
+_GrammarKey = tuple[GrammarKind, bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +37,8 @@ class OpenQuestions:
         self._lives = lives
         self._open: dict[int, _OpenQuestion] = {}
         self._asides: set[asyncio.Future[Any]] = set()
-        self._compiled = BoundedCache[tuple[GrammarKind, bytes], bool](max_items=MAX_COMPILED)
+        self._compiled = BoundedCache[_GrammarKey, bool](max_items=MAX_COMPILED)
+        self._fatal = BoundedCache[_GrammarKey, bool](max_items=MAX_FATAL)
 
     async def ask(self, order: AskPrefixes | CheckGrammar) -> Any:
         """Return the encoded answer."""
@@ -53,11 +57,17 @@ class OpenQuestions:
     async def check(self, grammar: Grammar, number: int) -> None:
         """Let the engine compile the grammar, unless it has done so.
 
-        Raises InvalidRequest, or EngineFailed if it takes too long.
+        Raises InvalidRequest, EngineFailed if it takes too long, and RequestCrashed if the engine
+        died of it, now or before.
         """
-        key = (grammar.kind, blake2b(grammar.source.encode(), digest_size=16).digest())
+        key = _key(grammar)
         if self._compiled.get(key) and not grammar.samples:
             return
+        if self._fatal.get(key):
+            raise RequestCrashed(
+                f"This {grammar.kind} has crashed the engine process. The server refuses it until"
+                " the next restart."
+            )
         try:
             async with asyncio.timeout(GRAMMAR_SECONDS):
                 await self.ask(CheckGrammar(number, grammar))
@@ -96,22 +106,41 @@ class OpenQuestions:
         for question in self._open.values():
             self._lives.send(question.order)
 
-    def note_death(self, doing: LastActivity) -> None:
-        """Count a death for the question that the engine was at. The second one fails it."""
+    def note_death(self, doing: LastActivity) -> bool:
+        """Count a death for the question that the engine was at. The second one fails it.
+
+        Return whether one has failed. All that ask for the same grammar fail with it.
+        """
+        has_failed = False
         for number in {*doing.numbers, *doing.preparing}:
             if (question := self._open.get(number)) is None:
                 continue
             question.n_deaths += 1
             if question.n_deaths >= FATAL_DEATHS and not question.answer.done():
-                is_grammar = isinstance(question.order, CheckGrammar)
-                what = "compiled this grammar" if is_grammar else "answered this question"
-                question.answer.set_exception(
-                    RequestCrashed(
-                        f"The engine process died {question.n_deaths} times while it {what}."
-                    )
-                )
+                has_failed = True
+                self._fail(question)
+        return has_failed
+
+    def _fail(self, question: _OpenQuestion) -> None:
+        failed, what = [question], "answered this question"
+        if isinstance(question.order, CheckGrammar):
+            key, what = _key(question.order.grammar), "compiled this grammar"
+            self._fatal.put(key, True)  # noqa: FBT003
+            failed = [
+                each
+                for each in self._open.values()
+                if isinstance(each.order, CheckGrammar) and _key(each.order.grammar) == key
+            ]
+        for each in failed:
+            if not each.answer.done():
+                message = f"The engine process died {question.n_deaths} times while it {what}."
+                each.answer.set_exception(RequestCrashed(message))
 
     def fail_all(self, error: RekindleError) -> None:
         for question in self._open.values():
             if not question.answer.done():
                 question.answer.set_exception(error)
+
+
+def _key(grammar: Grammar) -> _GrammarKey:
+    return grammar.kind, blake2b(grammar.source.encode(), digest_size=16).digest()

@@ -41,7 +41,8 @@ class Restarts:
         """Return how long to wait before the next start: the first one comes at once."""
         if self._n_in_row <= 1:
             return 0.0
-        return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (self._n_in_row - 2))
+        n_doublings = min(self._n_in_row - 2, 10)  # enough; a float ends at 1,023
+        return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**n_doublings)
 
 
 class HangWatch:

@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -39,6 +40,28 @@ def opened(directory: Path, **bounds: int) -> Iterator[ResponseDatabase]:
 def ids_on_disk(directory: Path) -> list[bytes]:
     with closing(sqlite3.connect(directory / FILE_NAME)) as connection:
         return sorted(id for (id,) in connection.execute("SELECT id FROM responses"))
+
+
+def test_a_delete_while_a_response_is_read_is_not_undone_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        store.put(response(1))
+    with opened(tmp_path) as store, ThreadPoolExecutor() as threads:
+        read = response_file.ResponseFile.read
+
+        def read_slowly(file: response_file.ResponseFile, id: str) -> StoredResponse | None:
+            found = read(file, id)
+            deletions.append(threads.submit(store.delete, id))
+            wait(deletions, timeout=0.2)
+            return found
+
+        deletions: list[Future[bool]] = []
+        with monkeypatch.context() as slow:
+            slow.setattr(response_file.ResponseFile, "read", read_slowly)
+            store.get("resp_1")
+        assert deletions[0].result()
+        assert store.get("resp_1") is None
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from rekindle.api.requests.json_size import is_too_large
+from rekindle.json_size import is_too_large
 
 MAX_DEPTH = 64  # objects and arrays within each other; picked
 # JSON in a string of a request, where the bounds of a body do not see it. All are picked: agents'

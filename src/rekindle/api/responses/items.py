@@ -12,7 +12,6 @@ from typing import Any
 
 from rekindle.api.content import ROLES, TextPart, assistant_message, part_text
 from rekindle.api.json import string_in
-from rekindle.api.requests.json_size import is_too_large
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.responses.schema import (
     CALLED_WITH,
@@ -33,6 +32,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
+from rekindle.json_size import is_too_large
 
 # Not refused: an agent cannot change what a tool returned, and could not continue.
 LEFT_OUT = "[{type} left out: this model reads only text]"

@@ -9,7 +9,13 @@ from itertools import product
 from threading import Lock
 
 from rekindle.cache.entry import Key, namespace_root
-from rekindle.generation.forgetting import NEVER, Tombstone, sessions_over
+from rekindle.generation.forgetting import (
+    MAX_TOMBSTONES,
+    NEVER,
+    Tombstone,
+    newest_of,
+    sessions_over,
+)
 
 
 class Deletions:
@@ -31,6 +37,8 @@ class Deletions:
                     root = namespace_root(self._fingerprint, scope.namespace)
                 place = (root, scope.session)
                 ends[place] = max(tombstone.at, ends.get(place, NEVER))
+            if len(ends) > MAX_TOMBSTONES:
+                ends = newest_of(ends, lambda place: place)
             self._at = ends
 
     def covers(self, root: Key, session: str, asked_at: float) -> bool:

@@ -45,7 +45,7 @@ SET is_done = is_done AND excluded.at <= at, at = max(at, excluded.at)
 """
 _DROP_SURPLUS = """
 DELETE FROM tombstones WHERE scope IN (
-    SELECT scope FROM tombstones WHERE is_session AND is_done ORDER BY at
+    SELECT scope FROM tombstones WHERE is_done ORDER BY is_session DESC, at
     LIMIT max(0, (SELECT count(*) FROM tombstones) - ?)
 )
 """
@@ -64,7 +64,7 @@ class TombstoneFile:
     def add(self, tombstone: Tombstone) -> None:
         """Keep the tombstone, and drop those that have expired.
 
-        Above MAX_TOMBSTONES, the oldest finished deletions of sessions are dropped as well.
+        Above MAX_TOMBSTONES, finished ones are dropped as well: first the oldest of sessions.
         """
         scope = tombstone.scope
         row = (msgspec.json.encode(scope), tombstone.at, scope.session is not None)

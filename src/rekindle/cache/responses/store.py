@@ -103,10 +103,13 @@ class ResponseDatabase:
 
     def get(self, id: str) -> StoredResponse | None:
         """Raises TierFailed."""
-        found = self._unwritten(id) or self._recent.get(id) or self._read(id)
+        found = self._unwritten(id) or self._recent.get(id)
+        if found is None:
+            with self._file_lock:  # a delete in between would be undone in memory
+                if (found := self._read(id)) is not None:
+                    self._recent.put(found)
         if found is None or has_expired(found.created_at) or self._forgotten.cover(found.owner):
             return None
-        self._recent.put(found)
         self._writer.put(id, _ResponseChange(time.time_ns(), None))
         return found
 
@@ -116,16 +119,16 @@ class ResponseDatabase:
 
     def delete(self, id: str) -> bool:
         """Delete the response everywhere. Return whether it was there. Raises TierFailed."""
-        was_recent = self._recent.delete(id)
-        unwritten = self._writer.discard(id)
-        was_unwritten = unwritten is not None and unwritten.response is not None
         with self._file_lock:
+            was_recent = self._recent.delete(id)
+            unwritten = self._writer.discard(id)
+            was_unwritten = unwritten is not None and unwritten.response is not None
             was_written = self._file.delete(id)
         return was_written or was_recent or was_unwritten
 
     def forget(self, tombstone: Tombstone) -> int:
-        self._recent.forget(tombstone)
         with self._file_lock:
+            self._recent.forget(tombstone)
             n_unwritten = 0
             for id in self._writer.unwritten():
                 response = self._unwritten(id)

@@ -35,10 +35,13 @@ from rekindle.cache.entry import (
 from rekindle.cache.names import MAX_NAMES, Named
 from rekindle.errors import EntryCorrupt
 from rekindle.generation.request import MAX_SESSION_CHARS, Rank
+from rekindle.json_size import is_too_large
 
 ARCHIVE_VERSION = 1
 MAX_MANIFEST_BYTES = 2**28  # picked: a million entries
 MAX_ENTRIES = 2**20
+# An entry is an object with 4 keys, a name one with 5.
+MAX_MEMBERS = 5 * MAX_ENTRIES + 6 * MAX_NAMES + 16
 MAX_PAYLOAD_BYTES = 2**32  # a hundred times the block of a large model; picked
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._:/-]{1,128}")  # of `cache_key`
 _MAX_TIME = 1e11  # seconds since the epoch: the year 5138
@@ -110,6 +113,8 @@ def read_entries(file: BinaryIO, manifest: Manifest) -> Iterator[tuple[Entry, in
 
 def _decode_manifest(encoded: bytes) -> Manifest:
     try:
+        if is_too_large(encoded, MAX_MEMBERS, MAX_MEMBERS):
+            raise ValueError("more than any list of contents has")
         content = json.loads(encoded)
         return Manifest(
             fingerprint=_key(content["fingerprint"]),

@@ -39,8 +39,9 @@ def forget(
     """Delete what clients sent, of all models: prompts, replies, names, stored responses.
 
     With --url a server deletes, also in its memory and in the shared store. The namespace is that
-    of the API key. Without --url the directory is changed; servers that use it follow within
-    seconds. Trace files, archives and backups are not touched.
+    of the API key. Without --url the directory is changed. Servers that use it follow within
+    seconds, or when they start, and only they delete in a shared store. Trace files, archives and
+    backups are not touched.
 
     \b
     Examples:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.api.requests import json_size
-from rekindle.api.requests.json_size import check_size
+from rekindle import json_size
 from rekindle.errors import InvalidRequest
+from rekindle.json_size import check_size
 
 AWKWARD = st.text(alphabet='a"\\{}[]:,\n', max_size=12)
 VALUES = st.recursive(

@@ -1,7 +1,8 @@
 """Bounds on JSON, checked before Python objects are made of it.
 
 Parsing holds the interpreter's lock, so a body with millions of values would stop the event loop
-even from a worker thread. Honest bodies are large because of long strings.
+even from a worker thread; in a file, each byte may become 24 bytes of memory. Honest JSON is large
+because of long strings.
 """
 
 import re
