@@ -1,9 +1,11 @@
 """Frames on a socket, however the stream is cut, and with a reader that does not read."""
 
+import fcntl
+import resource
 import socket
 import threading
 
-from rekindle.link.frames import FrameBuffer, FrameSender, framed, receive
+from rekindle.link.frames import FrameBuffer, FrameSender, can_receive, framed, receive
 
 MESSAGES = [b"", b"a", b"\x00" * 5, b"long" * 100, b"", b"last"]
 
@@ -19,6 +21,17 @@ def test_messages_are_found_however_the_stream_is_cut() -> None:
     for cut in range(len(stream)):
         buffer = FrameBuffer()
         assert [*buffer.feed(stream[:cut]), *buffer.feed(stream[cut:])] == MESSAGES
+
+
+def test_a_socket_over_1023_can_be_waited_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2_000)), hard))
+    near, far = socket.socketpair()
+    with near, far, socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD, 1_500)) as high:
+        assert not can_receive(high, 0.0)
+        far.sendall(b"x")
+        assert can_receive(high, 5.0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_message_that_is_cut_off_by_the_end_is_no_message() -> None:

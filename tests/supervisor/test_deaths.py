@@ -12,6 +12,7 @@ import pytest
 from rekindle.errors import ShuttingDown
 from rekindle.generation.events import (
     Finished,
+    PrefillProgress,
     PromptEvaluated,
     StopCause,
     TokenEvent,
@@ -23,6 +24,7 @@ from rekindle.generation.request import CacheTerms, GenerationRequest, Grammar, 
 from rekindle.generation.status import ProcessState
 from rekindle.link.messages import End, Step, Token
 from rekindle.supervisor.engine import SupervisedEngine
+from rekindle.supervisor.journal import Unfinished
 from tests.supervisor.test_engine import (
     FIRST,
     SECOND,
@@ -35,7 +37,14 @@ from tests.supervisor.test_engine import (
 )
 from tests.support.deletions import forget, forget_key
 from tests.support.fake_backend import END, expected_reply
-from tests.support.thread_process import MEMORY_ONLY, Fate, new_engine, on_disk, running
+from tests.support.thread_process import (
+    MEMORY_ONLY,
+    Fate,
+    MortalBackend,
+    new_engine,
+    on_disk,
+    running,
+)
 
 SMALL = {"n_slots": 3, "n_ubatch": 16}
 STREAMS = [
@@ -387,13 +396,21 @@ def test_streams_survive_many_deaths() -> None:
 @pytest.mark.parametrize("has_disk", [False, True])
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_request_that_was_deleted_leaves_nothing_after_a_death(
-    tmp_path: Path, *, has_disk: bool, by_key: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_disk: bool, by_key: bool
 ) -> None:
+    decode = MortalBackend.decode
+
+    def decode_slowly(self: MortalBackend, *batch: list[int]) -> None:
+        time.sleep(0.001)  # the deletion is to be answered before the reply has ended
+        decode(self, *batch)
+
+    monkeypatch.setattr(MortalBackend, "decode", decode_slowly)
+
     async def scenario() -> None:
         fate = Fate()
         settings = on_disk(tmp_path) if has_disk else MEMORY_ONLY
-        n_tokens = 9_000  # so many that it still runs when the deletion has been answered
-        async with running(fate, backend={"n_cells": 10_000}, cache=settings) as engine:
+        n_tokens = 1_500
+        async with running(fate, cache=settings) as engine:
             asked = request("a", n_prompt=600, max_tokens=n_tokens)
             old = replace(asked, terms=CacheTerms(asked_at=time.time()))
             streamed = asyncio.create_task(reply(engine.submit(old)))
@@ -411,3 +428,10 @@ def test_a_request_that_was_deleted_leaves_nothing_after_a_death(
 
     asyncio.run(scenario())
     assert list(tmp_path.rglob("*.kv")) == []
+
+
+def test_progress_never_runs_backwards() -> None:
+    """The next process computes the prompt from its own beginning."""
+    unfinished = Unfinished(request("a", n_prompt=600), arrived_at=0.0)
+    progress = [PrefillProgress(n_done, 600, 0.1) for n_done in (200, 400, 100, 400, 500)]
+    assert [unfinished.note(each) for each in progress] == [True, True, False, True, True]

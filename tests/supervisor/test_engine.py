@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.engine import embedding_queue
+from rekindle.engine_process.service import EngineService
 from rekindle.errors import InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from rekindle.generation.events import (
     Embedded,
@@ -39,6 +40,7 @@ from rekindle.generation.request import (
     Sampling,
 )
 from rekindle.generation.status import Forecast, ProcessState
+from rekindle.link.messages import CheckGrammar, Order
 from tests.support.deletions import forget, forget_key, n_deleted
 from tests.support.fake_backend import expected_reply
 from tests.support.fake_embedder import vector_of
@@ -207,6 +209,31 @@ def test_an_exception_in_a_step_ends_the_process_and_no_request() -> None:
             fate.now.backend.slots = None  # type: ignore[assignment]
             assert len(await reply(engine.submit(request("a")))) == 8
             assert len(fate.lives) == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_order_that_cannot_be_carried_out_ends_the_process_and_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    obey = EngineService._obey
+
+    def obey_badly(self: EngineService, order: Order) -> None:
+        if isinstance(order, CheckGrammar):
+            raise ArithmeticError(order)
+        obey(self, order)
+
+    async def scenario() -> None:
+        fate = Fate()
+        async with running(fate) as engine:
+            streamed = asyncio.create_task(reply(engine.submit(request("a", max_tokens=2_000))))
+            await until(lambda: fate.n_decodes > 5)
+            with monkeypatch.context() as broken:
+                broken.setattr(EngineService, "_obey", obey_badly)
+                check = engine.check_grammar(Grammar(GrammarKind.LARK, "fine"))
+                await until(lambda: len(fate.lives) > 1)
+            await asyncio.wrap_future(check)
+            assert await streamed == expected_reply(range(1, 21), 2_000)
 
     asyncio.run(scenario())
 

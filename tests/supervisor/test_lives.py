@@ -8,13 +8,13 @@ from rekindle.errors import EngineFailed, ShuttingDown
 from rekindle.generation.questions import LookUp
 from rekindle.generation.status import DeathCause, ProcessState
 from rekindle.link.activity_page import Activity, LastActivity, Pulse
-from rekindle.supervisor import restarts
+from rekindle.supervisor import lives, restarts
 from rekindle.supervisor.engine import SupervisedEngine
 from rekindle.supervisor.process import Death
 from rekindle.supervisor.restarts import FAILED_DEATHS, HangWatch, Restarts
 from tests.supervisor.test_engine import reply, request, until
 from tests.support.fake_backend import expected_reply
-from tests.support.thread_process import Fate, ThreadProcess, new_engine, running
+from tests.support.thread_process import Fate, MortalBackend, ThreadProcess, new_engine, running
 
 NOTHING = LastActivity(Activity.IDLE, (), (), 0)
 SEGFAULT = Death(DeathCause.SEGFAULT, -11, NOTHING, "", 1.0)
@@ -67,6 +67,34 @@ def test_the_first_restart_comes_at_once_and_later_ones_wait_longer() -> None:
     counted.note_death(SEGFAULT)
     assert counted.delay_seconds == 0
     assert counted.by_cause == {"segfault": 13}
+
+
+def test_an_engine_that_never_starts_is_tried_again_for_ever() -> None:
+    counted = Restarts()
+    for _ in range(2_000):  # one every 30 s: 17 hours
+        counted.note_failed_start(DeathCause.EXIT, "no GPU")
+        assert counted.delay_seconds <= restarts.LONGEST_DELAY_SECONDS
+
+
+def test_an_engine_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up = MortalBackend.warm_up
+    fate = Fate()
+
+    def hang_once(self: MortalBackend) -> None:
+        if len(fate.lives) == 1:
+            fate.now.hang()
+        warm_up(self)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(MortalBackend, "warm_up", hang_once)
+        monkeypatch.setattr(lives, "START_SECONDS", 0.3)
+        async with running(fate, hang_seconds=60.0) as engine:
+            assert await reply(engine.submit(request("a"))) == expected_reply(range(1, 21), 8)
+            process = engine.status().process
+            assert process is not None
+            assert process.restarts == {DeathCause.HANG: 1}
+
+    asyncio.run(scenario())
 
 
 def test_five_deaths_in_a_row_without_a_success_fail_the_engine() -> None:

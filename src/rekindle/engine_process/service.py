@@ -175,6 +175,7 @@ class EngineService:
             _log.exception("engine: link failed")
             self._sender.close(SEND_SECONDS)
             self._give_up()
+            return
         self._end()
 
     def _next_order(self) -> Order | None:
