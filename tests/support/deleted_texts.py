@@ -172,6 +172,8 @@ def _responses_with(directory: Path, forms: Forms) -> list[str]:
     if not path.exists():
         return []
     with closing(sqlite3.connect(path)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            return []  # a kill came between the file and its tables
         rows = connection.execute("SELECT id, data FROM responses").fetchall()
     return [id.decode() for id, data in rows if forms.in_bytes(zlib.decompress(data)) is not None]
 
