@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make serve      install, then serve the embedded model on http://127.0.0.1:8080"
-	@echo "make test       run the tests, 10 minutes on 2 cores; what this machine lacks is skipped by name"
+	@echo "make test       run the tests, 15 to 20 minutes on 2 cores; what this machine lacks is skipped by name"
 	@echo "make test-long  run the tests that take longer"
 	@echo "make test-vllm  install vLLM for the CPU (1.9 GB) and test against it"
 	@echo "make check      format, lint, types, import rule"
