@@ -77,6 +77,9 @@ SLOW = {
         GrammarKind.LARK,
         f'start: "%json 1e{"9" * 30}" a\na: "%json 1" %json {json.dumps(multiple(999_999))}',
     ),
+    "`multipleOf` of a schema behind white space": Grammar(
+        GrammarKind.JSON_SCHEMA, f" \n{json.dumps(multiple(999_999))}"
+    ),
     "in Lark: `multipleOf`": Grammar(
         GrammarKind.LARK, f"start: a\na: %json {json.dumps(multiple(999_999))}"
     ),

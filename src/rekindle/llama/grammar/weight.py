@@ -47,6 +47,7 @@ MAX_LIGHT_BYTES = 32 * 2**10  # a source beyond it is not even parsed
 
 _JSON = re.compile("%json ")  # in Lark, before a schema; a text may have it too
 _DECODER = json.JSONDecoder(parse_float=Decimal)
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ def _schemas(grammar: Grammar) -> Iterator[Any]:
 
 
 def _parsed(source: str, start: int) -> Any:
+    space = _SPACE.match(source, start)
+    assert space is not None
     try:
-        return _DECODER.raw_decode(source, start)[0]
+        return _DECODER.raw_decode(source, space.end())[0]
     except (ValueError, ArithmeticError, RecursionError):  # llguidance says what is wrong
         return None
 
