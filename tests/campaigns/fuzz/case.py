@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 # How often each kind comes in a thousand cases. Requests are cheap, a state needs a server.
 SHARES = {
-    Kind.SCHEMA: 570,
+    Kind.SCHEMA: 578,
     Kind.RECORDED: 110,
     Kind.GRAMMAR: 60,
     Kind.RAW: 110,
@@ -34,7 +34,7 @@ SHARES = {
     Kind.GGUF: 40,
     Kind.TEMPLATE: 40,
     Kind.DATABASE: 20,
-    Kind.STATE: 10,
+    Kind.STATE: 2,
 }
 WIRE_KINDS = frozenset({Kind.SCHEMA, Kind.RECORDED, Kind.GRAMMAR, Kind.RAW})
 FILE_KINDS = frozenset({Kind.ARCHIVE, Kind.GGUF, Kind.TEMPLATE, Kind.DATABASE})

@@ -6,7 +6,12 @@ from tests.campaigns.fuzz.grow import hostile
 from tests.campaigns.fuzz.grow.hostile import Json
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
-NAMES = ("a", "b", "city", "n", "items", "type", "$ref", "", "\u00e9", "\x1b[1m", '"', "\\")
+NAMES = (
+    *("a", "b", "city", "n", "", "\u00e9", "\x1b[1m", '"', "\\"),
+    # Also keywords of JSON Schema: a walk must not take such a property for the keyword.
+    *("items", "type", "$ref", "title", "properties", "enum", "pattern", "multipleOf"),
+)
+MULTIPLES = (2, 0.1, 0, -1, 1e-300, 7, 2**31 - 1, 10**15 + 37, 2**63, -(2**63), 1e300, "2")
 PATTERNS = (
     *(
         "^a+$",
@@ -70,7 +75,7 @@ def _typed(noise: random.Random, depth: int) -> dict[str, Json]:
         case "integer" | "number":
             number = noise.choice(hostile.NUMBERS)
             _some(schema, noise, minimum=number, maximum=noise.choice(hostile.NUMBERS))
-            _some(schema, noise, multipleOf=noise.choice((2, 0.1, 0, -1, 1e-300)))
+            _some(schema, noise, multipleOf=noise.choice(MULTIPLES))
         case "array":
             schema["items"] = grown_schema(noise, depth + 1)
             _some(schema, noise, minItems=_size(noise), maxItems=_size(noise))
