@@ -26,6 +26,11 @@ class FlashAttn(Enum):
     OFF = "off"
 
 
+class Speculate(Enum):
+    AUTO = "auto"  # where it makes replies faster
+    OFF = "off"
+
+
 class KvType(Enum):
     F16 = "f16"
     F32 = "f32"
@@ -203,6 +208,10 @@ class EngineSettings:
     cache_type_v: KvType = _setting(KvType.F16, f"Type of the V rows of the KV cache: {_KV_TYPES}.")
     swa_full: bool = _setting(
         False, "Keep all rows of sliding-window layers, not only those in the window."
+    )
+    speculate: Speculate = _setting(
+        Speculate.AUTO,
+        "Speculative decoding: draft tokens from earlier replies, the prompt and stored prefixes.",
     )
     queue_size: int = _setting(64, "Requests that may wait for a slot; further ones get a 429.")
     engine_hang: float = _setting(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from rekindle.generation.drafts import Drafted
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -98,6 +100,7 @@ class TokenSampled:
     token: int
     logprobs: TokenLogprobs | None = None
     lands: bool = False  # forced, so that a call ends before the reply is cut off
+    drafted: Drafted | None = None  # the draft of this step, with the step's last event
 
 
 class StopCause(StrEnum):
@@ -110,6 +113,7 @@ class StopCause(StrEnum):
 class Finished:
     cause: StopCause
     token: int | None = None  # the end-of-turn token, if any, which is not part of the reply
+    drafted: Drafted | None = None
 
 
 TokenEvent = PrefillProgress | PromptEvaluated | TokenSampled | Finished

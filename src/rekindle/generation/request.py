@@ -169,6 +169,7 @@ class GenerationRequest:
     max_tokens: int | None  # None: until the context ends; 0: evaluate the prompt, sample nothing
     n_top_logprobs: int | None = None  # None: no log probabilities at all
     cache_prompt: bool = True  # False: the cache is neither read nor written
+    speculate: bool = True  # False: nothing is drafted
     background: bool = False  # runs while the engine is idle, and yields to any other request
     terms: CacheTerms = USUAL_TERMS
     number: int = 0  # names the request between processes; 0: none

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CacheSource, Spans
 from rekindle.generation.request import Rank
 
@@ -139,6 +140,7 @@ class CacheCounters:
     steps: int = 0  # batches computed
     step_tokens: int = 0  # tokens in these batches, of prompts and of replies
     stalls: Stalls = field(default_factory=Stalls)  # of the engine thread
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def __add__(self, other: "CacheCounters") -> "CacheCounters":
         return CacheCounters(**_sums(self, other))
@@ -248,4 +250,5 @@ class EngineStatus:
     n_background: int = 0  # counted neither in n_running nor in n_waiting
     embedder: EmbedderStatus | None = None  # None: the engine makes no embeddings
     slots: tuple[SlotStatus, ...] = ()
+    no_drafts_because: str | None = None  # why nothing is ever drafted; None: it is
     process: ProcessStatus | None = None  # None: the engine has no process of its own here

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Raw, Struct
 
 from rekindle.config import CacheSettings, EngineSettings
+from rekindle.generation.drafts import Drafted
 from rekindle.generation.events import (
     Embedded,
     Finished,
@@ -157,6 +158,7 @@ class Token(Message, frozen=True, gc=False):
     token: int
     logprobs: TokenLogprobs | None = None
     lands: bool = False
+    drafted: Drafted | None = None
 
 
 class Progress(Message, frozen=True):
