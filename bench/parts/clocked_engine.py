@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -165,6 +166,7 @@ class _StubSampler:
 class _StubBackend:
     n_cells = n_ctx = 4096
     n_ubatch = 512
+    n_draft_rows = 64
     pays_for_holes = False
 
     traits = StateTraits(
@@ -181,6 +183,7 @@ class _StubBackend:
         self.n_slots = n_slots
         self.eog_tokens: frozenset[int] = frozenset()
         self._visits = visits
+        self._tokens = count(1)  # never the same twice, so that nothing can be drafted
 
     def decode(self, tokens: Sequence[int], *_rest: Sequence[int]) -> None:
         self._visits.enter(len(tokens))
@@ -188,7 +191,7 @@ class _StubBackend:
         self._visits.leave()
 
     def sample(self, samplers: Sequence[Any], rows: Sequence[int]) -> list[TokenSampled]:
-        return [TokenSampled(1) for _ in rows]
+        return [TokenSampled(next(self._tokens)) for _ in rows]
 
     def new_sampler(self, *_arguments: object, **_options: object) -> _StubSampler:
         return _StubSampler()

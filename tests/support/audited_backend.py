@@ -95,6 +95,7 @@ class AuditedBackend:
         self.n_cells = inner.n_cells - n_spare_cells
         self.n_ctx = min(inner.n_ctx, self.n_cells)
         self.n_ubatch = inner.n_ubatch
+        self.n_draft_rows = inner.n_draft_rows
         self.eog_tokens = inner.eog_tokens
         self.traits: StateTraits = inner.traits
         self.samplers: list[WatchedSampler] = []

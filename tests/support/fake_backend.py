@@ -84,9 +84,11 @@ class FakeBackend:
         off_because: str | None = None,
         reply: Callable[[Sequence[int]], int] = next_token,
         lands_at: int | None = None,  # this token and all after it are forced
+        n_draft_rows: int = 0,
     ) -> None:
         self.n_slots = n_slots
         self.n_cells = n_cells
+        self.n_draft_rows = n_draft_rows
         self.n_ctx = n_cells
         self.n_ubatch = n_ubatch
         self.traits = StateTraits(

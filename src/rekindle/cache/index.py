@@ -220,16 +220,18 @@ class PrefixIndex:
 
     def is_covered(self, parent: Key, tokens: bytes) -> bool:
         """Return whether memory or disk has a block after `parent` that starts with `tokens`."""
+        return any(child.where & HERE for child in self.starting_with(parent, tokens))
+
+    def starting_with(self, parent: Key, tokens: bytes) -> Iterator[Node]:
+        """Yield the blocks after `parent` that start with `tokens`."""
         holder = self._find(parent)
         if holder is None or holder.children is None:
-            return False
+            return
         place = bisect_left(holder.children, tokens, key=_tokens_of)
         for child in islice(holder.children, place, None):
             if not child.tokens.startswith(tokens):
-                return False
-            if child.where & HERE:
-                return True
-        return False
+                return
+            yield child
 
     def covered_by(self, node: Node) -> list[Node]:
         """Return the short blocks that `node` makes redundant: it starts with their tokens."""

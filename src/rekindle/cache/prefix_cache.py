@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.disk.residency import DiskLookup, DiskResidency
 from rekindle.cache.disk.transfers import DiskDeletion, DiskTransfers
+from rekindle.cache.drafts.stored_texts import StoredTexts
 from rekindle.cache.entry import BLOCK_TOKENS, KEY_BYTES, Key, namespace_root
 from rekindle.cache.entry_writer import EntryWriter
 from rekindle.cache.forgetting.deletions import Deletions
@@ -84,6 +85,8 @@ class PrefixCache:
         )
         self._names = Names()
         self.contents = Contents(self._holdings, self._names)
+        self.texts = StoredTexts(self._index, self._is_deleted)
+        self._holdings.on_new, self._holdings.on_dropped = self.texts.note, self.texts.forget
         self._disk: DiskResidency | None = None
         if disk is not None:
             self._disk = DiskResidency(
@@ -141,7 +144,7 @@ class PrefixCache:
         if self._memory.n_bytes > self._memory.budget_bytes:
             self._holdings.shrink()  # the budget may have become smaller
         has_more = [store.poll() for store in self._back_stores]
-        return any(has_more)
+        return self.texts.advance() or any(has_more)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for one write to finish, at shutdown. Return False if none did in time."""
@@ -165,12 +168,13 @@ class PrefixCache:
     def match(self, keys: PrefixKeys, n_limit: int) -> Match:
         match = self._index.match(keys.root, keys.between(0, n_limit))
         if self._n_deleting and any(self._is_deleted(keys.root, node) for node in match.nodes):
-            return Match(0, (), None)  # it is being dropped, a slice at a time
+            return Match(0, (), None)
         return match
 
     def _is_deleted(self, root: Key, node: Node) -> bool:
+        """Return whether the node is being dropped, a slice at a time."""
         kept = node.retention
-        return self.deletions.covers(root, kept.session, kept.asked_at)
+        return self._n_deleting > 0 and self.deletions.covers(root, kept.session, kept.asked_at)
 
     def divergence(self, keys: PrefixKeys, n_limit: int) -> int:
         """Return the length shared with a stored prefix that then diverges; 0 if none does."""

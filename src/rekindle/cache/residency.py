@@ -66,6 +66,8 @@ class Residency:
         self.index = index
         self.memory = memory
         self.listeners: Sequence[HoldingsListener] = ()  # the back stores, once they exist
+        self.on_new: Callable[[Node], None] = lambda node: None
+        self.on_dropped: Callable[[], None] = lambda: None  # on request
         self.n_on_disk = 0
         self.n_leases = 0
         self._counters = counters
@@ -91,6 +93,7 @@ class Residency:
             if node.parent is not None:
                 self._requeue(node.parent)
             self._drop_covered(node)
+            self.on_new(node)
         self._requeue(node)
         return node
 
@@ -135,6 +138,7 @@ class Residency:
                 store.let_go(keys) if store.place in but else store.drop(keys)
         for node in nodes:
             self.remove(node, EVERYWHERE)
+        self.on_dropped()
 
     def _drop_covered(self, node: Node) -> None:
         """Discard shorter blocks from the tiers that hold this longer one.

@@ -21,6 +21,7 @@ class Backend(Protocol):
     n_cells: int
     n_ctx: int  # the most tokens of one sequence
     n_ubatch: int  # the most tokens that are computed at once
+    n_draft_rows: int  # the most drafted tokens of one batch; 0: none are wanted
     eog_tokens: frozenset[int]
     traits: StateTraits  # final once `warm_up` has returned
 

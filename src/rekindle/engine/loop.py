@@ -7,8 +7,9 @@ through `deliver`. Each part of a step has a file of its own; this file puts the
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from rekindle.cache.entry import BLOCK_TOKENS, Reason
 from rekindle.cache.prefix_cache import PrefixCache
@@ -41,6 +42,7 @@ from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.scheduler.sampler_queue import Preparer, SamplerQueue
 from rekindle.engine.sequence import DECODING, PREFILLING, Sequence, new_sequence
 from rekindle.engine.slots import Slot, Slots
+from rekindle.engine.speculation.speculation import Speculation
 from rekindle.engine.step_time import StepTime
 from rekindle.errors import EngineError, RekindleError, ShuttingDown
 from rekindle.generation.events import Finished, StopCause, TokenSampled
@@ -127,6 +129,7 @@ class EngineLoop:
         prefixes = EnginePrefixes(cache, self._slots, self._saver, self._finder, live)
         self._questions = QuestionQueue(prefixes, self._time, self._activity)
         self._reports = Reports(cache, self.outbox)
+        self._speculation = Speculation(self._backend, self._slots, cache)
         restorer = Restorer(*holders, self._activity)
         placement = Placement(*holders, restorer)
         self._admission = Admission(
@@ -139,10 +142,16 @@ class EngineLoop:
             restorer,
             self._reports,
             self._activity,
+            self._speculation,
         )
         compaction = Compaction(self._backend, self._slots)
         self._batches = BatchRunner(
-            *holders, self._run_queue, compaction, self._activity, self._watchdog
+            *holders,
+            self._run_queue,
+            compaction,
+            self._activity,
+            self._watchdog,
+            self._speculation,
         )
 
     def stop(self) -> None:
@@ -197,6 +206,7 @@ class EngineLoop:
             n_background=_n_background(running + waiting),
             embedder=self._embeddings.status(),
             slots=tuple(slot_status(slot) for slot in self._slots.all),
+            no_drafts_because=self._speculation.off_because,
         )
 
     def receive(self) -> bool:
@@ -274,9 +284,15 @@ class EngineLoop:
         self._questions.fail_all(error)
 
     def _sample(self, plan: list[BatchItem]) -> None:
-        """Advance sequences by what the batch computed; sample a token for the complete ones."""
-        complete: list[Sequence] = []
+        """Advance sequences by what the batch computed; sample tokens for the complete ones."""
+        complete: list[_Row] = []
+        n_rows = 0
         for sequence, n_tokens in plan:
+            if sequence.draft is not None:
+                sequence.n_computed += 1  # and one for each accepted token
+                complete.append(_Row(sequence, n_rows))
+                n_rows += n_tokens
+                continue
             sequence.n_computed += n_tokens
             if sequence.phase is PREFILLING:
                 self._cache.counters.prefilled_tokens += n_tokens
@@ -288,32 +304,63 @@ class EngineLoop:
             if sequence.n_computed < len(sequence.tokens):
                 continue
             if sequence.is_sampled:
-                complete.append(sequence)
+                complete.append(_Row(sequence, n_rows))
+                n_rows += 1
             else:
                 self._run_queue.finish(sequence, StopCause.LENGTH)
-        if not complete:
-            return
-        samplers = [sequence.sampler for sequence in complete]
-        results = self._backend.sample(samplers, range(len(complete)))
-        for sequence, result in zip(complete, results, strict=True):
-            if isinstance(result, TokenSampled):
-                self._append(sequence, result)
-            elif isinstance(result, RekindleError):
-                self._run_queue.fail(sequence, result)
-            else:
-                self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
+        n_accepted = 0
+        while complete:  # again for each drafted token that was right
+            samplers = [sequence.sampler for sequence, _ in complete]
+            results = self._backend.sample(samplers, [row + n_accepted for _, row in complete])
+            sampled = zip(complete, results, strict=True)
+            complete = [each for each, result in sampled if self._take(each[0], result, n_accepted)]
+            n_accepted += 1
+
+    def _take(self, sequence: Sequence, result: TokenSampled | Exception, n_accepted: int) -> bool:
+        """Take what was sampled behind `n_accepted` drafted tokens.
+
+        Return whether the next one was right, too. Its row is computed.
+        """
+        if isinstance(result, TokenSampled) and _is_drafted(sequence, result.token, n_accepted):
+            sequence.n_computed += 1
+            self._append(sequence, result)
+            return True
+        drafted = self._speculation.settle(sequence, n_accepted)
+        if isinstance(result, TokenSampled):
+            if drafted is not None:
+                result = replace(result, drafted=drafted)
+            self._append(sequence, result)
+        elif isinstance(result, RekindleError):
+            self._run_queue.fail(sequence, result)
+        else:
+            self._run_queue.fail(sequence, EngineError(f"Sampling failed: {result}"))
+        return False
 
     def _append(self, sequence: Sequence, sampled: TokenSampled) -> None:
         sequence.phase = DECODING
         token = sampled.token
         if token in self._backend.eog_tokens:
             cause = StopCause.LENGTH if sampled.lands else StopCause.END_OF_TURN
-            self._run_queue.finish(sequence, cause, token)
+            self._run_queue.finish(sequence, cause, token, sampled.drafted)
             return
         sequence.tokens.append(token)
         self.outbox.put(sequence.request.id, sampled)
         if len(sequence.tokens) >= sequence.max_length:
             self._run_queue.finish(sequence, StopCause.LENGTH)
+        elif sequence.drafter is not None:
+            sequence.drafter.note(token)
+
+
+class _Row(NamedTuple):
+    """A sequence to sample, and its first row among the outputs of the batch."""
+
+    sequence: Sequence
+    first: int
+
+
+def _is_drafted(sequence: Sequence, token: int, n_accepted: int) -> bool:
+    draft = sequence.draft
+    return draft is not None and draft.tokens[n_accepted : n_accepted + 1] == [token]
 
 
 def _n_background(sequences: list[Sequence]) -> int:

@@ -121,6 +121,7 @@ class EnginePrefixes:
     def _forget(self, tombstone: Tombstone) -> Answering[Deleted]:
         cache = self._cache
         on_disk = cache.begin_to_forget(tombstone)
+        cache.texts.forget()
         deletion = Deletions(cache.root, [tombstone])
         n_live = self._live.forget(
             lambda keys, _, terms: deletion.covers(keys.root, terms.session, terms.asked_at)
@@ -139,6 +140,7 @@ class EnginePrefixes:
         def is_deleted(keys: PrefixKeys, n_tokens: int, _: CacheTerms) -> bool:
             return keys.root == root and keys.between(0, n_tokens).startswith(prefix)
 
+        self._cache.texts.forget()
         n_live = self._live.forget(is_deleted)
         deleted, on_disk = yield from self._cache.forget_key(root, prefix)
         parts = [deleted, Deleted(counts={Place.LIVE: n_live})]

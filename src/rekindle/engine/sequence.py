@@ -11,6 +11,7 @@ from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
 from rekindle.cache.shared.transfers import SharedLookup
 from rekindle.engine.backend import Sampler
+from rekindle.engine.speculation.drafter import Draft, Drafter
 from rekindle.generation.events import NO_SPANS, CacheSource, Spans
 from rekindle.generation.request import GenerationRequest
 
@@ -30,7 +31,8 @@ RESTORING, PREFILLING, DECODING = Phase.RESTORING, Phase.PREFILLING, Phase.DECOD
 # tokens   |------ prompt ------|-- generated --|
 # slot     |== n_computed ==|                         the rest is not computed yet
 #
-# While decoding exactly one token, the last one sampled, is not computed yet.
+# While decoding exactly one token, the last one sampled, is not computed yet. Between a decode and
+# the end of its step, the slot also has the rows of the draft.
 @dataclass(slots=True, eq=False)
 class Sequence:
     request: GenerationRequest
@@ -57,6 +59,8 @@ class Sequence:
     n_refused: int = 0  # stored tokens that are computed again, because that is faster
     # Known tokens that are computed again, because there is no checkpoint at their end.
     n_missing_checkpoint_tokens: int = 0
+    drafter: Drafter | None = None  # None: nothing is drafted
+    draft: Draft | None = None  # in the batch of this step
 
     def make_private(self) -> None:
         """Keep the rows from every cache: what the request has sent was deleted."""

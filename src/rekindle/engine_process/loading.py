@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rekindle.cache.fingerprint import Identity
-from rekindle.config import EngineSettings
+from rekindle.config import EngineSettings, Speculate
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.model_state import StateTraits
 from rekindle.link.messages import Load, LoadedModel
@@ -14,6 +14,8 @@ from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel, ModelFacts
 from rekindle.llama.threads import physical_cores
+
+N_DRAFT_ROWS = 64  # of a batch; each has a row of logits in memory. Picked.
 
 
 def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
@@ -80,4 +82,5 @@ def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams
         type_k=settings.cache_type_k.value,
         type_v=settings.cache_type_v.value,
         swa_full=settings.swa_full,
+        n_draft_rows=0 if settings.speculate is Speculate.OFF else N_DRAFT_ROWS,
     )

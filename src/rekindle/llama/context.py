@@ -43,6 +43,7 @@ class ContextParams:
     type_k: str  # f16, q8_0, ...
     type_v: str
     swa_full: bool
+    n_draft_rows: int = 0  # the most drafted tokens of one batch
 
 
 class LlamaBackend:
@@ -68,6 +69,7 @@ class LlamaBackend:
         # window, unless the context keeps every position of the window layers.
         self._has_private_window = facts.n_swa > 0 and not params.swa_full
         self.n_slots = params.n_slots
+        self.n_draft_rows = params.n_draft_rows
         self.n_cells: int = lib.llama_n_ctx(self._context)
         self.n_ctx = min(self.n_cells, facts.n_ctx_train)
         self.n_batch: int = lib.llama_n_batch(self._context)
@@ -106,10 +108,10 @@ class LlamaBackend:
         """
         logits = self._logits()
         if all(sampler.is_plain_greedy for sampler in samplers):
-            best = greedy_tokens(logits)
-            for sampler, row in zip(samplers, rows, strict=True):
-                sampler.accept(best[row])
-            return [TokenSampled(best[row]) for row in rows]
+            best = greedy_tokens(logits, rows)
+            for sampler, token in zip(samplers, best, strict=True):
+                sampler.accept(token)
+            return [TokenSampled(token) for token in best]
         results: list[TokenSampled | Exception] = []
         for sampler, row in zip(samplers, rows, strict=True):
             try:
@@ -304,7 +306,7 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native.n_batch = params.n_batch
     native.n_ubatch = params.n_ubatch
     native.n_seq_max = params.n_slots + 1  # one more for the scratch sequence
-    native.n_outputs_max = params.n_slots + 1
+    native.n_outputs_max = params.n_slots + 1 + params.n_draft_rows
     native.n_threads = native.n_threads_batch = params.n_threads
     native.flash_attn_type = FLASH_ATTENTION[params.flash_attn]
     native.type_k = getattr(lib, f"GGML_TYPE_{params.type_k.upper()}")

@@ -13,6 +13,7 @@ from rekindle.engine.reuse.restorer import Restorer
 from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import RESTORING, Sequence
 from rekindle.engine.slots import Slots
+from rekindle.engine.speculation.speculation import Speculation
 from rekindle.engine.step_time import STEP_SECONDS
 from rekindle.generation.events import StopCause
 from rekindle.link.activity_page import Activity, ActivityPage
@@ -40,6 +41,7 @@ class Admission:
     _restorer: Restorer
     _reports: Reports
     _activity: ActivityPage
+    _speculation: Speculation
     _no_room: _NoRoom | None = None
 
     def admit_waiting(self) -> bool:
@@ -79,6 +81,7 @@ class Admission:
             self._finder.find_leader(sequence, start, queue.running)
             if sequence.leader is not None:
                 continue
+            self._speculation.begin(sequence)
             if not self._placement.place(
                 sequence, start, queue.running, others_decode=others_decode
             ):

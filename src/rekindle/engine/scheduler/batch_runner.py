@@ -23,6 +23,7 @@ from rekindle.engine.scheduler.compaction import Compaction
 from rekindle.engine.scheduler.run_queue import RunQueue
 from rekindle.engine.sequence import DECODING
 from rekindle.engine.slots import Slots
+from rekindle.engine.speculation.speculation import Speculation
 from rekindle.errors import ContextFull, DecodeFailed, EngineError
 from rekindle.link.activity_page import Activity, ActivityPage
 from rekindle.observe.watchdog import EngineWatchdog
@@ -42,6 +43,7 @@ class BatchRunner:
     _compaction: Compaction
     _activity: ActivityPage
     _watchdog: EngineWatchdog
+    _speculation: Speculation
 
     def run(self, on_computed: Callable[[list[BatchItem]], None]) -> bool:
         """Plan and compute one batch. Return False if there is nothing to compute now."""
@@ -58,7 +60,9 @@ class BatchRunner:
             n_free_cells = self._slots.n_cells_free
             n_decoding = sum(sequence.phase is DECODING for sequence in self._run_queue.running)
             if n_free_cells > 0 and n_free_cells >= n_decoding:
-                return plan_batch(self._run_queue.running, self._limits(n_decoding, n_free_cells))
+                limits = self._limits(n_decoding, n_free_cells)
+                plan = plan_batch(self._run_queue.running, limits)
+                return self._speculation.widen(plan, limits)
             if self._run_queue.is_in_background:
                 self._run_queue.yield_background()
                 continue
@@ -91,19 +95,25 @@ class BatchRunner:
         positions: list[int] = []
         slots: list[int] = []
         outputs: list[int] = []
-        n_prefill = 0
+        n_prefill = n_drafted = 0
         for sequence, n_tokens in plan:
             start = sequence.n_computed
             if n_tokens == 1:
                 tokens.append(sequence.tokens[start])
                 positions.append(start)
                 slots.append(sequence.slot)
+            elif sequence.draft is not None:
+                tokens += [sequence.tokens[start], *sequence.draft.tokens]
+                positions += range(start, start + n_tokens)
+                slots += [sequence.slot] * n_tokens
+                outputs += range(len(tokens) - n_tokens, len(tokens) - 1)
+                n_drafted += n_tokens - 1
             else:
                 tokens += sequence.tokens[start : start + n_tokens]
                 positions += range(start, start + n_tokens)
                 slots += [sequence.slot] * n_tokens
                 n_prefill += n_tokens
-            if start + n_tokens == len(sequence.tokens) and sequence.is_sampled:
+            if start + n_tokens >= len(sequence.tokens) and sequence.is_sampled:
                 outputs.append(len(tokens) - 1)
         numbers = [sequence.request.number for sequence, _ in plan]
         self._activity.note(Activity.DECODE, numbers)
@@ -134,6 +144,7 @@ class BatchRunner:
         if n_prefill > len(tokens) // 2:
             self._learn_prefill_speed(elapsed / len(tokens))
         elif not n_prefill:
+            self._speculation.observe_step(len(tokens), elapsed)
             n_cells = self._compaction.n_attended
             seconds_per_cell = self._saver.observe_step(len(tokens), n_cells, elapsed)
             self._compaction.observe_step(seconds_per_cell)

@@ -13,6 +13,7 @@ from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import DECODING, RESTORING, Phase, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.errors import RekindleError
+from rekindle.generation.drafts import Drafted
 from rekindle.generation.events import Finished, StopCause
 
 MIN_WAIT_SECONDS = 0.001  # picked
@@ -70,8 +71,14 @@ class RunQueue:
         sequence.phase = Phase.WAITING
         self.waiting.appendleft(sequence)
 
-    def finish(self, sequence: Sequence, cause: StopCause, token: int | None = None) -> None:
-        finished = Finished(cause, token)
+    def finish(
+        self,
+        sequence: Sequence,
+        cause: StopCause,
+        token: int | None = None,
+        drafted: Drafted | None = None,
+    ) -> None:
+        finished = Finished(cause, token, drafted)
         if sequence.request.terms.persist and cause is not StopCause.YIELDED:
             self._persisting.add(sequence, finished)
         else:

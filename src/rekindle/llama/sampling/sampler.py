@@ -206,10 +206,12 @@ class LlamaSampler:
             self._chain = None
 
 
-def greedy_tokens(logits: Logits) -> list[int]:
-    """Return the best token of each row."""
+def greedy_tokens(logits: Logits, rows: Sequence[int]) -> list[int]:
+    """Return the best token of each of these rows."""
+    if len(rows) < len(logits):  # rows behind drafted tokens, which may have been wrong
+        return [int(logits[row].argmax()) for row in rows]
     best: list[int] = logits.argmax(axis=1).tolist()
-    return best
+    return [best[row] for row in rows]
 
 
 def _biases(sampling: Sampling, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], Logits]:

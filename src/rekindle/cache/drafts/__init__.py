@@ -1,0 +1,1 @@
+"""Where the last tokens of a reply were seen before."""

@@ -1,0 +1,138 @@
+"""Speculative decoding of all running sequences: what to draft in the next step, and whether.
+
+A step computes the last token of a sequence and its draft. Then each row is sampled in turn with
+the sequence's own sampler, as long as the draft was right. The rows behind are removed.
+"""
+
+from dataclasses import dataclass, field
+
+from rekindle.cache.prefix_cache import PrefixCache
+from rekindle.engine.backend import Backend
+from rekindle.engine.scheduler.batch_planner import BatchItem, BatchLimits
+from rekindle.engine.sequence import DECODING, Sequence
+from rekindle.engine.slots import Slots
+from rekindle.engine.speculation.acceptance import Rates, engine_rates, reply_rates
+from rekindle.engine.speculation.drafter import Draft, Drafter, FindStored
+from rekindle.engine.speculation.lengths import draft_lengths
+from rekindle.engine.speculation.step_costs import StepCosts
+from rekindle.generation.drafts import Drafted
+from rekindle.generation.model_state import ModelClass
+
+MAX_DRAFT = 16  # tokens of one sequence in one step; picked
+CAN_REMOVE_ROWS = frozenset({ModelClass.DENSE, ModelClass.SLIDING_WINDOW})
+
+
+@dataclass(slots=True, eq=False)
+class Speculation:
+    _backend: Backend
+    _slots: Slots
+    _cache: PrefixCache
+    _rates: Rates = field(default_factory=engine_rates)
+    _costs: StepCosts = field(default_factory=StepCosts)
+    _n_deletions: int = 0
+
+    @property
+    def off_because(self) -> str | None:
+        """Why nothing is ever drafted; None: drafts are on."""
+        if not self._backend.n_draft_rows:
+            return "It is switched off: --speculate off."
+        model_class = self._backend.traits.model_class
+        if model_class not in CAN_REMOVE_ROWS:
+            return f"Rejected tokens cannot be removed from the state of a {model_class} model."
+        return None
+
+    def begin(self, sequence: Sequence) -> None:
+        """Prepare a sequence that is about to get a slot. Its earlier reply may be in that slot."""
+        request = sequence.request
+        if not (request.speculate and sequence.is_sampled) or request.background:
+            return
+        if self.off_because is not None:
+            return
+        is_shared = request.cache_prompt and self._cache.is_on
+        sequence.drafter = Drafter(
+            sequence.tokens,
+            self._earlier_reply(sequence) if request.cache_prompt else [],
+            self._finder(sequence) if is_shared else None,
+            reply_rates(self._rates),
+            self._backend.eog_tokens,
+        )
+
+    def _finder(self, sequence: Sequence) -> FindStored:
+        root, texts = sequence.keys.root, self._cache.texts
+        return lambda tokens: texts.find(root, tokens)
+
+    def _earlier_reply(self, sequence: Sequence) -> list[int]:
+        """Return what followed the same tokens before: in a slot, or in the cache."""
+        n_tokens = len(sequence.tokens)
+        latest, found = 0.0, None
+        for slot in self._slots.all:
+            is_private = slot.sequence is not None and not slot.sequence.request.cache_prompt
+            if slot.keys is None or is_private or slot.keys.root != sequence.keys.root:
+                continue
+            if slot.n_rows <= n_tokens or (found is not None and slot.last_used_at < latest):
+                continue
+            if sequence.keys.n_common(slot.keys, n_tokens) == n_tokens:
+                latest, found = slot.last_used_at, slot
+        if found is not None and found.keys is not None:
+            return found.keys.tokens[n_tokens : found.n_rows]
+        return self._cache.texts.after(sequence.keys.root, sequence.keys.between(0, n_tokens))
+
+    def widen(self, plan: list[BatchItem], limits: BatchLimits) -> list[BatchItem]:
+        """Add drafts to the sequences that decode, where that is expected to be faster."""
+        if self._cache.texts.n_deletions != self._n_deletions:
+            self._forget()
+        drafts: dict[int, Draft] = {}
+        chances: list[list[float]] = []
+        decoding: list[int] = []  # indices into the plan
+        for index, (sequence, _) in enumerate(plan):
+            sequence.draft = None
+            if sequence.phase is not DECODING:
+                continue
+            drafter = sequence.drafter
+            n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
+            draft = drafter.draft(n_most) if drafter is not None and n_most > 0 else None
+            decoding.append(index)
+            chances.append([])
+            if draft is not None and drafter is not None:
+                drafts[index] = draft
+                chances[-1] = drafter.chances(draft)
+        if not drafts:
+            return plan
+        n_tokens = sum(item.n_tokens for item in plan)
+        n_room = min(
+            self._backend.n_draft_rows,
+            limits.max_tokens - n_tokens,
+            limits.n_free_cells - n_tokens,
+        )
+        lengths = draft_lengths(
+            chances, n_room, lambda n_drafted: self._costs.ratio(n_tokens + n_drafted, n_tokens)
+        )
+        for index, length in zip(decoding, lengths, strict=True):
+            if length:
+                sequence = plan[index].sequence
+                draft = drafts[index]
+                sequence.draft = Draft(draft.source, draft.tokens[:length])
+                plan[index] = BatchItem(sequence, 1 + length)
+        return plan
+
+    def observe_step(self, n_tokens: int, seconds: float) -> None:
+        """Learn from a step without prefill."""
+        self._costs.observe(n_tokens, seconds)
+
+    def settle(self, sequence: Sequence, n_accepted: int) -> Drafted | None:
+        """End the step of a sequence: remove the rows of rejected tokens, and count."""
+        draft = sequence.draft
+        if draft is None:
+            return None
+        sequence.draft = None
+        if n_accepted < len(draft.tokens):
+            self._backend.trim_slot(sequence.slot, sequence.n_computed)
+        drafted = Drafted(draft.source, len(draft.tokens), n_accepted)
+        self._cache.counters.drafts.note(drafted)
+        return drafted
+
+    def _forget(self) -> None:
+        self._n_deletions = self._cache.texts.n_deletions
+        for slot in self._slots.all:
+            if slot.sequence is not None and slot.sequence.drafter is not None:
+                slot.sequence.drafter.forget()
