@@ -72,6 +72,8 @@ class Bench:
         terms: CacheTerms = USUAL_TERMS,
         sampling: Sampling = GREEDY,
         number: int = 0,
+        n_top_logprobs: int | None = None,
+        speculate: bool = True,
     ) -> None:
         if not terms.asked_at:
             terms = replace(terms, asked_at=time.time())
@@ -81,6 +83,8 @@ class Bench:
             boundaries=boundaries,
             sampling=sampling,
             number=number,
+            n_top_logprobs=n_top_logprobs,
+            speculate=speculate,
             max_tokens=max_tokens,
             cache_prompt=cache_prompt,
             background=background,

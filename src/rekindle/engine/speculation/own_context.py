@@ -35,7 +35,7 @@ class OwnContext:
     def _catch_up(self) -> bool:
         """Read what is new but for the last token. Return False if more is left than one step's."""
         n_tokens = len(self._tokens)
-        if n_tokens > self._table.n_slots:
+        if 4 * n_tokens > self._table.n_slots:
             self._table, self._n_read = _table_for(2 * n_tokens), 0
         stop = min(n_tokens - 1, self._n_read + TOKENS_PER_STEP)
         if stop < N:
@@ -51,5 +51,5 @@ class OwnContext:
 
 
 def _table_for(n_tokens: int) -> NgramTable:
-    """Return a table with two slots per token."""
-    return NgramTable(N, max(MIN_SLOTS, 1 << (2 * n_tokens).bit_length()))
+    """Return a table in which at most one place in five is overwritten by another n-gram."""
+    return NgramTable(N, max(MIN_SLOTS, 1 << (4 * n_tokens).bit_length()))

@@ -1,0 +1,117 @@
+"""A drafter follows a text while it agrees, finds it again after an edit, and forgets on request."""
+
+from collections.abc import Sequence
+
+from rekindle.engine.speculation.acceptance import engine_rates, reply_rates
+from rekindle.engine.speculation.drafter import Draft, Drafter
+from rekindle.engine.speculation.own_context import TOKENS_PER_STEP
+from rekindle.generation.drafts import DraftSource
+
+END = 0
+
+
+class Reply:
+    """A growing list of tokens and its drafter."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        earlier: Sequence[int] = (),
+        stored: dict[tuple[int, ...], list[int]] | None = None,
+    ) -> None:
+        self.tokens = list(prompt)
+        found = stored or {}
+        self.drafter = Drafter(
+            self.tokens,
+            list(earlier),
+            lambda tokens: found.get(tuple(tokens[-4:]), []),
+            reply_rates(engine_rates()),
+            frozenset({END}),
+        )
+
+    def add(self, *tokens: int) -> "Reply":
+        for token in tokens:
+            self.tokens.append(token)
+            self.drafter.note(token)
+        return self
+
+    def draft(self, n_most: int = 4) -> Draft | None:
+        return self.drafter.draft(n_most)
+
+
+def test_an_earlier_reply_is_drafted_from_its_second_token_on() -> None:
+    reply = Reply([1, 2], earlier=[5, 6, 7, 8])
+    assert reply.draft() == Draft(DraftSource.REPLY, [5, 6, 7, 8])
+    assert reply.add(5).draft(2) == Draft(DraftSource.REPLY, [6, 7])
+    assert reply.add(6, 7, 8).draft() is None
+
+
+def test_three_tokens_that_were_there_before_are_followed() -> None:
+    reply = Reply([*range(10, 60), 1])
+    assert reply.add(20, 21).draft() is None
+    assert reply.add(22).draft() == Draft(DraftSource.CONTEXT, [23, 24, 25, 26])
+
+
+def test_the_last_occurrence_is_followed() -> None:
+    reply = Reply([1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9])
+    assert reply.add(1, 2, 3).draft(2) == Draft(DraftSource.CONTEXT, [6, 7])
+
+
+def test_the_reply_itself_is_a_source() -> None:
+    reply = Reply([100]).add(1, 2, 3, 4, 5, 1, 2, 3)
+    assert reply.draft(2) == Draft(DraftSource.CONTEXT, [4, 5])
+
+
+def test_after_an_edit_the_text_is_found_again_by_two_tokens() -> None:
+    text = list(range(10, 80))
+    reply = Reply([*text, 1], earlier=text)
+    reply.add(*text[:20], 5, 6, 7)
+    assert reply.add(text[22], text[23]).draft(3) == Draft(DraftSource.REPLY, text[24:27])
+
+
+def test_the_store_is_asked_where_nothing_else_is_known() -> None:
+    reply = Reply([1, 2, 3], stored={(3, 4, 5, 6): [7, 8, 9]}).add(4, 5, 6)
+    assert reply.draft() == Draft(DraftSource.STORE, [7, 8, 9])
+
+
+def test_a_draft_ends_before_an_end_of_turn() -> None:
+    assert Reply([1], earlier=[5, END, 6]).draft() == Draft(DraftSource.REPLY, [5])
+    assert Reply([1], earlier=[END, 6]).draft() is None
+
+
+def test_what_was_deleted_is_not_drafted() -> None:
+    reply = Reply([1, 2, 3], earlier=[5, 6, 7, 8]).add(5)
+    reply.drafter.forget()
+    assert reply.draft() is None
+    assert reply.add(6, 7).draft() is None
+    lost = Reply([1, 2, 3], earlier=[5, 6, 7, 8]).add(9)
+    lost.drafter.forget()
+    assert lost.add(6, 7).draft() is None
+
+
+def test_the_own_tokens_survive_a_deletion_of_others() -> None:
+    reply = Reply([*range(10, 60), 1]).add(20, 21, 22)
+    reply.drafter.forget()
+    assert reply.draft(1) == Draft(DraftSource.CONTEXT, [23])
+
+
+def test_a_source_that_is_often_wrong_gets_small_chances() -> None:
+    good, bad = Reply(list(range(1, 300))), Reply(list(range(1, 300)))
+    good.add(*range(50, 90))
+    for start in range(50, 90, 4):
+        bad.add(start, start + 1, start + 2, 900 + start)
+    good.add(600, 150, 151, 152)
+    bad.add(600, 150, 151, 152)
+    chances = [
+        each.drafter.chances(each.draft() or Draft(DraftSource.STORE, [])) for each in (good, bad)
+    ]
+    assert chances[0] > chances[1]
+    assert all(0 <= chance <= 1 for each in chances for chance in each)
+    assert chances[0] == sorted(chances[0], reverse=True)
+
+
+def test_a_long_prompt_is_read_over_several_steps() -> None:
+    prompt = list(range(1, 3 * TOKENS_PER_STEP))
+    reply = Reply(prompt).add(50_000, 50_001, 50_002, 50_003)
+    assert reply.add(500, 501, 502).draft(2) == Draft(DraftSource.CONTEXT, [503, 504])
+    assert reply.add(50_000, 50_001, 50_002).draft(1) == Draft(DraftSource.CONTEXT, [50_003])
