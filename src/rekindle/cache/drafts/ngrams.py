@@ -18,7 +18,7 @@ class NgramTable:
     """Places are numbers from 0 to 2**32 - 2. `n_slots` is a power of two."""
 
     def __init__(self, n: int, n_slots: int) -> None:
-        assert n_slots > 1 and n_slots & (n_slots - 1) == 0
+        assert n_slots.bit_count() == 1
         self.n = n
         self.n_slots = n_slots
         self._shift = 64 - (n_slots.bit_length() - 1)
