@@ -210,8 +210,7 @@ class EngineSettings:
         False, "Keep all rows of sliding-window layers, not only those in the window."
     )
     speculate: Speculate = _setting(
-        Speculate.AUTO,
-        "Speculative decoding: draft tokens from earlier replies, the prompt and stored prefixes.",
+        Speculate.AUTO, "Speculative decoding: draft tokens from all text that was seen before."
     )
     queue_size: int = _setting(64, "Requests that may wait for a slot; further ones get a 429.")
     engine_hang: float = _setting(

@@ -35,6 +35,7 @@ from rekindle.chat.reply.tool_use import GrammarProof
 from rekindle.chat.responder import Responder
 from rekindle.config import MediaPolicy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.forgetting import Deleted, Place
 from rekindle.generation.questions import (
@@ -177,6 +178,7 @@ def done(
     spans: tuple[CachedSpan, ...] | None = None,
     remembered: tuple[tuple[int, int], ...] = (),
     n_reasoning: int = 0,
+    drafts: DraftCounts | None = None,
 ) -> ReplyDone:
     live = (CachedSpan(CacheSource.LIVE, 0, n_cached),) if n_cached else ()
     stats = ReplyStats(
@@ -191,6 +193,7 @@ def done(
         is_evaluated=True,
         spans=Spans(live if spans is None else spans),
         n_generated=n_generated,
+        drafts=DraftCounts() if drafts is None else drafts,
         n_recomputed=0,
         n_remembered_turns=len(remembered),
         n_dropped_messages=0,
@@ -256,6 +259,7 @@ class FakeResponder:
         self.dialect_choice = chosen(GENERIC)
         self.grammar_proof = GrammarProof(n_accepted=0, refused=(), constrains=True)
         self.cache: CacheStatus | None = None
+        self.no_drafts_because: str | None = None
         self.store = FakeStore()
         self.sessions = Sessions()
         self.namespaces: list[str] = []  # of the prompts
@@ -346,6 +350,7 @@ class FakeResponder:
             n_cells=2048,
             n_cells_used=0,
             cache=self.cache,
+            no_drafts_because=self.no_drafts_because,
             embedder=EmbedderStatus(n_ctx=64, n_dimensions=3, n_requests=0),
         )
 

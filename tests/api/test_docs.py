@@ -11,6 +11,7 @@ from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.body import Ignored, Refused, WireModel
 from rekindle.api.cache.bodies import (
     CacheStories,
+    DraftTokens,
     MissBody,
     NeutralisedText,
     OmittedMediaBody,
@@ -22,6 +23,7 @@ from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
     DialectProps,
+    RekindleProps,
     TokenizeRequest,
 )
 from rekindle.api.openai.schema import (
@@ -84,6 +86,7 @@ def test_every_field_is_documented_with_its_fate() -> None:
 def test_every_key_about_the_cache_is_documented() -> None:
     story = CacheStories.__annotations__.keys() | {
         *(f"cached[].{key}" for key in TierTokens.__annotations__),
+        *(f"drafts[].{key}" for key in DraftTokens.__annotations__),
         *(f"spans[].{key}" for key in Span.__annotations__),
         *(f"neutralised[].{key}" for key in NeutralisedText.__annotations__),
         *(f"media_omitted[].{key}" for key in OmittedMediaBody.__annotations__),
@@ -92,7 +95,8 @@ def test_every_key_about_the_cache_is_documented() -> None:
     tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}
     assert keys("Where the prompt came from") == story
     dialect = {f"dialect.{key}" for key in DialectProps.__annotations__}
-    assert keys("Props") == CacheProps.__annotations__.keys() | tiers | dialect
+    server = RekindleProps.__annotations__.keys() - {"version", "dialect", "cache"}
+    assert keys("Props") == CacheProps.__annotations__.keys() | tiers | dialect | server
 
 
 def test_every_endpoint_is_documented() -> None:

@@ -1,6 +1,7 @@
 """Whole replies: their shapes, and how several add up."""
 
 from rekindle.chat.reply.events import FinishReason, ReplyText, ScoredToken, TopToken
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource
 from tests.api.client import chat, complete
 from tests.api.fakes import FakeResponder, Script, done
@@ -173,6 +174,24 @@ def test_speed_does_not_count_the_token_that_the_prompt_gave_for_free() -> None:
     assert timings["predicted_n"] == 11
     assert timings["predicted_per_second"] == 40.0
     assert timings["predicted_per_token_ms"] == 25.0
+
+
+def test_drafted_tokens_of_all_replies_are_in_the_timings_and_of_each_by_source() -> None:
+    drafts = {
+        0: DraftCounts(reply=DraftCount(8, 8), store=DraftCount(4, 0)),
+        1: DraftCounts(context=DraftCount(3, 2)),
+        2: DraftCounts(),
+    }
+    responder = FakeResponder(lambda i: (ReplyText("a"), done(drafts=drafts[i])))
+    reply = chat(responder, n=3).json()
+    assert (reply["timings"]["draft_n"], reply["timings"]["draft_n_accepted"]) == (15, 10)
+    first, second, third = reply["rekindle"]["replies"]
+    assert first["drafts"] == [
+        {"source": "reply", "tokens": 8, "accepted": 8},
+        {"source": "store", "tokens": 4, "accepted": 0},
+    ]
+    assert second["drafts"] == [{"source": "context", "tokens": 3, "accepted": 2}]
+    assert "drafts" not in third
 
 
 def test_closing_follows_the_end_of_every_reply() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -16,6 +17,7 @@ from rekindle.chat.responder import MAX_LARGE_PLANNERS
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
 from rekindle.errors import EngineError, PromptTooLong
+from rekindle.generation.drafts import DraftCount, DraftCounts, Drafted, DraftSource
 from rekindle.generation.events import (
     NO_SPANS,
     CacheSource,
@@ -198,6 +200,42 @@ def test_cache_prompt_reaches_the_engine(cache_prompt: bool) -> None:  # noqa: F
     options = ReplyOptions(sampling=Sampling(), cache_prompt=cache_prompt)
     asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
     assert [request.cache_prompt for request in engine.requests] == [cache_prompt]
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_speculate_reaches_the_engine(speculate: bool) -> None:  # noqa: FBT001
+    engine = RecordingEngine()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(engine, ByteTokenizer(), template, dialect_of(CHATML))
+    options = ReplyOptions(sampling=Sampling(), speculate=speculate)
+    asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
+    assert [request.speculate for request in engine.requests] == [speculate]
+
+
+def test_the_drafts_of_all_steps_add_up_by_source() -> None:
+    context, store = DraftSource.CONTEXT, DraftSource.STORE
+    events: list[TokenEvent | Exception] = [
+        EVALUATED,
+        TokenSampled(97),
+        TokenSampled(98, drafted=Drafted(context, 4, 1)),  # a step of two tokens
+        TokenSampled(99, drafted=Drafted(store, 2, 0)),
+        Finished(StopCause.END_OF_TURN, drafted=Drafted(context, 3, 3)),
+    ]
+    drafts = done(run(ScriptedStream(events))).stats.drafts
+    assert drafts == DraftCounts(context=DraftCount(7, 4), store=DraftCount(2, 0))
+    assert (drafts.n_tokens, drafts.n_accepted) == (9, 4)
+
+
+def test_the_log_line_has_the_drafted_and_the_accepted_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    last = Finished(StopCause.END_OF_TURN, drafted=Drafted(DraftSource.REPLY, 8, 5))
+    with caplog.at_level(logging.INFO, logger="rekindle.request"):
+        run(ScriptedStream([EVALUATED, TokenSampled(97), last]))
+        run(script("a"))
+    drafted, plain = caplog.messages
+    assert " generated=1 drafted=8 accepted=5 " in drafted
+    assert " generated=1 drafted=0 accepted=0 " in plain
 
 
 @pytest.mark.parametrize(("asked_at", "cache_prompt"), [(5.0, False), (15.0, True)])

@@ -313,3 +313,8 @@ def test_the_summary_line_adds_up() -> None:
     assert summary(TIMINGS) == (
         "prefilled 42 of 310 tokens (268 cached) in 0.12 s - 57 tokens at 88.1 tokens/s"
     )
+
+
+def test_the_summary_line_has_the_accepted_drafts_where_there_were_drafts() -> None:
+    drafted = summary({**TIMINGS, "draft_n": 40, "draft_n_accepted": 31})
+    assert drafted == f"{summary(TIMINGS)} - 31 of 40 drafted tokens accepted"

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from rekindle.errors import StartupError
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.observe import otel
 from rekindle.observe.otel import ENDPOINTS, MISSING, new_provider, observer, shut_down, span_sender
 from rekindle.observe.request_record import RequestRecord
@@ -74,6 +75,15 @@ def test_a_span_has_the_names_that_generative_ai_agreed_on(collector: Collector)
     assert attributes["rekindle.cached_tokens.disk"] == 400
     assert attributes["rekindle.miss.reason"] == "system_changed"
     assert not any("Be kind" in str(value) for value in attributes.values())
+
+
+def test_a_span_has_the_drafted_and_the_accepted_tokens(collector: Collector) -> None:
+    drafts = DraftCounts(reply=DraftCount(6, 2), context=DraftCount(1, 1))
+    attributes = collector.spans(a_record(drafts=drafts))["chat tiny"].attributes or {}
+    assert attributes["rekindle.drafted_tokens"] == 7
+    assert attributes["rekindle.accepted_tokens"] == 3
+    plain = collector.spans(a_record())["chat tiny"].attributes or {}
+    assert "rekindle.drafted_tokens" not in plain
 
 
 def test_a_reply_that_failed_early_has_only_the_parts_it_came_to(collector: Collector) -> None:

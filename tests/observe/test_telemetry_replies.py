@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import (
     CacheCounters,
@@ -112,6 +113,17 @@ def test_bytes_that_move_are_shown_by_tier_and_way() -> None:
             '{tier="memory"}': memory,
             '{tier="disk"}': disk,
             '{tier="shared"}': shared,
+        }
+
+
+def test_drafted_and_accepted_tokens_are_shown_by_source() -> None:
+    drafts = DraftCounts(reply=DraftCount(9, 8), context=DraftCount(7, 4))
+    telemetry = watching(CacheCounters(drafts=drafts))
+    for name, (reply, context) in {"draft": (9, 7), "draft_accepted": (8, 4)}.items():
+        assert samples(telemetry, f"rekindle_{name}_tokens_total") == {
+            '{source="reply"}': reply,
+            '{source="context"}': context,
+            '{source="store"}': 0,
         }
 
 

@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rekindle.errors import StartupError
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.observe import trace as trace_module
 from rekindle.observe.trace import SentRequests, Trace
 from tests.support.records import CLOCK, a_record
@@ -57,6 +58,16 @@ def test_a_line_shows_tokens_sources_and_both_sides_of_the_first_mismatch(path: 
     assert line["miss"]["tokens_lost"] == 640
     assert line["ms"]["first_token"] == 8000
     assert line["finish"] == "stop"
+
+
+def test_a_line_has_the_drafted_tokens_by_source(path: Path) -> None:
+    trace = opened(path)
+    trace.observe(a_record(drafts=DraftCounts(store=DraftCount(6, 2))))
+    trace.observe(a_record())
+    trace.close()
+    drafted, plain = lines(path)
+    assert drafted["drafts"] == [{"source": "store", "tokens": 6, "accepted": 2}]
+    assert plain["drafts"] == []
 
 
 def test_prompts_are_written_only_where_they_were_asked_for(path: Path, tmp_path: Path) -> None:

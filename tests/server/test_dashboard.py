@@ -12,8 +12,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from rekindle.api.dashboard.bodies import Hour
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
-from rekindle.api.dashboard.views import snapshot_of
+from rekindle.api.dashboard.views import request_seen, snapshot_of
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import Rank
@@ -359,6 +361,30 @@ def test_a_shared_store_has_its_place_in_legends_charts_and_budgets(open_page: O
         page.context.close()
 
 
+def test_accepted_drafts_are_shown_for_the_hour_and_for_each_reply(open_page: OpenPage) -> None:
+    responder = FakeResponder()
+    responder.cache = CacheStatus(
+        model_class="dense", off_because=None, tiers=(), counters=CacheCounters()
+    )
+    responder.no_drafts_because = "--speculate is off"
+    history = HourHistory(Tombstones())
+    drafts = DraftCounts(reply=DraftCount(30, 30), context=DraftCount(10, 0))
+    with serving(responder) as url:
+        page = is_live(open_page(url))
+        expect(page.locator("#accepted-note")).to_have_text("nothing was drafted")
+        expect(page.locator("#no-drafts")).to_have_text("Nothing is drafted: --speculate is off")
+        history.observe(replace(RECORD, drafts=drafts))
+        history.observe(RECORD)
+        page.route("**/v1/events", lambda route: route.fulfill(body=feed_of(responder, history)))
+        page.reload()
+        expect(page.locator("#accepted")).to_have_text("75.0 %")
+        expect(page.locator("#accepted-note")).to_have_text("30 of 40 tokens")
+        plain, drafted = page.locator(".finished-row .slot-state").all()
+        expect(drafted).to_contain_text("30 of 40 drafted")
+        expect(plain).not_to_contain_text("drafted")
+        page.context.close()
+
+
 CANVAS_IS_SHARED = """() => {
   const [red, green, blue] =
     document.getElementById("forest").getContext("2d").getImageData(3, 5, 1, 1).data;
@@ -368,7 +394,11 @@ CANVAS_IS_SHARED = """() => {
 
 
 def feed_of(responder: FakeResponder, history: HourHistory) -> bytes:
-    hour = {"bucket_seconds": BUCKET_SECONDS, "buckets": history.buckets(None), "requests": []}
+    hour = Hour(
+        bucket_seconds=BUCKET_SECONDS,
+        buckets=history.buckets(None),
+        requests=[request_seen(each) for each in history.requests(None)],
+    )
     snapshot = snapshot_of(FixedModels(responder, CARD), history, None)
     frames = (("hour", hour), ("snapshot", snapshot))
     return "".join(f"event: {name}\ndata: {json.dumps(body)}\n\n" for name, body in frames).encode()

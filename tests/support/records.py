@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import NO_SPANS, CacheSource
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, MissReason, RequestRecord
@@ -19,6 +20,7 @@ RECORD = RequestRecord(
     is_evaluated=True,
     spans=NO_SPANS.extended(CacheSource.LIVE, 300).extended(CacheSource.DISK, 700),
     n_generated=11,
+    drafts=DraftCounts(),
     n_recomputed=20,
     n_remembered_turns=2,
     n_dropped_messages=0,

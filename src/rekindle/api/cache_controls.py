@@ -32,6 +32,9 @@ class CommonFields(WireModel):
     model: Id | None = None
     stream: bool | None = None
     cache_prompt: bool | None = None
+    speculative: bool | None = None
+    # llama-server's: the longest draft. Here drafts have the length that pays.
+    speculative_n_max: Int64 | None = Field(default=None, alias="speculative.n_max")
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
     persist: bool | None = None
@@ -50,6 +53,13 @@ class CommonFields(WireModel):
     def primes(self) -> bool:
         """Whether to evaluate and keep the prompt, and generate nothing."""
         return bool(self.prefill)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens may be drafted. The server's setting can still forbid it."""
+        if self.speculative is not None:
+            return self.speculative
+        return self.speculative_n_max is None or self.speculative_n_max > 0
 
 
 class PromptCacheOptions(WireModel):

@@ -146,6 +146,7 @@ class Responder:
                 max_tokens=options.max_tokens,
                 n_top_logprobs=options.n_top_logprobs,
                 cache_prompt=options.cache_prompt,
+                speculate=options.speculate,
                 terms=terms,
             )
         )

@@ -253,8 +253,11 @@ def draw(events: Generator[ChatEvent], console: Console) -> str:
 
 def summary(timings: dict[str, Any]) -> str:
     n_cached, n_prefilled = timings["cache_n"], timings["prompt_n"]
-    return (
+    line = (
         f"prefilled {n_prefilled} of {n_cached + n_prefilled} tokens ({n_cached} cached)"
         f" in {timings['prompt_ms'] / 1000:.2f} s - {timings['predicted_n']} tokens"
         f" at {timings['predicted_per_second']:.1f} tokens/s"
     )
+    if n_drafted := timings.get("draft_n"):
+        line += f" - {timings['draft_n_accepted']} of {n_drafted} drafted tokens accepted"
+    return line

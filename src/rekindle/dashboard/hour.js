@@ -69,7 +69,15 @@ export class Hour {
     byId("first-token").textContent = duration(this.#firstToken.p50);
     byId("first-token-note").textContent = `p50; p95 ${duration(this.#firstToken.p95)}`;
     byId("saved").textContent = short(reused);
+    this.#showDrafts(sum("accepted"), sum("drafted"));
     byId("requests").textContent = count(sum("requests"));
+  }
+
+  #showDrafts(accepted, drafted) {
+    byId("accepted").textContent = drafted ? share(accepted, drafted) : "\u2013";
+    byId("accepted-note").textContent = drafted
+      ? `${short(accepted)} of ${short(drafted)} tokens`
+      : "nothing was drafted";
   }
 }
 

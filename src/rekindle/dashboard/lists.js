@@ -104,6 +104,8 @@ export function showBudgets(model) {
   parts.push(diskHealth(cache.disk));
   const shared = cache.tiers.find((tier) => tier.name === "shared");
   if (shared) parts.push(sharedStore(shared, cache.shared));
+  const reason = model.no_drafts_because;
+  if (reason) parts.push(el("p", { class: "muted", id: "no-drafts" }, `Nothing is drafted: ${reason}`));
   byId("budgets").replaceChildren(...parts);
 }
 

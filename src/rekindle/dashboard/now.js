@@ -109,6 +109,7 @@ function finishedRow(request) {
   const reused = request.cached.reduce((sum, { tokens }) => sum + tokens, 0);
   const words = [`${share(reused, request.prompt_tokens)} of ${short(request.prompt_tokens)}`];
   if (request.first_token_ms !== null) words.push(`first token ${duration(request.first_token_ms)}`);
+  if (request.drafted) words.push(`${short(request.accepted)} of ${short(request.drafted)} drafted`);
   words.push(isUsual(request.finish) ? since(request.ended_at) : request.finish);
   return el(
     "div",

@@ -51,6 +51,10 @@ class DraftCounts:
         count.n_tokens += drafted.n_tokens
         count.n_accepted += drafted.n_accepted
 
+    def by_source(self) -> dict[DraftSource, DraftCount]:
+        """Return the sources that drafted anything."""
+        return {source: self.of(source) for source in DraftSource if self.of(source).n_tokens}
+
     @property
     def n_tokens(self) -> int:
         return sum(self.of(source).n_tokens for source in DraftSource)

@@ -115,6 +115,9 @@ def attributes_of(record: RequestRecord, path: str | None) -> dict[str, Any]:
     }
     for source, n_tokens in record.spans.by_source().items():
         attributes[f"rekindle.cached_tokens.{source.value}"] = n_tokens
+    if record.drafts.n_tokens:
+        attributes["rekindle.drafted_tokens"] = record.drafts.n_tokens
+        attributes["rekindle.accepted_tokens"] = record.drafts.n_accepted
     if record.miss is not None:  # its texts are left out: they belong to the client
         attributes["rekindle.miss.reason"] = record.miss.reason.value
         attributes["rekindle.miss.tokens_lost"] = record.miss.tokens_lost

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import Spans
 from rekindle.generation.forgetting import Owner
 from rekindle.generation.request import Rank
@@ -46,6 +47,7 @@ class RequestRecord:
     is_evaluated: bool  # False: the reply ended before its prompt was computed
     spans: Spans  # cached parts of the prompt, and their source
     n_generated: int
+    drafts: DraftCounts
     n_recomputed: int  # prompt tokens that had been computed before
     n_remembered_turns: int
     n_dropped_messages: int

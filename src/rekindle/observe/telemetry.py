@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from rekindle.generation.drafts import DraftCounts, DraftSource
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import (
     CacheCounters,
@@ -261,6 +262,7 @@ def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
     if status.cache is not None:
         yield from _tier_metrics(status.cache.tiers)
         yield from _cache_counters(status.cache.counters)
+        yield from _draft_counters(status.cache.counters.drafts)
         yield from _shared_counters(status.cache.counters.shared)
         yield from _stall_metrics("engine", status.cache.counters.stalls)
 
@@ -335,6 +337,16 @@ def _cache_counters(counted: CacheCounters) -> Iterator[Metric]:
         ("rekindle_step_tokens", "Tokens in all computed batches.", counted.step_tokens),
     ):
         yield CounterMetricFamily(name, about, value)
+
+
+def _draft_counters(drafts: DraftCounts) -> Iterator[Metric]:
+    counts = {source.value: drafts.of(source) for source in DraftSource}
+    tokens: dict[str, float] = {source: each.n_tokens for source, each in counts.items()}
+    accepted: dict[str, float] = {source: each.n_accepted for source, each in counts.items()}
+    yield _family("rekindle_draft_tokens", "Tokens drafted, by source.", "source", tokens)
+    yield _family(
+        "rekindle_draft_accepted_tokens", "Drafted tokens accepted, by source.", "source", accepted
+    )
 
 
 def _moved_bytes(counted: CacheCounters) -> Iterator[Metric]:

@@ -204,6 +204,10 @@ def _content(record: RequestRecord, path: str | None) -> dict[str, Any]:
         "prefilled_tokens": record.n_prefilled,
         "prefilled_twice_tokens": record.n_recomputed,
         "generated_tokens": record.n_generated,
+        "drafts": [
+            {"source": source.value, "tokens": count.n_tokens, "accepted": count.n_accepted}
+            for source, count in record.drafts.by_source().items()
+        ],
         "sources": [
             {"source": span.source.value, "start": span.start, "stop": span.stop}
             for span in record.spans

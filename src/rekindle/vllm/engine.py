@@ -202,6 +202,7 @@ class VllmEngine:
                 counters=self._counters.copy(),
             ),
             slots=tuple(sorted(map(_slot_status, running), key=lambda slot: slot.id)),
+            no_drafts_because="vLLM drafts tokens itself, as it is set",
         )
 
     async def shut_down(self, grace_seconds: float) -> None:

@@ -21,6 +21,7 @@ from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import OmittedMedia, ReplyDone, ReplyProgress, ReplyText
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.request import Rank
 from rekindle.observe.request_record import Miss, MissReason
@@ -114,6 +115,19 @@ def test_every_wire_format_reports_reasoning_tokens_and_omitted_media(
     assert story["reasoning_tokens"] == 3
     assert story["media_omitted"] == [{"kind": "image", "text": "PNG, 8x8", "count": 2}]
     assert {"reasoning_tokens", "media_omitted"}.isdisjoint(story_of(path, done(), stream=stream))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_every_wire_format_reports_drafted_tokens_by_source(
+    path: str,
+    stream: bool,  # noqa: FBT001
+) -> None:
+    drafts = DraftCounts(context=DraftCount(4, 3))
+    story = story_of(path, done(drafts=drafts), stream=stream)
+    TypeAdapter(Rekindle).validate_python(story, extra="forbid")
+    assert story["drafts"] == [{"source": "context", "tokens": 4, "accepted": 3}]
+    assert "drafts" not in story_of(path, done(), stream=stream)
 
 
 def test_usage_tells_reasoning_tokens_apart() -> None:

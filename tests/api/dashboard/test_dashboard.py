@@ -15,6 +15,7 @@ from rekindle.api.dashboard.bodies import Hour, RequestSeen, Snapshot
 from rekindle.api.dashboard.feed import MAX_BEHIND, Feed, FeedReader
 from rekindle.api.dashboard.history import MAX_NAMESPACES, MAX_REQUESTS, N_BUCKETS, HourHistory
 from rekindle.api.dashboard.routes import MEDIA_TYPES, FeedStream
+from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import Rank
@@ -43,6 +44,7 @@ DONE = replace(
     is_evaluated=True,
     spans=Spans([CachedSpan(LIVE, 0, 60), CachedSpan(DISK, 60, 70)]),
     n_recomputed=4,
+    drafts=DraftCounts(reply=DraftCount(8, 5), context=DraftCount(2, 1)),
     first_token_seconds=0.25,
     miss=None,
     prompt_text="the whole prompt",
@@ -143,10 +145,13 @@ async def test_a_reader_gets_the_hour_first_then_a_snapshot_then_each_request() 
         "upstream": 0,
         "prefilled": 30,
         "twice": 4,
+        "drafted": 10,
+        "accepted": 6,
         "first_token_ms": {"p50": 250.0, "p95": 250.0},
     }
     assert request["cached"] == [{"tier": "live", "tokens": 60}, {"tier": "disk", "tokens": 10}]
     assert request["miss"]["expected"] == "<b>"
+    assert (request["drafted"], request["accepted"]) == (10, 6)
 
 
 async def test_a_snapshot_has_slots_tiers_and_errors() -> None:

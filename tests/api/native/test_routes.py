@@ -83,8 +83,16 @@ def test_props_tell_what_llama_servers_clients_look_for() -> None:
                 "refused_by_grammar": [],
             },
             "cache": None,
+            "no_drafts_because": None,
         },
     }
+
+
+def test_props_tell_why_nothing_is_drafted() -> None:
+    responder = FakeResponder()
+    responder.no_drafts_because = "--speculate is off"
+    props = get("/props", responder=responder).json()
+    assert props["rekindle"]["no_drafts_because"] == "--speculate is off"
 
 
 def test_props_tell_what_the_cache_holds_and_what_keeps_it_from_more() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
-from tests.api.client import chat, complete, post
+from tests.api.client import USER, chat, complete, post
 from tests.api.fakes import FakeResponder
 
 
@@ -151,6 +151,49 @@ def test_cache_prompt_wins_over_the_servers_default(
     responder.default_cache_prompt = default
     assert post_to(responder, n=2, seed=1, **said).status_code == 200
     assert [each.options.cache_prompt for each in responder.started] == [expected] * 2
+
+
+ROUTES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "Once"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, True),
+        ({"speculative": None}, True),
+        ({"speculative": True}, True),
+        ({"speculative": False}, False),
+        ({"speculative.n_max": 16}, True),
+        ({"speculative.n_max": 0}, False),
+        ({"speculative": True, "speculative.n_max": 0}, True),
+    ],
+)
+def test_every_wire_format_lets_a_request_forbid_drafts(
+    path: str,
+    said: dict[str, object],
+    expected: bool,  # noqa: FBT001
+) -> None:
+    responder = FakeResponder()
+    assert post(path, {**ROUTES[path], **said}, responder).status_code == 200
+    assert [each.options.speculate for each in responder.started] == [expected]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("field", "value"), [("speculative", "off"), ("speculative", 0), ("speculative.n_max", "0")]
+)
+def test_a_wrong_type_of_speculative_is_a_400_that_names_the_field(
+    path: str, field: str, value: object
+) -> None:
+    reply = post(path, {**ROUTES[path], field: value})
+    assert reply.status_code == 400
+    assert f"`{field}`" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,14 @@ class TierTokens(TypedDict):
     tokens: int
 
 
+class DraftTokens(TypedDict):
+    """Drafted tokens of a reply from one source."""
+
+    source: Literal["reply", "context", "store"]
+    tokens: int
+    accepted: int
+
+
 class NeutralisedText(TypedDict):
     rule: str
     count: int
@@ -70,6 +78,7 @@ class CacheStory(_Classed):
     spans: list[Span]
     session: str
     prefilled_twice: int
+    drafts: NotRequired[list[DraftTokens]]  # absent: nothing was drafted
     reasoning_tokens: NotRequired[int]  # of the generated ones
     neutralised: NotRequired[list[NeutralisedText]]
     media_omitted: NotRequired[list[OmittedMediaBody]]

@@ -8,6 +8,7 @@ from rekindle.api.cache.bodies import (
     CacheDeleted,
     CacheStories,
     CacheStory,
+    DraftTokens,
     ExpectedTimes,
     Lookup,
     MissBody,
@@ -24,6 +25,7 @@ from rekindle.api.cache.bodies import (
 from rekindle.api.json import body_from
 from rekindle.chat.accounts.sessions import Session
 from rekindle.chat.reply.events import ReplyStats
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.forgetting import Deleted
 from rekindle.generation.status import Forecast, StoredBranch, StoredPrefix, TierStatus
@@ -44,6 +46,13 @@ def tokens_by_tier(spans: Spans) -> list[TierTokens]:
     counts = spans.by_source()
     return [
         TierTokens(tier=tier.value, tokens=counts[tier]) for tier in CacheSource if tier in counts
+    ]
+
+
+def drafted_tokens(drafts: DraftCounts) -> list[DraftTokens]:
+    return [
+        DraftTokens(source=source.value, tokens=count.n_tokens, accepted=count.n_accepted)
+        for source, count in drafts.by_source().items()
     ]
 
 
@@ -112,6 +121,8 @@ def _story(stats: ReplyStats) -> CacheStory:
         "class": CLASSES[stats.rank],
         "prefilled_twice": stats.n_recomputed,
     }
+    if stats.drafts.n_tokens:
+        story["drafts"] = drafted_tokens(stats.drafts)
     if stats.neutralised:
         story["neutralised"] = [
             NeutralisedText(rule=each.rule, count=each.count) for each in stats.neutralised

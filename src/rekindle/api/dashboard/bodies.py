@@ -81,6 +81,7 @@ class ModelSeen(TypedDict):
     max_waiting: int
     slots: list[SlotSeen]
     cache: CacheSeen | None  # null: the model is not loaded, or still starting
+    no_drafts_because: str | None  # null: tokens are drafted
     process: ProcessSeen | None  # null: the model is not loaded, or has no process here
 
 
@@ -103,6 +104,8 @@ class Bucket(TypedDict):
     upstream: int
     prefilled: int
     twice: int  # of these, computed earlier by this process
+    drafted: int  # tokens of drafts
+    accepted: int  # of these, sampled by the model, too
     first_token_ms: FirstToken
 
 
@@ -126,6 +129,8 @@ RequestSeen = TypedDict(
         "prefilled": int,
         "prefilled_twice": int,
         "generated": int,
+        "drafted": int,
+        "accepted": int,
         "queue_ms": float,
         "restore_ms": float,
         "prefill_ms": float,

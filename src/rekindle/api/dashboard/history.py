@@ -29,6 +29,8 @@ class _Bucket:
     tokens: dict[CacheSource, int] = field(default_factory=dict)
     prefilled: int = 0
     twice: int = 0
+    drafted: int = 0
+    accepted: int = 0
     first_token_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
     def add(self, record: RequestRecord) -> None:
@@ -37,6 +39,8 @@ class _Bucket:
             self.tokens[source] = self.tokens.get(source, 0) + n_tokens
         self.prefilled += record.n_prefilled
         self.twice += record.n_recomputed
+        self.drafted += record.drafts.n_tokens
+        self.accepted += record.drafts.n_accepted
         if record.first_token_seconds is not None:
             self.first_token_ms.append(record.first_token_seconds * 1000)
 

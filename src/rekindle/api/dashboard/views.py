@@ -50,6 +50,8 @@ def request_seen(record: RequestRecord) -> RequestSeen:
         "prefilled": record.n_prefilled,
         "prefilled_twice": record.n_recomputed,
         "generated": record.n_generated,
+        "drafted": record.drafts.n_tokens,
+        "accepted": record.drafts.n_accepted,
         "queue_ms": _ms(record.queue_seconds),
         "restore_ms": _ms(record.restore_seconds),
         "prefill_ms": _ms(record.prefill_seconds),
@@ -75,6 +77,7 @@ def _model_seen(listed: ListedModel, models: Models, namespace: str | None) -> M
         max_waiting=seen.max_waiting,
         slots=[_slot_seen(slot.seen_from(namespace)) for slot in seen.slots],
         cache=_cache_seen(seen.cache) if seen.cache is not None else None,
+        no_drafts_because=seen.no_drafts_because,
         process=_process_seen(seen.process) if seen.process is not None else None,
     )
 

@@ -186,6 +186,7 @@ def _props(served: Lease) -> Props:
             version=__version__,
             dialect=_dialect_props(served.responder.dialect_choice, served.responder.grammar_proof),
             cache=body_from(CacheProps, cache, tiers=tiers) if cache else None,
+            no_drafts_because=status.no_drafts_because,
         ),
     )
 

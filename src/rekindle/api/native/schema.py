@@ -120,6 +120,7 @@ class RekindleProps(TypedDict):
     version: str
     dialect: DialectProps
     cache: CacheProps | None  # null while the engine starts
+    no_drafts_because: str | None
 
 
 class Props(TypedDict):

@@ -39,6 +39,8 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: NotRequired[int]  # absent: nothing was drafted
+    draft_n_accepted: NotRequired[int]
 
 
 class PromptProgress(TypedDict):

@@ -29,6 +29,7 @@ from rekindle.api.openai.schema import (
 )
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyStats, ScoredToken, TopToken
+from rekindle.generation.drafts import DraftCounts
 
 FINGERPRINT = f"rekindle-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
@@ -143,7 +144,7 @@ def timings_of(stats: Sequence[ReplyStats]) -> Timings:
     predicted_ms = max(each.decode_seconds for each in stats) * 1e3
     # As in llama-server, the first token is free: it comes from the prompt's logits.
     n_steps = sum(max(each.n_generated - 1, 0) for each in stats)
-    return Timings(
+    timings = Timings(
         cache_n=sum(each.n_cached for each in stats),
         prompt_n=prompt_n,
         prompt_ms=prompt_ms,
@@ -154,6 +155,11 @@ def timings_of(stats: Sequence[ReplyStats]) -> Timings:
         predicted_per_token_ms=_ratio(predicted_ms, n_steps),
         predicted_per_second=_ratio(n_steps, predicted_ms / 1e3),
     )
+    drafts = sum((each.drafts for each in stats), DraftCounts())
+    if drafts.n_tokens:
+        timings["draft_n"] = drafts.n_tokens
+        timings["draft_n_accepted"] = drafts.n_accepted
+    return timings
 
 
 def _message(reply: Reply) -> AssistantMessage:

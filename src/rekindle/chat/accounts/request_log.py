@@ -12,8 +12,8 @@ def log_request(record: RequestRecord) -> None:
     first_token, speed = record.first_token_seconds, record.tokens_per_second
     _log.info(
         "request=%s prompt=%d cached=%d from=%s prefilled=%d turns=%d media=%d miss=%s"
-        " lost=%d queue_ms=%.0f restore_ms=%.1f first_token_ms=%s generated=%d tokens_per_s=%s"
-        " finish=%s",
+        " lost=%d queue_ms=%.0f restore_ms=%.1f first_token_ms=%s generated=%d drafted=%d"
+        " accepted=%d tokens_per_s=%s finish=%s",
         record.id,
         record.n_prompt,
         record.n_cached,
@@ -27,6 +27,8 @@ def log_request(record: RequestRecord) -> None:
         record.restore_seconds * 1e3,
         "-" if first_token is None else f"{first_token * 1e3:.0f}",
         record.n_generated,
+        record.drafts.n_tokens,
+        record.drafts.n_accepted,
         "-" if speed is None else f"{speed:.1f}",
         record.finish,
     )

@@ -39,6 +39,7 @@ class ReplyOptions:
     stop: tuple[str, ...] = ()
     n_top_logprobs: int | None = None  # None: no log probabilities
     cache_prompt: bool = True  # False: the cache is neither read nor written
+    speculate: bool = True  # False: nothing is drafted
     tool_choice: ToolChoice = ToolChoice()
     reasoning_budget: int | None = None  # tokens; 0: none; None: no limit
     terms: CacheTerms = field(default_factory=CacheTerms)

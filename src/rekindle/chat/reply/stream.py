@@ -17,6 +17,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.errors import CallBroken, RekindleError
+from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import (
     NO_SPANS,
     Finished,
@@ -67,6 +68,7 @@ class ReplyStream:
         self._first_token_at = self._last_token_at = 0.0
         self._n_evaluated = 0  # of the prompt's tokens
         self._spans = NO_SPANS  # of the evaluated tokens, found in a cache
+        self._drafts = DraftCounts()
         self._is_last_computed = False  # a sampled token is computed when another one follows
         self._ended = False
 
@@ -75,12 +77,14 @@ class ReplyStream:
             async for event in self._tokens:
                 match event:
                     case TokenSampled():
+                        self._note_draft(event)
                         for part in self._on_token(event):
                             yield part
                         if self._reply.stop is not None:
                             yield self._done(FinishReason.STOP, None)
                             return
                     case Finished():
+                        self._note_draft(event)
                         has_end = event.token is not None
                         self._is_last_computed = has_end or event.cause is StopCause.END_OF_TURN
                         for part in self._unbroken(self._reply.finish()):
@@ -139,6 +143,10 @@ class ReplyStream:
         if not self._reply.tokens:
             self._first_token_at = self._last_token_at
         return self._unbroken(self._reply.feed(event))
+
+    def _note_draft(self, event: TokenSampled | Finished) -> None:
+        if event.drafted is not None:
+            self._drafts.note(event.drafted)
 
     def _unbroken(self, parts: list[ReplyPart]) -> list[ReplyPart]:
         if self._reply.is_broken:
@@ -205,6 +213,7 @@ class ReplyStream:
             is_evaluated=evaluated is not None,
             spans=self._spans,
             n_generated=len(sampled),
+            drafts=self._drafts,
             n_recomputed=account.n_recomputed,
             n_remembered_turns=len(prompt.remembered),
             n_dropped_messages=prompt.n_dropped,
