@@ -1,4 +1,4 @@
-"""A drafter follows a text while it agrees, finds it again after an edit, and forgets on request."""
+"""A drafter follows a text while it agrees, finds it again after an edit, and forgets."""
 
 from collections.abc import Sequence
 
@@ -102,9 +102,11 @@ def test_a_source_that_is_often_wrong_gets_small_chances() -> None:
         bad.add(start, start + 1, start + 2, 900 + start)
     good.add(600, 150, 151, 152)
     bad.add(600, 150, 151, 152)
-    chances = [
-        each.drafter.chances(each.draft() or Draft(DraftSource.STORE, [])) for each in (good, bad)
-    ]
+    chances = []
+    for each in (good, bad):
+        draft = each.draft()
+        assert draft is not None
+        chances.append(each.drafter.chances(draft))
     assert chances[0] > chances[1]
     assert all(0 <= chance <= 1 for each in chances for chance in each)
     assert chances[0] == sorted(chances[0], reverse=True)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rekindle.errors import InvalidRequest
-from rekindle.generation.string_pattern import any_of
+from rekindle.string_pattern import any_of
 
 # Noncharacters first, since no text needs them; then the private use area.
 SENTINEL_CLASS = "\ufdd0-\ufdef\ue000-\uf8ff"

@@ -14,7 +14,7 @@ from operator import itemgetter
 from os.path import commonprefix
 
 from rekindle.errors import InvalidRequest
-from rekindle.generation.string_pattern import any_of
+from rekindle.string_pattern import any_of
 
 PART_STRINGS = 1_000  # in one call: 5 to 10 ms
 # If no cut is possible, as in a run of line breaks with overlapping tokens: 1 s. See decision 0017.
