@@ -181,10 +181,7 @@ class PrefixIndex:
         return node
 
     def remove(self, node: Node, where: Where) -> None:
-        """Note that tiers no longer hold the node. Remove the node once no tier holds it.
-
-        Safe to call on a node already removed.
-        """
+        """Note that tiers no longer hold the node. The last one removes it; again does nothing."""
         if not node.where:
             return
         node.where &= ~where

@@ -32,6 +32,13 @@ class NgramTable:
     def put(self, last: Sequence[int], place: int, seed: int = 0) -> None:
         self._view[self._slot(last, seed)] = place + 1
 
+    def replace(self, last: Sequence[int], place: int) -> int | None:
+        """Put the n-gram. Return what `find` would have returned before."""
+        slot = self._slot(last, 0)
+        before = self._view[slot]
+        self._view[slot] = place + 1
+        return before - 1 if before else None
+
     def find(self, last: Sequence[int], seed: int = 0) -> int | None:
         """Return the place behind the n-gram, or behind another one with the same slot."""
         place = self._view[self._slot(last, seed)]

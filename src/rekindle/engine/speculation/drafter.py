@@ -51,6 +51,11 @@ class Drafter:
             self._followed = _Followed(DraftSource.REPLY, earlier_reply, 0)
             self._n_matched = MAX_MATCHED
 
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the index over the own tokens."""
+        return self._own.n_bytes
+
     def note(self, token: int) -> None:
         """Take a sampled token, the last of `tokens` now."""
         followed = self._followed

@@ -19,14 +19,17 @@ class OwnContext:
         self._n_read = 0  # n-grams that end before this position are in the table
         self._table = _table_for(len(tokens))
 
+    @property
+    def n_bytes(self) -> int:
+        return self._table.n_bytes
+
     def find(self) -> int | None:
         """Return the position behind the last earlier occurrence of the last N tokens."""
         tokens = self._tokens
         if not self._catch_up():
             return None
         last = tokens[-N:]
-        place = self._table.find(last)
-        self._table.put(last, len(tokens))
+        place = self._table.replace(last, len(tokens))
         self._n_read = len(tokens)
         if place is None or place >= len(tokens) or tokens[place - N : place] != last:
             return None

@@ -1,0 +1,125 @@
+"""Drafts through a real server: where they come from, who may have them, how to switch them off."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import TinyModels
+from tests.support.server_process import ServerProcess, serve
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.workloads import prose
+
+ANN, BOB = "key-of-ann", "key-of-bob"
+ENGINE = ("--ctx-size", "8192", "--parallel", "2", "--threads", "1")
+PROMPT = prose("drafts", 60)
+LONG = 300  # tokens of a reply: more than a block
+
+
+@pytest.fixture(scope="module")
+def model(tiny_models: TinyModels) -> str:
+    return str(tiny_models(TinyArchitecture.LLAMA))
+
+
+@pytest.fixture(scope="module")
+def server(model: str) -> Iterator[ServerProcess]:
+    with serve(model, "--api-key", ANN, "--api-key", BOB, *ENGINE) as server:
+        yield server
+
+
+def complete(server: ServerProcess, key: str = ANN, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": PROMPT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True, **fields}
+    reply = httpx.post(
+        f"{server.url}/v1/completions",
+        json=body,
+        headers={"authorization": f"Bearer {key}"},
+        timeout=120,
+    )
+    assert reply.status_code == 200, reply.text
+    whole: dict[str, Any] = reply.json()
+    return whole
+
+
+def drafted(reply: dict[str, Any]) -> dict[str, int]:
+    """Return how many tokens were drafted, by source."""
+    return {each["source"]: each["tokens"] for each in reply["rekindle"].get("drafts", [])}
+
+
+def test_the_same_prompt_again_is_drafted_from_its_reply(server: ServerProcess) -> None:
+    complete(server, prompt=f"again {PROMPT}")
+    again = complete(server, prompt=f"again {PROMPT}")
+    assert drafted(again)["reply"] > 0
+    timings = again["timings"]
+    assert timings["draft_n"] == sum(drafted(again).values())
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    assert timings["predicted_n"] == LONG
+    metrics = httpx.get(
+        f"{server.url}/metrics", headers={"authorization": f"Bearer {ANN}"}, timeout=60
+    ).text
+    assert 'rekindle_draft_tokens_total{source="reply"}' in metrics
+
+
+def test_a_draft_never_crosses_from_one_key_to_another(server: ServerProcess) -> None:
+    text = f"secret {PROMPT}"
+    first = complete(server, ANN, prompt=text)
+    spied = complete(server, BOB, prompt=text)
+    assert not {"reply", "store"} & set(drafted(spied))
+    # What Ann's reply says, in a conversation of Bob's.
+    quoted = complete(server, BOB, prompt=first["choices"][0]["text"][:400])
+    assert "reply" not in drafted(quoted)
+    assert drafted(complete(server, ANN, prompt=text))["reply"] > 0
+
+
+def test_a_request_can_do_without_drafts(server: ServerProcess) -> None:
+    text = f"without {PROMPT}"
+    complete(server, prompt=text)
+    plain = complete(server, prompt=text, speculative=False)
+    assert drafted(plain) == {}
+    assert "draft_n" not in plain["timings"]
+    assert drafted(complete(server, prompt=text))["reply"] > 0
+
+
+def test_an_earlier_reply_is_drafted_after_a_restart_and_not_after_its_deletion(
+    model: str, tmp_path: Path
+) -> None:
+    options = (model, *ENGINE, "--cache-dir", str(tmp_path))
+    with serve(*options) as server:
+        complete(server)
+        server.wait_until_idle()
+        assert server.stop() == 0
+    with serve(*options) as server:
+        assert drafted(complete(server))["reply"] > 0
+        deleted = httpx.delete(f"{server.url}/v1/cache", params={"scope": "all"}, timeout=60)
+        assert deleted.status_code == 200, deleted.text
+        assert not {"reply", "store"} & set(drafted(complete(server)))
+
+
+def test_a_server_without_drafts_says_so(model: str) -> None:
+    with serve(model, "--speculate", "off", *ENGINE) as server:
+        complete(server)
+        assert drafted(complete(server, speculative=True)) == {}
+        props = httpx.get(f"{server.url}/props", timeout=60).json()
+        assert "--speculate off" in props["rekindle"]["no_drafts_because"]
+
+
+@pytest.mark.parametrize("architecture", [TinyArchitecture.MAMBA2, TinyArchitecture.QWEN35])
+def test_a_model_whose_state_cannot_lose_tokens_says_so(
+    architecture: TinyArchitecture, tiny_models: TinyModels
+) -> None:
+    with serve(str(tiny_models(architecture)), *ENGINE) as server:
+        complete(server)
+        assert drafted(complete(server)) == {}
+        props = httpx.get(f"{server.url}/props", timeout=60).json()
+        assert "cannot be removed" in props["rekindle"]["no_drafts_because"]
+
+
+def test_a_sliding_window_model_drafts_too(tiny_models: TinyModels) -> None:
+    with serve(str(tiny_models(TinyArchitecture.GEMMA3)), *ENGINE) as server:
+        first = complete(server, max_tokens=600)
+        again = complete(server, max_tokens=600)
+        assert drafted(again)["reply"] > 0
+        assert again["timings"]["draft_n_accepted"] > 0
+        assert len(again["choices"][0]["text"]) > 0
+        assert first["usage"]["completion_tokens"] == again["usage"]["completion_tokens"]
