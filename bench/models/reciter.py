@@ -11,6 +11,7 @@ Tensors are written in pieces, so an 8B shape needs little memory. Needs the `gg
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,8 @@ def _encoded(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray
 
 def _n_bytes(shape_of: tuple[int, ...], kind: GGMLQuantizationType) -> int:
     block_values, block_bytes = GGML_QUANT_SIZES[kind]
-    return int(np.prod(shape_of)) // block_values * block_bytes
+    n_bytes: int = prod(shape_of) // block_values * block_bytes
+    return n_bytes
 
 
 def _write_pieces(writer: GGUFWriter, pieces: Iterator[NDArray[np.uint8]]) -> None:
