@@ -4,19 +4,24 @@ A model of 135M parameters cannot edit a file on request. Therefore the prompts 
 `again` and `tool-loop` are plain texts for `/v1/completions` that have begun to repeat themselves:
 a whole file, then its first lines again with an edit; or a transcript in which an agent makes the
 same call again and again. A greedy reply then continues the copy, as the reply of a larger model
-does when it rewrites a file. Each reply has the same length on every server (`ignore_eos`).
+does when it rewrites a file. The files are modules of this package, because a small model copies
+real code, but loses its place in a file of random names. Each reply has the same length on every
+server (`ignore_eos`).
 """
 
 import json
+from pathlib import Path
 
 from rekindle.bench.stage import Stage
-from rekindle.bench.workloads.texts import source_file
 from rekindle.bench.workloads.workloads import Workload
 from rekindle.replay.traffic import ReplayRequest
 
 COMPLETIONS = "/v1/completions"
+PACKAGE = Path(__file__).parents[1]
+FILE = "report/bars.py"
+OTHER_FILE = "report/report.py"
 FILE_LINES = 300
-BEGUN_LINES = 16  # of the copy; picked: the edited line and two functions
+BEGUN_LINES = 16  # of the copy; picked: a greedy copy of 80 lines goes on from there
 REWRITE_TOKENS = 250
 OTHER_TOKENS = 16  # of a reply that is not measured
 SAVE_SECONDS = 4.0  # picked: a server may write what it keeps before it is killed
@@ -41,22 +46,22 @@ PROSE = (
 
 async def rewrite(stage: Stage) -> None:
     """A reply copies the file that its prompt holds."""
-    await _complete(stage, "rewrite", rewrite_prompt(stage, "ledger"), is_measured=True)
+    await _complete(stage, "rewrite", rewrite_prompt(stage, FILE), is_measured=True)
 
 
 async def again(stage: Stage) -> None:
     """The same rewrite a second time, after another request."""
-    await _complete(stage, "first", rewrite_prompt(stage, "ledger"))
-    await _complete(stage, "other", rewrite_prompt(stage, "router"), max_tokens=OTHER_TOKENS)
-    await _complete(stage, "again", rewrite_prompt(stage, "ledger"), is_measured=True)
+    await _complete(stage, "first", rewrite_prompt(stage, FILE))
+    await _complete(stage, "other", rewrite_prompt(stage, OTHER_FILE), max_tokens=OTHER_TOKENS)
+    await _complete(stage, "again", rewrite_prompt(stage, FILE), is_measured=True)
 
 
 async def again_restarted(stage: Stage) -> None:
     """The same rewrite a second time, after `kill -9` and a start in the same folder."""
-    await _complete(stage, "first", rewrite_prompt(stage, "ledger"))
+    await _complete(stage, "first", rewrite_prompt(stage, FILE))
     await stage.pause(SAVE_SECONDS)
     await stage.kill_and_restart()
-    await _complete(stage, "again", rewrite_prompt(stage, "ledger"), is_measured=True)
+    await _complete(stage, "again", rewrite_prompt(stage, FILE), is_measured=True)
 
 
 async def tool_loop(stage: Stage) -> None:
@@ -93,12 +98,13 @@ async def prose(stage: Stage) -> None:
 
 def rewrite_prompt(stage: Stage, name: str) -> str:
     """Return a text that holds a file, and its first lines again with an edit."""
-    old = source_file(name, max(int(FILE_LINES * stage.texts.scale), 3 * BEGUN_LINES))
-    new = [old[0].replace("version 1", "version 2"), *old[1:]]
+    n_lines = max(int(FILE_LINES * stage.texts.scale), 2 * BEGUN_LINES)
+    old = (PACKAGE / name).read_text("utf-8").splitlines()[:n_lines]
+    begun = [f"# Version 2 of {name}.", *old[:BEGUN_LINES]]
     return "\n".join(
         [
-            *(f"Run {stage.texts.nonce}. The file {name}.py:", "", "```python", *old, "```", ""),
-            *(f"The file {name}.py as version 2:", "", "```python", *new[:BEGUN_LINES], ""),
+            *(f"Run {stage.texts.nonce}. The file {name}:", "", "```python", *old, "```", ""),
+            *(f"The file {name} with a comment in front:", "", "```python", *begun, ""),
         ]
     )
 

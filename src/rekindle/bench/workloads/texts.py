@@ -71,15 +71,6 @@ class Texts:
         return "\n".join(lines)
 
 
-def source_file(name: str, n_lines: int) -> list[str]:
-    """Return the lines of a file of code. Each function is another one."""
-    choose = random.Random(f"file {name}")
-    lines = [f'"""The {name} module, version 1."""', ""]
-    while len(lines) < n_lines:
-        lines += _function(choose, len(lines))
-    return lines
-
-
 def tools() -> list[dict[str, Any]]:
     """Return the tools. Their arguments are enums, so a call by grammar ends soon on any server."""
     return [
@@ -140,21 +131,6 @@ def _code_line(choose: random.Random, number: int) -> str:
     return (
         f"{number + 1:4}     {noun} = self._{verb}_{other}({other}, limit={choose.randrange(99)})"
     )
-
-
-def _function(choose: random.Random, number: int) -> list[str]:
-    noun, other, third = choose.sample(NOUNS, 3)
-    verb, second = choose.sample(VERBS, 2)
-    quality = choose.choice(QUALITIES)
-    return [
-        "",
-        f"def {verb}_{quality}_{noun}_{number}({other}, limit={choose.randrange(99)}):",
-        f'    """{verb.capitalize()} the {quality} {noun} of the {other}."""',
-        f"    if {other}.is_{quality} and limit > {choose.randrange(99)}:",
-        f"        return {other}.{second}({third}={choose.randrange(999)})",
-        f"    return {noun} in {other}.{third}s",
-        "",
-    ]
 
 
 def _hit_line(choose: random.Random, number: int) -> str:
