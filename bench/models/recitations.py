@@ -81,12 +81,18 @@ class Recitations:
             self._recital.text(start, self._n_reply),
         )
 
-    def _file(self, start: int, choose: random.Random) -> Iterator[int]:
-        """Yield the reply in pieces that overlap, with a wrong token behind each."""
+    def _file(self, start: int, choose: random.Random) -> list[int]:
+        """Return the reply in pieces that overlap, with a wrong token behind each.
+
+        The last piece comes first. The last place that holds the tokens of an overlap is then the
+        piece that ends with them, so no drafter avoids its wrong token.
+        """
+        pieces: list[list[int]] = []
         place, end = start, start + self._n_reply
         while place < end:
             stop = min(place + choose.choice(PIECE_TOKENS), end)
             begin = place - OVERLAP_TOKENS
-            yield from self._recital.stretch(begin, stop - begin)
-            yield choose.choice(self._noise)
+            copied = self._recital.stretch(begin, stop - begin)
+            pieces.append([*copied, choose.choice(self._noise)])
             place = stop
+        return [token for piece in reversed(pieces) for token in piece]

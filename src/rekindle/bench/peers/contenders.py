@@ -116,14 +116,6 @@ def find_variants(
     return [each for each in variants if each.name not in without]
 
 
-def _with_arguments(program: Program, name: str, arguments: Sequence[str]) -> Program:
-    return replace(
-        program,
-        name=f"{program.name}-{name}",
-        command=lambda flags, folder: [*program.command(flags, folder), *arguments],
-    )
-
-
 T = TypeVar("T")
 
 
@@ -151,6 +143,14 @@ def _this_server() -> Program:
         return arguments
 
     return Program(name=OURS, version=__version__, command=command)
+
+
+def _with_arguments(program: Program, name: str, arguments: Sequence[str]) -> Program:
+    return replace(
+        program,
+        name=f"{program.name}-{name}",
+        command=lambda flags, folder: [*program.command(flags, folder), *arguments],
+    )
 
 
 def _llama_server(given: Path | None) -> Program | None:
