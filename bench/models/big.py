@@ -53,6 +53,16 @@ def main(path: Path, n_layers: int = LLAMA_8B.n_layers) -> None:
 
 def write_dense_model(path: Path, name: str, shape: DenseShape) -> None:
     """Write a Llama with random weights. Equal arguments give equal bytes."""
+    writer = dense_writer(path, name, shape)
+    _add_weights(writer, shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def dense_writer(path: Path, name: str, shape: DenseShape) -> GGUFWriter:
+    """Return a writer that has everything but the weights."""
     writer = GGUFWriter(str(path), "llama", use_temp_file=False)
     writer.add_name(name)
     writer.add_context_length(131_072)
@@ -68,11 +78,16 @@ def write_dense_model(path: Path, name: str, shape: DenseShape) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.n_vocab)
     _add_tokenizer(writer, shape.n_vocab)
-    _add_weights(writer, shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return writer
+
+
+def fillers_of(n_vocab: int) -> range:
+    """Return the tokens that stand for no text of ours. Their texts are `filler0`, `filler1`..."""
+    return range(len(_byte_alphabet()) + len(_merges()), n_vocab - len(CONTROL))
+
+
+def filler_text(number: int) -> str:
+    return f"filler{number}"
 
 
 def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
@@ -80,7 +95,7 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     alphabet, merges = _byte_alphabet(), _merges()
     pieces = [merge.replace(" ", "") for merge in merges]
     n_text = n_vocab - len(CONTROL)
-    fillers = [f"filler{number}" for number in range(n_text - len(alphabet) - len(pieces))]
+    fillers = [filler_text(number) for number in range(len(fillers_of(n_vocab)))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*alphabet, *pieces, *fillers, *CONTROL])

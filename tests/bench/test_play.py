@@ -9,12 +9,16 @@ import pytest
 
 from rekindle.bench.meter import counts_in
 from rekindle.bench.peers.contenders import (
+    PEERS,
+    Flags,
     Program,
     RemoteServer,
     find_contenders,
+    find_variants,
     in_turn,
     remote_of,
 )
+from rekindle.bench.peers.drafts import DRAFTS, llama_server_drafts
 from rekindle.bench.peers.processes import DidNotStart, ServerProcess
 from rekindle.bench.play import Conditions, Play
 from rekindle.bench.report.results import Progress
@@ -56,6 +60,10 @@ def conditions(folder: Path) -> Conditions:
         is_quick=True,
         scratch=folder,
     )
+
+
+def flags(folder: Path) -> Flags:
+    return Flags(model=folder / "model.gguf", ctx_size=512, parallel=1, threads=1)
 
 
 def program(*command: str) -> Program:
@@ -176,3 +184,35 @@ def test_this_server_is_first_and_others_can_be_left_out() -> None:
         find_contenders(
             llama_server=None, remotes=[RemoteServer("rekindle", "http://x")], without=[]
         )
+
+
+def test_a_variant_of_this_server_does_not_draft(tmp_path: Path) -> None:
+    contenders = find_contenders(llama_server=None, remotes=[], without=PEERS)
+    [plain] = find_variants(contenders, llama_server=None, without=())
+    assert plain.name == "rekindle-no-drafts"
+    command = plain.command(flags(tmp_path), tmp_path)
+    assert command[-2:] == ["--speculate", "off"]
+    assert find_variants(contenders, llama_server=None, without=[plain.name]) == []
+
+
+def test_llama_server_is_measured_with_each_of_its_draft_settings(tmp_path: Path) -> None:
+    script = tmp_path / "llama-server"
+    script.write_text("#!/bin/sh\necho 'version: 1'\necho --spec-type --spec-ngram-mod-n-match\n")
+    script.chmod(0o755)
+    others = [name for name in PEERS if name != "llama-server"]
+    contenders = find_contenders(llama_server=script, remotes=[], without=others)
+    variants = find_variants(contenders, llama_server=script, without=["rekindle-no-drafts"])
+    assert [each.name for each in variants] == [f"llama-server-{name}" for name in DRAFTS]
+    for variant in variants:
+        command = variant.command(flags(tmp_path), tmp_path)
+        assert command[0] == str(script)
+        assert "--spec-type" in command
+
+
+def test_draft_flags_are_those_of_the_version_of_llama_server() -> None:
+    new = llama_server_drafts("--spec-type --spec-ngram-mod-n-match\n--draft-max: removed")
+    old = llama_server_drafts("--spec-type --draft-max N")
+    assert new.keys() == old.keys() == DRAFTS.keys()
+    assert "--draft-max" not in {flag for arguments in new.values() for flag in arguments}
+    assert "--draft-max" in old["ngram-mod"]
+    assert not llama_server_drafts("--model FNAME")

@@ -1,7 +1,7 @@
 """Tables and files of a benchmark: medians over rounds, missing values, and reloading."""
 
 import csv
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rekindle.bench.report.report import (
     Cell,
     Grid,
     amplification_grid,
+    decode_grid,
     grids_of,
     load_run,
     main,
@@ -24,7 +25,7 @@ from rekindle.bench.report.report import (
     throughput_grid,
     write_report,
 )
-from rekindle.bench.report.results import BurstRow, RequestRow, Run, WorkloadRow
+from rekindle.bench.report.results import BurstRow, MeasuredServer, RequestRow, Run, WorkloadRow
 from rekindle.bench.report.summary import notes_of
 from tests.support.bench_runs import burst_row, request_row, run_of, silent_row, workload_row
 
@@ -75,6 +76,52 @@ def test_a_number_is_the_median_of_the_rounds_in_which_it_is_known() -> None:
         )
     )
     assert texts(amplification_grid(run)) == [["loop", "40,000", "5,000", "1.500", "-"]]
+
+
+def drafts_run() -> Run:
+    rates = {"rekindle": (300.0, 220.0, 330.0), "rekindle-no-drafts": (100.0, 110.0, 110.0)}
+    run = run_of(
+        *(
+            workload_row(
+                "rewrite",
+                server,
+                round=number,
+                decode_tokens_per_second=rate,
+                drafted_tokens=100 * (server == "rekindle"),
+                accepted_tokens=90 * (server == "rekindle"),
+            )
+            for server, by_round in rates.items()
+            for number, rate in enumerate(by_round)
+        ),
+        workload_row("agent-loop", "rekindle"),
+        servers=(),
+    )
+    servers = (
+        MeasuredServer("rekindle", "1.0"),
+        MeasuredServer("rekindle-no-drafts", "1.0", is_variant=True),
+    )
+    return replace(run, contenders=servers)
+
+
+def test_decode_rates_stand_beside_their_ratio_to_this_server_without_drafts() -> None:
+    assert texts(decode_grid(drafts_run())) == [
+        ["rewrite", "rekindle", "300.0", "3.00", "300", "90%"],
+        ["rewrite", "rekindle-no-drafts", "110.0", "1.00", "0", "-"],
+    ]
+
+
+def test_tables_of_prefill_have_no_variants_and_no_workloads_that_measure_decoding() -> None:
+    grid = amplification_grid(drafts_run())
+    assert grid.headings == ["workload", "prompt", "floor", "rekindle"]
+    assert [row[0].text for row in grid.rows] == ["agent-loop"]
+
+
+def test_a_run_that_measures_only_decoding_has_one_table_and_no_pictures(tmp_path: Path) -> None:
+    run = drafts_run()
+    run = replace(run, workloads=tuple(row for row in run.workloads if row.workload == "rewrite"))
+    assert [grid.title for grid in grids_of(run)] == ["Decoding, tokens per second"]
+    assert not [path for path in write_report(run, tmp_path) if path.suffix == ".svg"]
+    assert load_run(tmp_path) == run
 
 
 def test_workloads_and_servers_keep_their_order() -> None:

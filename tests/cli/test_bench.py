@@ -5,6 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from rekindle.bench.workloads.drafts import DRAFT_WORKLOADS
 from rekindle.bench.workloads.workloads import WORKLOADS
 from rekindle.cli import app
 from rekindle.errors import StartupError
@@ -20,7 +21,8 @@ def test_the_list_names_every_workload_with_a_line() -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     names = [line.split()[0] for line in lines]
-    assert names == [*(each.name for each in WORKLOADS), "recorded", "throughput"]
+    known, drafts = ([each.name for each in group] for group in (WORKLOADS, DRAFT_WORKLOADS))
+    assert names == [*known, "recorded", *drafts, "throughput"]
     assert all(len(line.split()) > 3 for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""A server that speaks chat completions and little else, in threads of this process."""
+"""A server that speaks completions and little else, in threads of this process."""
 
 import json
 import threading
@@ -14,9 +14,10 @@ MEET_SECONDS = 10.0
 class FakeOpenAI:
     """Remembers requests. `meet`: the first replies wait until so many requests are there."""
 
-    def __init__(self, *, meet: int, refuses: bool) -> None:
+    def __init__(self, *, meet: int, refuses: bool, drafts: bool) -> None:
         self.url = ""
         self.refuses = refuses
+        self.drafts = drafts
         self.bodies: list[Body] = []
         self.most_at_once = 0
         self._meet = meet
@@ -38,6 +39,13 @@ class FakeOpenAI:
             self._n_running -= 1
 
     def frames(self, body: Body) -> Iterator[Body]:
+        if "prompt" in body:
+            for piece, finish in ((" Done", None), (". ", "length")):
+                yield {"choices": [{"index": 0, "text": piece, "finish_reason": finish}]}
+            timings = {"draft_n": 10, "draft_n_accepted": 9} if self.drafts else {}
+            usage = {"prompt_tokens": len(body["prompt"]) // 4, "completion_tokens": 4}
+            yield {"choices": [], "usage": usage, "timings": timings}
+            return
         if body.get("tool_choice") == "required":
             number = len(self.bodies)
             for index, piece in enumerate(['{"folder":', '"docs"}']):
@@ -59,8 +67,10 @@ def _chunk(delta: Body, finish: str | None = None) -> Body:
 
 
 @contextmanager
-def fake_openai(meet: int = 1, *, refuses: bool = False) -> Iterator[FakeOpenAI]:
-    fake = FakeOpenAI(meet=meet, refuses=refuses)
+def fake_openai(
+    meet: int = 1, *, refuses: bool = False, drafts: bool = False
+) -> Iterator[FakeOpenAI]:
+    fake = FakeOpenAI(meet=meet, refuses=refuses, drafts=drafts)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -71,7 +81,7 @@ def fake_openai(meet: int = 1, *, refuses: bool = False) -> Iterator[FakeOpenAI]
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path != "/v1/chat/completions":
+            if self.path not in ("/v1/chat/completions", "/v1/completions"):
                 self._answer(404, b"{}")
             elif fake.refuses:
                 self._answer(500, b'{"error": {"message": "out of memory"}}')

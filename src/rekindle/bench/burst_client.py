@@ -18,6 +18,9 @@ from rekindle.replay.stream import ReplyFailed, StreamReader
 BURST_LIMIT_SECONDS = 600
 
 
+Prompt = str | list[int]  # text, or token ids
+
+
 class BurstFailed(RekindleError):
     """A burst failed, so there is nothing to compare."""
 
@@ -25,7 +28,7 @@ class BurstFailed(RekindleError):
 @dataclass(frozen=True, slots=True)
 class Burst:
     port: int
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     max_tokens: int
     cache_prompt: bool = False
 
@@ -36,6 +39,9 @@ class StreamResult:
     n_prompt: int
     n_generated: int  # at least one for each piece
     server_decode_rate: float | None  # by the server's own `timings`
+    text: str = ""
+    n_drafted: int = 0
+    n_accepted: int = 0  # of the drafted tokens
 
 
 ArrivedLine = tuple[float, bytes]  # seconds from the start of the burst, text
@@ -70,7 +76,7 @@ async def stream_all(burst: Burst) -> list[StreamResult]:
     return [summarise(lines) for lines in streams]
 
 
-def http_request(prompt: str, burst: Burst) -> bytes:
+def http_request(prompt: Prompt, burst: Burst) -> bytes:
     body = json.dumps(
         {
             "prompt": prompt,
@@ -113,7 +119,16 @@ def summarise(lines: list[ArrivedLine]) -> StreamResult:
     counts = reader.counts()
     if counts.n_prompt is None or counts.n_reply is None or not text_seconds:
         raise ReplyFailed("The stream ended without text or without usage.")
-    return StreamResult(text_seconds, counts.n_prompt, counts.n_reply, reader.decode_rate())
+    drafted = reader.drafted()
+    return StreamResult(
+        text_seconds,
+        counts.n_prompt,
+        counts.n_reply,
+        reader.decode_rate(),
+        reader.text,
+        drafted.n_tokens,
+        drafted.n_accepted,
+    )
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class Play:
             n_prefilled=n_prefilled,
             usage=await stage.end_process(),
             notes=[*self._shortcomings(), *stage.notes, *_remarks(stage, counted, n_prefilled)],
+            decoded=stage.decoded,
         )
         self._progress.add(row, request_rows(self._played, traffic, counted))
 

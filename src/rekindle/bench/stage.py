@@ -44,6 +44,7 @@ class Stage:
     on_request: Callable[[str], None]
     traffic: StageTraffic = field(default_factory=StageTraffic)
     notes: list[str] = field(default_factory=list)
+    decoded: list[Outcome] = field(default_factory=list)  # replies whose decode speed counts
     server: Server = field(init=False)
     _began: float = 0.0
     _n_prefilled_before: int = 0  # by processes that have ended

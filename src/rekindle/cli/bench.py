@@ -83,15 +83,16 @@ def bench(
     Peers are llama-server, xllamacpp and llama_cpp.server if they are installed, and each
     --peer. Run nothing else on the machine meanwhile.
     """
+    from rekindle.bench.workloads.drafts import DRAFT_WORKLOADS
     from rekindle.bench.workloads.recorded import recorded_workload
     from rekindle.bench.workloads.workloads import WORKLOADS
 
-    known = (*WORKLOADS, recorded_workload(trace))
+    known = (*WORKLOADS, recorded_workload(trace), *DRAFT_WORKLOADS)
     if list_names:
         _print_list(known)
         return
     from rekindle.bench.machine import load_warning
-    from rekindle.bench.peers.contenders import find_contenders, remote_of
+    from rekindle.bench.peers.contenders import find_contenders, find_variants, remote_of
     from rekindle.bench.play import Conditions
     from rekindle.bench.run import Plan
     from rekindle.bench.throughput import QUICK_BURSTS, BurstPlan
@@ -102,12 +103,19 @@ def bench(
     chosen = _chosen(known, only)
     folder = _folder(out)
     bursts = QUICK_BURSTS if quick else BurstPlan(n_rounds=max(rounds, 3))
+    contenders = find_contenders(
+        llama_server=llama_server,
+        remotes=[remote_of(text) for text in peer or ()],
+        without=without or (),
+    )
+    variants = (
+        find_variants(contenders, llama_server=llama_server, without=without or ())
+        if any(each.measures_decode for each in chosen)
+        else ()
+    )
     plan = Plan(
-        contenders=find_contenders(
-            llama_server=llama_server,
-            remotes=[remote_of(text) for text in peer or ()],
-            without=without or (),
-        ),
+        contenders=contenders,
+        variants=variants,
         workloads=chosen,
         bursts=bursts if only is None or THROUGHPUT in only else None,
         conditions=Conditions(
@@ -179,7 +187,10 @@ def _run(plan: "Plan", console: Console) -> "tuple[Run, bool]":
         model=plan.conditions.model.name,
         commit=commit_label(),
         command=" ".join(["rekindle", *sys.argv[1:]]),
-        contenders=tuple(MeasuredServer(each.name, each.version) for each in plan.contenders),
+        contenders=(
+            *(MeasuredServer(each.name, each.version) for each in plan.contenders),
+            *(MeasuredServer(each.name, each.version, is_variant=True) for each in plan.variants),
+        ),
         requests=tuple(progress.requests),
         workloads=tuple(progress.workloads),
         bursts=tuple(progress.bursts),

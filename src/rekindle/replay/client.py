@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from rekindle.errors import StartupError
+from rekindle.generation.drafts import DraftCount
 from rekindle.priming.files import Body
 from rekindle.priming.stream import refusal_in
 from rekindle.replay.shape import Schedule
@@ -44,6 +45,7 @@ class Outcome:
     counts: Counts = NO_COUNTS
     text: str | None = None  # None: the reply has more than text
     message: Body | None = None  # the reply of a chat completion
+    drafted: DraftCount = field(default_factory=DraftCount)
     error: str | None = None
 
 
@@ -118,6 +120,7 @@ class Server:
             counts=reader.counts(),
             text=reader.text if reader.is_plain else None,
             message=reader.message(),
+            drafted=reader.drafted(),
         )
 
     def _model_for(self, recorded: object) -> str | None:

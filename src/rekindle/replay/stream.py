@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import RekindleError
+from rekindle.generation.drafts import DraftCount
 from rekindle.priming.stream import account_in
 
 Json = dict[str, Any]
@@ -81,6 +82,11 @@ class StreamReader:
         if n_cached is not None and n_prefilled is not None and n_prompt is None:
             n_prompt = n_cached + n_prefilled
         return Counts(n_prompt, n_cached, n_prefilled, n_reply)
+
+    def drafted(self) -> DraftCount:
+        """Return the drafted and accepted tokens of the reply. A server without drafts has none."""
+        names = ("draft_n", "draft_n_accepted")
+        return DraftCount(*(_first_int(self._timings.get(name)) or 0 for name in names))
 
     def decode_rate(self) -> float | None:
         """Return the tokens per second by the server's own timings. None: it reports none."""

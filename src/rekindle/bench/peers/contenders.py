@@ -9,15 +9,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from rekindle import __version__
+from rekindle.bench.peers.drafts import DRAFTS, llama_server_drafts
 from rekindle.errors import StartupError
 
 OURS = "rekindle"
-PEERS = ("llama-server", "xllamacpp", "llama_cpp.server")  # measured if installed
+LLAMA_SERVER = "llama-server"
+NO_DRAFTS = "no-drafts"
+PEERS = (LLAMA_SERVER, "xllamacpp", "llama_cpp.server")  # measured if installed
+WITHOUT_DRAFTS = f"{OURS}-{NO_DRAFTS}"
+VARIANTS = (WITHOUT_DRAFTS, *(f"{LLAMA_SERVER}-{name}" for name in DRAFTS))
 MIB = 2**20
 PACKAGED = ("fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
 RAM_CACHE_BYTES = 2 << 30  # default of llama_cpp.server
@@ -86,9 +91,29 @@ def find_contenders(
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StartupError(f"--peer {doubled[0]}: another server has this name.")
     for name in without:
-        if name not in (*names, *PEERS):
+        if name not in (*names, *PEERS, *VARIANTS):
             raise StartupError(f"--without {name}: there is no such server.")
     return [each for each in known if each.name not in without]
+
+
+def find_variants(
+    contenders: Sequence[Contender], *, llama_server: Path | None, without: Sequence[str]
+) -> list[Program]:
+    """Return the contenders with other settings of their drafts, which few workloads compare."""
+    variants = []
+    for program in contenders:
+        if isinstance(program, RemoteServer):
+            continue
+        if program.name == OURS:
+            variants.append(_with_arguments(program, NO_DRAFTS, ("--speculate", "off")))
+        elif program.name == LLAMA_SERVER:
+            found = _llama_server_path(llama_server)
+            arguments_of = llama_server_drafts(_output_of([str(found), "--help"]))
+            variants += [
+                _with_arguments(program, name, arguments)
+                for name, arguments in arguments_of.items()
+            ]
+    return [each for each in variants if each.name not in without]
 
 
 T = TypeVar("T")
@@ -120,12 +145,24 @@ def _this_server() -> Program:
     return Program(name=OURS, version=__version__, command=command)
 
 
+def _with_arguments(program: Program, name: str, arguments: Sequence[str]) -> Program:
+    return replace(
+        program,
+        name=f"{program.name}-{name}",
+        command=lambda flags, folder: [*program.command(flags, folder), *arguments],
+    )
+
+
 def _llama_server(given: Path | None) -> Program | None:
-    found = given or shutil.which("llama-server")
+    found = _llama_server_path(given)
     if found is None:
         return None
     command = [str(found), "--no-webui", "--jinja", "--metrics"]
-    return _llama_cpp_program("llama-server", _llama_server_version(str(found)), command)
+    return _llama_cpp_program(LLAMA_SERVER, _llama_server_version(str(found)), command)
+
+
+def _llama_server_path(given: Path | None) -> Path | str | None:
+    return given or shutil.which(LLAMA_SERVER)
 
 
 def _xllamacpp() -> Program | None:
@@ -187,11 +224,13 @@ def _packaged() -> Program | None:
 
 
 def _llama_server_version(program: str) -> str:
-    try:
-        result = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=True, timeout=30
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise StartupError(f"`{program} --version` failed: {error}.") from error
-    lines = (result.stdout + result.stderr).splitlines()
+    lines = _output_of([program, "--version"]).splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if "version:" in line), "unknown")
+
+
+def _output_of(command: Sequence[str]) -> str:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartupError(f"`{' '.join(command)}` failed: {error}.") from error
+    return result.stdout + result.stderr

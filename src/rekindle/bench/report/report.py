@@ -17,11 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rekindle.bench.peers.contenders import WITHOUT_DRAFTS
 from rekindle.bench.report import plots
 from rekindle.bench.report.results import BurstRow, RequestRow, Run, WorkloadRow
 from rekindle.bench.report.summary import (
     Measure,
+    acceptance_of,
     bursts_of,
+    decode_rates_of,
+    decode_workloads_of,
     failures_of,
     medians,
     n_rounds_of,
@@ -120,7 +124,7 @@ def print_report(run: Run, console: Console) -> None:
 
 
 def write_report(run: Run, folder: Path) -> list[Path]:
-    """Write all files and return their paths. A run of bursts alone has no pictures."""
+    """Write all files and return their paths. Only workloads that measure prefill have pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     tables: dict[str, tuple[type[Any], Sequence[Any]]] = {
         "requests.csv": (RequestRow, run.requests),
@@ -130,7 +134,7 @@ def write_report(run: Run, folder: Path) -> list[Path]:
     for name, (kind, rows) in tables.items():
         write_csv(folder / name, [field.name for field in fields(kind)], map(astuple, rows))
     texts = {"report.md": markdown_of(run), JSON_NAME: _RUN.dump_json(run, indent=1).decode()}
-    if run.workloads:
+    if workloads_of(run):
         texts |= {name: draw(run) for name, draw in PLOTS.items()}
     for name, text in texts.items():
         (folder / name).write_text(text.rstrip("\n") + "\n", "utf-8", newline="\n")
@@ -144,9 +148,11 @@ def load_run(folder: Path) -> Run:
 def grids_of(run: Run) -> list[Grid]:
     """Return the tables of everything that was measured."""
     grids = []
-    if run.workloads:
+    if workloads_of(run):
         grids.append(amplification_grid(run))
         grids += [pair_grid(run, pair) for pair in (FIRST_TOKEN, SPEED, COST)]
+    if decode_workloads_of(run):
+        grids.append(decode_grid(run))
     if run.bursts:
         grids.append(throughput_grid(run))
     return grids
@@ -183,6 +189,29 @@ def amplification_grid(run: Run) -> Grid:
         " is marked, unless it has failed requests. Prompt and floor tokens are counted on"
         f" {servers[0]}, or else on the next server that has counts.",
         ["workload", "prompt", "floor", *servers],
+        rows,
+    )
+
+
+def decode_grid(run: Run) -> Grid:
+    """Return one row for each server, because variants make more servers than fit in columns."""
+    rows = []
+    for workload in decode_workloads_of(run):
+        rates = decode_rates_of(run, workload)
+        for server, by_round in rates.items():
+            if not by_round:
+                continue
+            ratio = ratio_of(by_round, rates.get(WITHOUT_DRAFTS, {}))
+            drafts = acceptance_of(run, workload, server)
+            share = drafts.n_accepted / drafts.n_tokens if drafts.n_tokens else None
+            cells = [server, _rate(by_round), decimal_text(ratio, 2), count_text(drafts.n_tokens)]
+            shown = NOTHING if share is None else f"{share:.0%}"
+            rows.append([Cell(workload), *map(Cell, (*cells, shown))])
+    return Grid(
+        "Decoding, tokens per second",
+        f"By the client's clock, after the first token. The ratio is to {WITHOUT_DRAFTS}, the"
+        " median of each round's ratio. Drafted tokens are those of all rounds.",
+        ["workload", "server", "tokens/s", "ratio", "drafted", "accepted"],
         rows,
     )
 

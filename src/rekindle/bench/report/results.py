@@ -43,6 +43,9 @@ class WorkloadRow:
     written_bytes: int | None  # to disk
     peak_memory_bytes: int | None
     note: str | None  # why values are missing or not comparable
+    decode_tokens_per_second: float | None = None  # of workloads that measure it
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class Progress:
 class MeasuredServer:
     name: str
     version: str
+    is_variant: bool = False  # a contender with other draft settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

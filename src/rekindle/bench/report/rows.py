@@ -42,6 +42,7 @@ def workload_row(
     n_prefilled: int | None,
     usage: ProcessUsage,
     notes: Sequence[str],
+    decoded: Sequence[Outcome] = (),
 ) -> WorkloadRow:
     outcomes, answered = traffic.outcomes, traffic.answered
     firsts = [t for each in answered if (t := each.first_token_seconds) is not None]
@@ -65,6 +66,9 @@ def workload_row(
         written_bytes=usage.written_bytes,
         peak_memory_bytes=usage.peak_memory_bytes,
         note="; ".join(dict.fromkeys(notes)) or None,
+        decode_tokens_per_second=decode_rate(decoded),
+        drafted_tokens=sum(each.drafted.n_tokens for each in decoded),
+        accepted_tokens=sum(each.drafted.n_accepted for each in decoded),
     )
 
 
@@ -73,6 +77,20 @@ def nothing_row(played: Played, reason: str) -> WorkloadRow:
     return workload_row(
         played, StageTraffic(), {}, n_prefilled=None, usage=ProcessUsage(), notes=[reason]
     )
+
+
+def decode_rate(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the tokens per second of replies, after the first token of each.
+
+    The client's clock measures it, the same way for every server. None: nothing was measured.
+    """
+    n_tokens, seconds = 0, 0.0
+    for outcome in outcomes:
+        first, n_reply = outcome.first_token_seconds, outcome.counts.n_reply
+        if first is not None and n_reply is not None:
+            n_tokens += n_reply - 1
+            seconds += outcome.seconds - first
+    return n_tokens / seconds if seconds else None
 
 
 def busy_seconds(outcomes: Sequence[Outcome]) -> float:

@@ -6,6 +6,7 @@ from statistics import median
 from textwrap import shorten
 
 from rekindle.bench.report.results import Run, WorkloadRow
+from rekindle.generation.drafts import DraftCount
 
 LONGEST_ERROR = 160  # characters; picked: some servers reply with a traceback
 
@@ -14,11 +15,40 @@ Measure = Callable[[WorkloadRow], float | None]
 
 
 def workloads_of(run: Run) -> list[str]:
-    return list(dict.fromkeys(row.workload for row in run.workloads))
+    """Return the workloads that measure prefill. Those that measure decoding have a table."""
+    decoding = decode_workloads_of(run)
+    return [name for name in _all_workloads(run) if name not in decoding]
+
+
+def decode_workloads_of(run: Run) -> list[str]:
+    measured = {row.workload for row in run.workloads if row.decode_tokens_per_second is not None}
+    return [name for name in _all_workloads(run) if name in measured]
 
 
 def servers_of(run: Run) -> list[str]:
-    return [contender.name for contender in run.contenders]
+    """Return the servers without variants, which play few workloads."""
+    return [each.name for each in run.contenders if not each.is_variant]
+
+
+def decode_rates_of(run: Run, workload: str) -> dict[str, dict[int, float]]:
+    """Return the tokens per second of a workload by server and round, in the servers' order."""
+    found: dict[str, dict[int, float]] = {each.name: {} for each in run.contenders}
+    for row in run.workloads:
+        if row.workload == workload and (rate := row.decode_tokens_per_second) is not None:
+            found.setdefault(row.server, {})[row.round] = rate
+    return found
+
+
+def acceptance_of(run: Run, workload: str, server: str) -> DraftCount:
+    """Return the drafted and the accepted tokens of all rounds."""
+    rows = [row for row in run.workloads if (row.workload, row.server) == (workload, server)]
+    return DraftCount(
+        sum(row.drafted_tokens for row in rows), sum(row.accepted_tokens for row in rows)
+    )
+
+
+def _all_workloads(run: Run) -> list[str]:
+    return list(dict.fromkeys(row.workload for row in run.workloads))
 
 
 def n_rounds_of(run: Run) -> int:
@@ -83,7 +113,7 @@ def _written_notes(run: Run) -> Iterator[str]:
             workloads.setdefault((row.server, row.note), []).append(row.workload)
     for (server, note), names in workloads.items():
         unique = list(dict.fromkeys(names))
-        where = "all workloads" if unique == workloads_of(run) else ", ".join(unique)
+        where = "all workloads" if unique == _all_workloads(run) else ", ".join(unique)
         yield f"{server}, {where}: {note}"
 
 

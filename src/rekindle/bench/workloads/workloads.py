@@ -161,6 +161,7 @@ class Workload:
     cache_ram_mib: int | None = None
     calls_tools: bool = False  # by the API; else as text
     template: Path | None = None  # None: the model's own
+    measures_decode: bool = False  # of its replies, also on servers with other draft settings
 
     def template_for(self, *, shows_tools: bool) -> Path | None:
         """Return the template to set. None: the model's own will do."""
