@@ -2,8 +2,9 @@
 
     python -m tests.campaigns.drafts [--prompts 30] [--model FILE]
 
-Each prompt is asked of a server without drafts, then twice of one with them: new, and again (drafted
-from the earlier reply); and once more without, beside other streams. A difference must be a near tie:
+Each prompt is asked of a server without drafts, then twice of one with them: new, and again
+(drafted from the earlier reply); and once more without, beside other streams. Where two replies
+differ, it must be a near tie:
 by plain decoding the two tokens are at most MAX_TIE nats apart. Exits with 1 otherwise.
 """
 
