@@ -177,6 +177,10 @@ class AuditedBackend:
         self.inner.trim_slot(slot, n_keep)
         del self._held[slot][n_keep:]
 
+    def drop_draft(self, slot: int, n_keep: int) -> None:
+        self.inner.drop_draft(slot, n_keep)
+        del self._held[slot][n_keep:]
+
     def copy_slot(self, source: int, target: int) -> None:
         assert not self._held[target]
         self.inner.copy_slot(source, target)

@@ -230,6 +230,10 @@ class FakeBackend:
         self._free(held.cells[n_keep:])
         del held.tokens[n_keep:], held.cells[n_keep:]
 
+    def drop_draft(self, slot: int, n_keep: int) -> None:
+        assert n_keep > 0
+        self.trim_slot(slot, n_keep)
+
     def copy_slot(self, source: int, target: int) -> None:
         assert target not in self.slots
         self._assert_usable(source)

@@ -88,6 +88,13 @@ class Backend(Protocol):
         """Drop all but the first `n_keep` positions. Only after `can_trim` returned True."""
         ...
 
+    def drop_draft(self, slot: int, n_keep: int) -> None:
+        """Drop positions that the last decode has added, all but the first `n_keep` of the slot.
+
+        Only for models whose rows can be dropped.
+        """
+        ...
+
     def copy_slot(self, source: int, target: int) -> None:
         """Make the empty `target` equal to `source`; rows are shared, not copied."""
         ...

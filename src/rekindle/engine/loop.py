@@ -130,6 +130,7 @@ class EngineLoop:
         self._questions = QuestionQueue(prefixes, self._time, self._activity)
         self._reports = Reports(cache, self.outbox)
         self._speculation = Speculation(self._backend, self._slots, cache)
+        cache.texts.is_wanted = self._speculation.off_because is None
         restorer = Restorer(*holders, self._activity)
         placement = Placement(*holders, restorer)
         self._admission = Admission(
@@ -308,13 +309,16 @@ class EngineLoop:
                 n_rows += 1
             else:
                 self._run_queue.finish(sequence, StopCause.LENGTH)
-        n_accepted = 0
+        began, n_sampled, n_accepted = time.perf_counter(), 0, 0
         while complete:  # again for each drafted token that was right
+            n_sampled += len(complete)
             samplers = [sequence.sampler for sequence, _ in complete]
             results = self._backend.sample(samplers, [row + n_accepted for _, row in complete])
             sampled = zip(complete, results, strict=True)
             complete = [each for each, result in sampled if self._take(each[0], result, n_accepted)]
             n_accepted += 1
+        if n_sampled:
+            self._speculation.observe_sampling(n_sampled, time.perf_counter() - began)
 
     def _take(self, sequence: Sequence, result: TokenSampled | Exception, n_accepted: int) -> bool:
         """Take what was sampled behind `n_accepted` drafted tokens.

@@ -195,6 +195,12 @@ class LlamaBackend:
         is_done = self._memory.clear(slot, n_keep)
         assert is_done
 
+    def drop_draft(self, slot: int, n_keep: int) -> None:
+        # A decode reuses only cells outside the window of its first position. So the window before
+        # the cut is whole, whatever its kind.
+        is_done = self._memory.clear(slot, n_keep)
+        assert is_done
+
     def copy_slot(self, source: int, target: int) -> None:
         """Copy `source` into the empty `target`. Only an opaque model's rows are duplicated."""
         if self.traits.model_class is ModelClass.OPAQUE:

@@ -81,17 +81,17 @@ def test_a_draft_ends_before_an_end_of_turn() -> None:
 
 def test_what_was_deleted_is_not_drafted() -> None:
     reply = Reply([1, 2, 3], earlier=[5, 6, 7, 8]).add(5)
-    reply.drafter.forget()
+    reply.drafter.forget(is_private=False)
     assert reply.draft() is None
     assert reply.add(6, 7).draft() is None
     lost = Reply([1, 2, 3], earlier=[5, 6, 7, 8]).add(9)
-    lost.drafter.forget()
+    lost.drafter.forget(is_private=False)
     assert lost.add(6, 7).draft() is None
 
 
 def test_the_own_tokens_survive_a_deletion_of_others() -> None:
     reply = Reply([*range(10, 60), 1]).add(20, 21, 22)
-    reply.drafter.forget()
+    reply.drafter.forget(is_private=False)
     assert reply.draft(1) == Draft(DraftSource.CONTEXT, [23])
 
 
@@ -117,3 +117,19 @@ def test_a_long_prompt_is_read_over_several_steps() -> None:
     reply = Reply(prompt).add(50_000, 50_001, 50_002, 50_003)
     assert reply.add(500, 501, 502).draft(2) == Draft(DraftSource.CONTEXT, [503, 504])
     assert reply.add(50_000, 50_001, 50_002).draft(1) == Draft(DraftSource.CONTEXT, [50_003])
+
+
+def test_a_reply_that_became_private_asks_for_no_stored_text() -> None:
+    reply = Reply([1, 2, 3], stored={(3, 4, 5, 6): [7, 8, 9]})
+    reply.drafter.forget(is_private=True)
+    assert reply.add(4, 5, 6).draft() is None
+
+
+def test_a_stored_text_that_goes_on_in_the_next_answer_stays_certain() -> None:
+    text = list(range(10, 50))
+    stored = {(6, 7, 8, 9): text[:20], tuple(text[16:20]): text[20:]}
+    reply = Reply([5], stored=stored).add(6, 7, 8, 9)
+    unsure = reply.drafter.chances(Draft(DraftSource.STORE, [1]))
+    reply.add(*text[:20])
+    assert reply.draft(3) == Draft(DraftSource.STORE, text[20:23])
+    assert reply.drafter.chances(Draft(DraftSource.STORE, [1])) > unsure

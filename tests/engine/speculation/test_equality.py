@@ -32,10 +32,16 @@ class Asked:
 class Free:
     """Steps that cost the same, however many tokens they have: drafts are always worth it."""
 
-    def ratio(self, n_tokens: int, n_base: int) -> float:
+    def ratio(self, n_base: int, n_drafted: int, n_accepted: float) -> float:
         return 1.0
 
+    def is_stale(self, n_tokens: int) -> bool:
+        return False
+
     def observe(self, n_tokens: int, seconds: float) -> None:
+        pass
+
+    def observe_sampling(self, n_tokens: int, seconds: float) -> None:
         pass
 
 

@@ -1,18 +1,16 @@
 """How long drafts should be: as long as they are expected to make the step pay."""
 
-from collections.abc import Callable
-
 import pytest
 
-from rekindle.engine.speculation.lengths import KEPT, draft_lengths
-from rekindle.engine.speculation.step_costs import FORGET_STEPS, StepCosts
+from rekindle.engine.speculation.lengths import KEPT, Cost, draft_lengths
+from rekindle.engine.speculation.step_costs import FORGET_STEPS, STALE_STEPS, StepCosts
 
 SURE = [0.95**n for n in range(1, 17)]
 DOUBTFUL = [0.3**n for n in range(1, 17)]
 
 
-def linear(per_token: float) -> Callable[[int], float]:
-    return lambda n_drafted: 1 + per_token * n_drafted
+def linear(per_token: float) -> Cost:
+    return lambda n_drafted, n_accepted: 1 + per_token * n_drafted
 
 
 def test_a_sure_draft_is_long_where_tokens_are_cheap() -> None:
@@ -30,7 +28,7 @@ def test_nothing_is_drafted_where_it_does_not_pay() -> None:
 
 def test_a_jump_in_the_cost_is_overcome_by_a_longer_draft() -> None:
     """On a GPU, two tokens cost 1.5 steps and eight cost 1.7."""
-    assert draft_lengths([SURE], 64, lambda n: 1.5 + 0.03 * n)[0] == 16
+    assert draft_lengths([SURE], 64, lambda n, right: 1.5 + 0.03 * n)[0] == 16
 
 
 def test_the_likeliest_tokens_come_first() -> None:
@@ -45,7 +43,7 @@ def test_a_reply_without_a_draft_keeps_its_speed(per_token: float) -> None:
     cost = linear(per_token)
     lengths = draft_lengths([SURE, []], 64, cost)
     assert lengths[1] == 0
-    assert KEPT * cost(sum(lengths)) <= 1
+    assert KEPT * cost(sum(lengths), 0.0) <= 1
 
 
 def test_the_cost_of_a_width_is_measured() -> None:
@@ -53,16 +51,16 @@ def test_the_cost_of_a_width_is_measured() -> None:
     for _ in range(20):
         costs.observe(1, 0.010)
         costs.observe(4, 0.023)
-    assert costs.ratio(4, 1) == pytest.approx(2.3)
-    assert 1.0 < costs.ratio(2, 1) < costs.ratio(3, 1) < 2.3  # between the two
-    assert costs.ratio(8, 1) > 2.3
+    assert costs.ratio(1, 3, 0.0) == pytest.approx(2.3)
+    assert 1.0 < costs.ratio(1, 1, 0.0) < costs.ratio(1, 2, 0.0) < 2.3  # between the two
+    assert costs.ratio(1, 7, 0.0) > 2.3
 
 
 def test_an_unknown_width_looks_cheap_so_that_it_is_measured() -> None:
     costs = StepCosts()
-    assert costs.ratio(8, 1) < 2
+    assert costs.ratio(1, 7, 0.0) < 2
     costs.observe(1, 0.01)
-    assert costs.ratio(8, 1) < 2
+    assert costs.ratio(1, 7, 0.0) < 2
 
 
 def test_one_slow_step_does_not_decide() -> None:
@@ -71,14 +69,42 @@ def test_one_slow_step_does_not_decide() -> None:
         costs.observe(1, 0.01)
         costs.observe(2, 0.01)
     costs.observe(2, 10.0)
-    assert costs.ratio(2, 1) < 1.5
+    assert costs.ratio(1, 1, 0.0) < 1.5
 
 
 def test_a_width_that_was_not_measured_for_long_is_tried_again() -> None:
     costs = StepCosts()
     costs.observe(1, 0.01)
     costs.observe(8, 1.0)
-    assert costs.ratio(8, 1) > 50
+    assert costs.ratio(1, 7, 0.0) > 50
     for _ in range(2 * FORGET_STEPS):
         costs.observe(1, 0.01)
-    assert costs.ratio(8, 1) < 2
+    assert costs.ratio(1, 7, 0.0) < 2
+
+
+def test_the_width_of_a_step_without_drafts_is_measured_from_time_to_time() -> None:
+    costs = StepCosts()
+    assert costs.is_stale(1)
+    costs.observe(1, 0.01)
+    for _ in range(STALE_STEPS - 1):
+        assert not costs.is_stale(1)
+        costs.observe(8, 0.02)
+    costs.observe(8, 0.02)
+    assert costs.is_stale(1)
+
+
+def test_no_two_widths_cost_the_same_because_they_are_close() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(17, 0.054)
+        costs.observe(24, 0.068)
+    assert costs.ratio(17, 7, 0.0) == pytest.approx(0.068 / 0.054)
+
+
+def test_sampling_accepted_tokens_has_its_price() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(1, 0.010)
+        costs.observe(5, 0.010)
+        costs.observe_sampling(2, 0.020)
+    assert costs.ratio(1, 4, 4.0) == pytest.approx(3.0)

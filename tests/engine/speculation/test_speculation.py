@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 
+from rekindle.errors import ContextFull
 from rekindle.generation.drafts import DraftSource
 from rekindle.generation.events import Finished, StopCause
 from rekindle.generation.model_state import ModelClass
@@ -244,3 +245,35 @@ def test_a_stream_that_nothing_is_known_about_gets_plain_steps() -> None:
     asked = bench.ask("prose", text(50), 200)
     assert asked.tokens == expected_reply(bench.backend.tokens(0)[:50], 200)
     assert max(map(sum, bench.backend.batches[2:])) == 1
+
+
+def test_where_llama_cpp_has_no_room_for_a_draft_the_reply_goes_on_without() -> None:
+    class Tight(FakeBackend):
+        def decode(
+            self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
+        ) -> None:
+            if len(outputs) > len(set(slots)):
+                raise ContextFull("no room for drafts")
+            super().decode(tokens, positions, slots, outputs)
+
+    bench, prompt = drafting(Tight(n_draft_rows=16)), text(300)
+    first = bench.ask("first", prompt, 60)
+    bench.ask("idle", text(100), 2)
+    again = bench.ask("again", prompt, 60)
+    assert again.tokens == first.tokens
+    assert not drafted(bench, "again")
+    assert sum(slot.n_rows > 0 for slot in bench.loop.status().slots) >= 2  # none was evicted
+
+
+def test_a_prefill_is_not_delayed_by_the_drafts_of_others() -> None:
+    bench, prompt = drafting(FakeBackend(n_draft_rows=64, n_ubatch=128)), text(300)
+    bench.ask("first", prompt, 400)
+    bench.submit("again", prompt, 400)
+    for _ in range(4):
+        bench.step()
+    bench.submit("new", text(1000), 4)
+    n_batches = len(bench.backend.batches)
+    bench.run()
+    mixed = [batch for batch in bench.backend.batches[n_batches:] if max(batch) >= 64]
+    assert mixed
+    assert all(min(batch) <= 1 + 0.021 * max(batch) for batch in mixed if len(batch) > 1)

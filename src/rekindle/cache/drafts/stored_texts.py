@@ -18,7 +18,7 @@ from rekindle.cache.entry import BLOCK_TOKENS, TOKEN_BYTES, Key, Kind
 from rekindle.cache.index import Node, PrefixIndex, Where
 
 N = 4  # tokens that must agree
-BUDGET_BYTES = 32 * 2**20  # 6 million tokens; picked
+BUDGET_BYTES = 32 * 2**20  # at most; enough for 4 million tokens. Picked.
 MAX_FOUND = 64  # tokens of one answer; then the caller asks again. Picked.
 MAX_REPLY = 8192  # tokens of an earlier reply; picked
 NODE_BYTES = 128  # of a noted block, about
@@ -50,6 +50,7 @@ class StoredTexts:
         self._table = NgramTable(N, n_blocks * BLOCK_TOKENS)
         self._noted: list[_Noted | None] = [None] * n_blocks
         self._next = 0  # number of the next block; the oldest one is overwritten
+        self.is_wanted = True  # False: nothing is ever drafted
         self.n_deletions = 0  # since then, tokens that were found before may not be used
         self._fresh: deque[Node] = deque()
         self._known: deque[Node] = deque()
@@ -60,7 +61,7 @@ class StoredTexts:
 
     def note(self, node: Node) -> None:
         """Take a block that is new in the index. It is read later, in `advance`."""
-        if node.kind is not Kind.BLOCK:
+        if node.kind is not Kind.BLOCK or not self.is_wanted:
             return
         if Where.MEMORY in node.where:
             self._fresh.append(node)
@@ -137,8 +138,8 @@ class StoredTexts:
         return continued
 
     def _last_used(self, root: Key, siblings: Iterable[Node]) -> Node | None:
-        alive = (each for each in siblings if self._is_alive(root, each))
-        return max(islice(alive, MAX_SIBLINGS), key=_used_at, default=None)
+        alive = (each for each in islice(siblings, MAX_SIBLINGS) if self._is_alive(root, each))
+        return max(alive, key=_used_at, default=None)
 
     def _is_alive(self, root: Key, node: Node) -> bool:
         return bool(node.where) and not self._is_deleted(root, node)

@@ -119,9 +119,14 @@ class BatchRunner:
         self._activity.note(Activity.DECODE, numbers)
         started = time.perf_counter()
         try:
-            if not self._decode_with_room(tokens, positions, slots, outputs):
+            if not self._decode_with_room(
+                tokens, positions, slots, outputs, may_reclaim=not n_drafted
+            ):
                 return False
         except ContextFull:
+            if n_drafted:  # nobody makes room for a draft
+                self._speculation.narrow(plan)
+                return self._decode(plan)
             # By our count there were enough cells; llama.cpp decides.
             if self._run_queue.is_in_background:
                 self._run_queue.yield_background()
@@ -151,7 +156,13 @@ class BatchRunner:
         return True
 
     def _decode_with_room(
-        self, tokens: list[int], positions: list[int], slots: list[int], outputs: list[int]
+        self,
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        outputs: list[int],
+        *,
+        may_reclaim: bool,
     ) -> bool:
         """Return False if a slot is being stored to make room: retry in the next step."""
         while True:
@@ -159,7 +170,7 @@ class BatchRunner:
                 self._compute(tokens, positions, slots, outputs)
                 return True
             except ContextFull:
-                if self._run_queue.is_in_background:
+                if self._run_queue.is_in_background or not may_reclaim:
                     raise
                 reclaimed = self._saver.reclaim_one(must=True)
                 if reclaimed is Reclaimed.LATER:

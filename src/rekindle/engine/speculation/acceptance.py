@@ -46,9 +46,12 @@ class Rates:
 
     def chances(self, source: DraftSource, n_matched: int, n_tokens: int) -> Iterator[float]:
         """Yield for each token of a draft the chance that it and all before it are right."""
-        chance = 1.0
+        chance, rate, last = 1.0, 0.0, -1
         for n_matched_then in range(n_matched, n_matched + n_tokens):
-            chance *= self._rate(source, _bucket(n_matched_then))
+            bucket = _bucket(n_matched_then)
+            if bucket != last:
+                rate, last = self._rate(source, bucket), bucket
+            chance *= rate
             yield chance
 
     def _rate(self, source: DraftSource, bucket: int) -> float:

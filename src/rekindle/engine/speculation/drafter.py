@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rekindle.cache.drafts.stored_texts import N as N_STORED
 from rekindle.engine.speculation.acceptance import Rates
 from rekindle.engine.speculation.own_context import OwnContext
 from rekindle.generation.drafts import DraftSource
@@ -67,8 +68,10 @@ class Drafter:
                 if followed.at + 1 < len(followed.text):
                     self._followed = followed._replace(at=followed.at + 1)
                     return
+                self._lost = None
             else:
                 self._lost, self._n_lost = followed, 0
+                self._n_matched = 0
             self._followed = None
         self._seek()
 
@@ -88,8 +91,13 @@ class Drafter:
         """Return for each token the chance that it and all before it are right."""
         return list(self._rates.chances(draft.source, self._n_matched, len(draft.tokens)))
 
-    def forget(self) -> None:
-        """Drop all but the reply's own tokens: other texts were deleted."""
+    def forget(self, *, is_private: bool) -> None:
+        """Drop all but the reply's own tokens: other texts were deleted.
+
+        A reply that has become private never asks for others again.
+        """
+        if is_private:
+            self._find_stored = None
         for followed in (self._followed, self._lost):
             if followed is not None and followed.source is not DraftSource.CONTEXT:
                 self._followed = self._lost = None
@@ -119,12 +127,14 @@ class Drafter:
 
     def _found_stored(self) -> _Followed | None:
         found = self._find_stored(self._tokens) if self._find_stored is not None else []
-        return self._follow(DraftSource.STORE, found, 0, n_matched=4) if found else None
+        if not found:
+            return None
+        # At the end of one answer the same text goes on in the next one.
+        self._n_matched = max(self._n_matched, N_STORED)
+        return _Followed(DraftSource.STORE, found, 0)
 
-    def _follow(
-        self, source: DraftSource, text: Sequence[int], at: int, n_matched: int | None = None
-    ) -> _Followed:
-        self._n_matched = self._match(text, at) if n_matched is None else n_matched
+    def _follow(self, source: DraftSource, text: Sequence[int], at: int) -> _Followed:
+        self._n_matched = self._match(text, at)
         return _Followed(source, text, at)
 
     def _match(self, text: Sequence[int], at: int) -> int:

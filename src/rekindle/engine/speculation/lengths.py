@@ -6,14 +6,15 @@ LEAST_GAIN = 1.03  # below it, drafts are not worth their risk; picked
 KEPT = 0.98  # of its speed, that each reply in the step keeps: docs/decisions/0042
 
 
-def draft_lengths(
-    chances: Sequence[Sequence[float]], n_room: int, cost: Callable[[int], float]
-) -> list[int]:
+# How much longer a step takes with so many drafted tokens, of which so many will be right.
+Cost = Callable[[int, float], float]
+
+
+def draft_lengths(chances: Sequence[Sequence[float]], n_room: int, cost: Cost) -> list[int]:
     """Return a length for each reply of the step, for the most expected tokens per second.
 
     `chances` has for each reply the chance of each drafted token and all before it to be right;
-    none for a reply without a draft. `cost` returns how much longer the step takes with that many
-    drafted tokens in it.
+    none for a reply without a draft.
     """
     best = [0] * len(chances)
     likely = sorted(
@@ -28,7 +29,7 @@ def draft_lengths(
         lengths[index] += 1
         expected[index] += chance
         total += chance
-        longer = cost(n_drafted)
+        longer = cost(n_drafted, total - len(chances))
         gain = total / len(chances) / longer
         if gain > best_gain and min(expected) >= KEPT * longer:
             best, best_gain = list(lengths), gain

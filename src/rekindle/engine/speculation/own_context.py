@@ -7,7 +7,7 @@ import numpy as np
 from rekindle.cache.drafts.ngrams import NgramTable
 
 N = 3  # tokens that must agree
-TOKENS_PER_STEP = 8192  # of a prompt that are read in one step: half a millisecond
+TOKENS_PER_STEP = 2048  # of a prompt that are read in one step: up to a few milliseconds
 MIN_SLOTS = 1024
 
 

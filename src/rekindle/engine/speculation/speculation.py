@@ -5,6 +5,7 @@ the sequence's own sampler, as long as the draft was right. The rows behind are 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.backend import Backend
@@ -13,7 +14,7 @@ from rekindle.engine.sequence import DECODING, Sequence
 from rekindle.engine.slots import Slots
 from rekindle.engine.speculation.acceptance import Rates, engine_rates, reply_rates
 from rekindle.engine.speculation.drafter import Draft, Drafter, FindStored
-from rekindle.engine.speculation.lengths import draft_lengths
+from rekindle.engine.speculation.lengths import KEPT, Cost, draft_lengths
 from rekindle.engine.speculation.step_costs import StepCosts
 from rekindle.generation.drafts import Drafted
 from rekindle.generation.model_state import ModelClass
@@ -81,43 +82,59 @@ class Speculation:
         """Add drafts to the sequences that decode, where that is expected to be faster."""
         if self._cache.texts.n_deletions != self._n_deletions:
             self._forget()
-        drafts: dict[int, Draft] = {}
-        chances: list[list[float]] = []
-        decoding: list[int] = []  # indices into the plan
-        for index, (sequence, _) in enumerate(plan):
+        drafts: list[Draft | None] = []
+        n_prefill = 0
+        for sequence, n_tokens in plan:
             sequence.draft = None
             if sequence.phase is not DECODING:
-                continue
-            drafter = sequence.drafter
-            n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
-            draft = drafter.draft(n_most) if drafter is not None and n_most > 0 else None
-            decoding.append(index)
-            chances.append([])
-            if draft is not None and drafter is not None:
-                drafts[index] = draft
-                chances[-1] = drafter.chances(draft)
-        if not drafts:
+                n_prefill += n_tokens
+            else:
+                drafts.append(_draft_of(sequence))
+        n_decoding = len(drafts)
+        if not any(drafts):
             return plan
-        n_tokens = sum(item.n_tokens for item in plan)
         n_room = min(
             self._backend.n_draft_rows,
-            limits.max_tokens - n_tokens,
-            limits.n_free_cells - n_tokens,
+            limits.max_tokens - n_prefill - n_decoding,
+            limits.n_free_cells - n_prefill - n_decoding,
         )
-        lengths = draft_lengths(
-            chances, n_room, lambda n_drafted: self._costs.ratio(n_tokens + n_drafted, n_tokens)
-        )
-        for index, length in zip(decoding, lengths, strict=True):
-            if length:
+        cost: Cost = partial(self._costs.ratio, n_decoding)
+        if n_prefill:
+            # Few enough beside the prefill that nobody notices.
+            n_room, cost = min(n_room, int(n_prefill * (1 / KEPT - 1))), _nothing
+        elif self._costs.is_stale(n_decoding):
+            return plan  # so that it is measured
+        elif not all(drafts) and cost(1, 0.0) * KEPT > 1:
+            return plan  # some would pay for the drafts of the others
+        if n_room <= 0:
+            return plan
+        # The replies that decode stand last in the plan.
+        decoding = range(len(plan) - n_decoding, len(plan))
+        chances = [
+            _chances(plan[index].sequence, draft)
+            for index, draft in zip(decoding, drafts, strict=True)
+        ]
+        lengths = draft_lengths(chances, n_room, cost)
+        for index, draft, length in zip(decoding, drafts, lengths, strict=True):
+            if draft is not None and length:
                 sequence = plan[index].sequence
-                draft = drafts[index]
                 sequence.draft = Draft(draft.source, draft.tokens[:length])
                 plan[index] = BatchItem(sequence, 1 + length)
         return plan
 
+    def narrow(self, plan: list[BatchItem]) -> None:
+        """Take the drafts back out of a plan."""
+        for index, (sequence, _) in enumerate(plan):
+            if sequence.draft is not None:
+                sequence.draft = None
+                plan[index] = BatchItem(sequence, 1)
+
     def observe_step(self, n_tokens: int, seconds: float) -> None:
         """Learn from a step without prefill."""
         self._costs.observe(n_tokens, seconds)
+
+    def observe_sampling(self, n_tokens: int, seconds: float) -> None:
+        self._costs.observe_sampling(n_tokens, seconds)
 
     def settle(self, sequence: Sequence, n_accepted: int) -> Drafted | None:
         """End the step of a sequence: remove the rows of rejected tokens, and count."""
@@ -126,7 +143,7 @@ class Speculation:
             return None
         sequence.draft = None
         if n_accepted < len(draft.tokens):
-            self._backend.trim_slot(sequence.slot, sequence.n_computed)
+            self._backend.drop_draft(sequence.slot, sequence.n_computed)
         drafted = Drafted(draft.source, len(draft.tokens), n_accepted)
         self._cache.counters.drafts.note(drafted)
         return drafted
@@ -134,5 +151,23 @@ class Speculation:
     def _forget(self) -> None:
         self._n_deletions = self._cache.texts.n_deletions
         for slot in self._slots.all:
-            if slot.sequence is not None and slot.sequence.drafter is not None:
-                slot.sequence.drafter.forget()
+            sequence = slot.sequence
+            if sequence is not None and sequence.drafter is not None:
+                sequence.drafter.forget(is_private=not sequence.request.cache_prompt)
+
+
+def _draft_of(sequence: Sequence) -> Draft | None:
+    n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
+    if sequence.drafter is None or n_most <= 0:
+        return None
+    return sequence.drafter.draft(n_most)
+
+
+def _chances(sequence: Sequence, draft: Draft | None) -> list[float]:
+    if sequence.drafter is None or draft is None:
+        return []
+    return sequence.drafter.chances(draft)
+
+
+def _nothing(n_drafted: int, n_accepted: float) -> float:
+    return 1.0

@@ -1,14 +1,13 @@
-"""The measured time of a step, by the number of tokens in its batch."""
+"""The measured time of a step, by the number of tokens in its batch, and of sampling a token."""
 
 from bisect import bisect_left
 
 MEMORY = 0.8  # weight of the past in the mean; picked
 OUTLIER = 3.0  # a step that takes this many times the mean counts as this many; picked
-EXACT_WIDTH = 16  # beyond it, widths are grouped
-GROUP = 8
 # What one more token is assumed to cost before it was measured, in steps of one token. Low, so
 # that it is measured soon.
 ASSUMED = 0.1
+STALE_STEPS = 64  # after which a step without drafts is measured again; picked
 FORGET_STEPS = 4096  # a width that was not measured for so long is measured anew; picked
 
 
@@ -18,26 +17,34 @@ class StepCosts:
         self._measured_at: dict[int, int] = {}
         self._widths: list[int] = []  # that were measured, ascending
         self._n_steps = 0
+        self._sampling = 0.0  # seconds per token
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        width = _group(n_tokens)
         self._n_steps += 1
-        past = self._seconds.get(width)
+        past = self._seconds.get(n_tokens)
         if past is None:
-            self._widths.insert(bisect_left(self._widths, width), width)
+            self._widths.insert(bisect_left(self._widths, n_tokens), n_tokens)
             past = seconds
-        self._seconds[width] = MEMORY * past + (1 - MEMORY) * min(seconds, OUTLIER * past)
-        self._measured_at[width] = self._n_steps
+        self._seconds[n_tokens] = _mean(past, seconds)
+        self._measured_at[n_tokens] = self._n_steps
         if self._n_steps % FORGET_STEPS == 0:
             self._forget()
 
-    def ratio(self, n_tokens: int, n_base: int) -> float:
-        """Return how much longer a step of `n_tokens` takes than one of `n_base`."""
-        return self._cost(n_tokens) / self._cost(n_base)
+    def observe_sampling(self, n_tokens: int, seconds: float) -> None:
+        per_token = seconds / n_tokens
+        self._sampling = _mean(self._sampling or per_token, per_token)
 
-    def _cost(self, n_tokens: int) -> float:
+    def is_stale(self, n_tokens: int) -> bool:
+        """Return whether a step of so many tokens was not measured for a while."""
+        return self._n_steps - self._measured_at.get(n_tokens, -STALE_STEPS) >= STALE_STEPS
+
+    def ratio(self, n_base: int, n_drafted: int, n_accepted: float) -> float:
+        """Return how much longer a step of `n_base` sequences takes with drafted tokens."""
+        base = self._cost(n_base) + self._sampling * n_base
+        return (self._cost(n_base + n_drafted) + self._sampling * (n_base + n_accepted)) / base
+
+    def _cost(self, width: int) -> float:
         """Return the seconds of a step; without any measurement, in steps of one token."""
-        width = _group(n_tokens)
         known = self._seconds.get(width)
         if known is not None:
             return known
@@ -66,5 +73,5 @@ class StepCosts:
         self._seconds = {width: self._seconds[width] for width in self._widths}
 
 
-def _group(n_tokens: int) -> int:
-    return n_tokens if n_tokens <= EXACT_WIDTH else -(-n_tokens // GROUP) * GROUP
+def _mean(past: float, now: float) -> float:
+    return MEMORY * past + (1 - MEMORY) * min(now, OUTLIER * past)
