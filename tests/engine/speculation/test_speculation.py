@@ -41,7 +41,7 @@ def drafted(bench: Bench, name: str) -> dict[DraftSource, tuple[int, int]]:
 
 def follows(texts: Sequence[Sequence[int]]):  # type: ignore[no-untyped-def]
     """Return a model that recites these texts, and something new behind them."""
-    after: dict[tuple[int, int], int] = {}
+    after: dict[tuple[int, ...], int] = {}
     for each in texts:
         after |= {(each[at - 2], each[at - 1]): each[at] for at in range(2, len(each))}
     return lambda prefix: after.get(tuple(prefix[-2:])) or next_token(prefix)
