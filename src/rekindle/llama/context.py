@@ -196,8 +196,8 @@ class LlamaBackend:
         assert is_done
 
     def drop_draft(self, slot: int, n_keep: int) -> None:
-        # A decode reuses only cells outside the window of its first position. So the window before
-        # the cut is whole, whatever its kind.
+        # A decode reuses only cells outside the window of its first position, so the window before
+        # the cut is whole.
         is_done = self._memory.clear(slot, n_keep)
         assert is_done
 

@@ -60,7 +60,7 @@ class StoredTexts:
         return self._table.n_bytes + len(self._noted) * NODE_BYTES
 
     def note(self, node: Node) -> None:
-        """Take a block that is new in the index. It is read later, in `advance`."""
+        """Take a block that is new in the index. `advance` reads it later."""
         if node.kind is not Kind.BLOCK or not self.is_wanted:
             return
         if Where.MEMORY in node.where:

@@ -1,6 +1,6 @@
 """How often the next drafted token is right, by its source and by how long the match is.
 
-Every sampled token is compared with the one that would have been drafted, drafted or not. So the
+Every sampled token is compared with the one that would have been drafted, drafted or not. The
 estimates cost nothing, and drafts begin where they would have been right.
 """
 

@@ -106,7 +106,7 @@ class Drafter:
         self._followed = self._found_again() or self._found_here() or self._found_stored()
 
     def _found_again(self) -> _Followed | None:
-        """Look near the place where the last text was left: after an edit it goes on there."""
+        """Look near the place where the last text was left: after an edit, the rest is the same."""
         lost = self._lost
         if lost is None:
             return None
@@ -129,7 +129,7 @@ class Drafter:
         found = self._find_stored(self._tokens) if self._find_stored is not None else []
         if not found:
             return None
-        # At the end of one answer the same text goes on in the next one.
+        # The next answer continues the text of the last one.
         self._n_matched = max(self._n_matched, N_STORED)
         return _Followed(DraftSource.STORE, found, 0)
 
