@@ -8,7 +8,7 @@ OUTLIER = 3.0  # a step that takes this many times the mean counts as this many;
 # that it is measured soon.
 ASSUMED = 0.1
 STALE_STEPS = 64  # after which a step without drafts is measured again; picked
-FORGET_STEPS = 4096  # after which the cost of a width is forgotten, so that it is tried again; picked
+FORGET_STEPS = 4096  # after which the cost of a width is forgotten and tried again; picked
 
 
 class StepCosts:
