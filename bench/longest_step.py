@@ -225,6 +225,7 @@ class _StandIn:
 
     n_slots = 3
     n_ubatch = 512
+    n_draft_rows = 0
     pays_for_holes = False
     has_room_to_move = False
     eog_tokens: frozenset[int] = frozenset()

@@ -160,7 +160,9 @@ def test_a_reply_that_crashes_the_engine_midway_ends_with_the_error_of_its_forma
                 told = "".join(event["delta"]["text"] for event in deltas)
                 assert (last["type"], last["error"]["type"]) == ("error", "api_error")
         assert told.startswith(before)
-        assert setup.n_deaths() == FATAL_DEATHS * (number + 1)
+        # One more if the token was first computed in a draft: the reply then came closer to it.
+        n_deaths = setup.n_deaths()
+        assert FATAL_DEATHS * (number + 1) <= n_deaths <= (FATAL_DEATHS + 1) * (number + 1)
         assert engine_health(setup.server.url)["state"] == RUNNING
 
 

@@ -7,6 +7,7 @@ sampler can be asked for: temperature and seed, penalties, biases, a grammar, lo
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from rekindle.errors import InvalidRequest
@@ -17,6 +18,7 @@ from tests.support.fake_backend import END, FakeBackend, FakeSampler
 N_VOCAB = 24
 
 
+@cache
 def score(*what: object) -> float:
     """Return a number from 0 to 10 that only depends on the arguments."""
     return zlib.crc32(repr(what).encode()) % 10_000 / 1000

@@ -469,7 +469,7 @@ def _flat(counters: Mapping[str, Any]) -> dict[str, int]:
     flat: dict[str, int] = {}
     for name, value in counters.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{each}": n for each, n in value.items()}
+            flat |= {f"{name}.{each}": n for each, n in _flat(value).items()}
         else:
             flat[name] = value
     return flat

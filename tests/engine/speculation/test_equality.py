@@ -1,6 +1,7 @@
 """With and without drafts, a request has the same events: proven on exact arithmetic."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,7 @@ def replies(
     bench.loop._speculation._costs = Free()  # type: ignore[assignment]
     waiting = sorted(requests, key=lambda each: each.starts_at)
     to_cancel = {each.name: each.cancel_after for each in requests if each.cancel_after}
+    n_read: Counter[str] = Counter()
     for step in range(MAX_STEPS):
         while waiting and waiting[0].starts_at <= step:
             asked = waiting.pop(0)
@@ -91,8 +93,12 @@ def replies(
                 sampling=asked.sampling,
                 n_top_logprobs=asked.n_top_logprobs,
             )
+        n_said = len(bench.said)
         bench.step()
-        for name in [name for name, count in to_cancel.items() if len(bench.tokens(name)) >= count]:
+        n_read.update(
+            name for name, event in bench.said[n_said:] if isinstance(event, TokenSampled)
+        )
+        for name in [name for name, count in to_cancel.items() if n_read[name] >= count]:
             del to_cancel[name]
             bench.loop.inbox.put(Cancel(name))
         status = bench.loop.status()

@@ -29,7 +29,9 @@ _Gram = Struct(f">{N}I")
 
 
 class _Noted(NamedTuple):
-    node: Node
+    """A block by its key: the node of an entry that is gone must not stay in memory."""
+
+    key: Key
     root: Key
 
 
@@ -52,8 +54,8 @@ class StoredTexts:
         self._next = 0  # number of the next block; the oldest one is overwritten
         self.is_wanted = True  # False: nothing is ever drafted
         self.n_deletions = 0  # since then, tokens that were found before may not be used
-        self._fresh: deque[Node] = deque()
-        self._known: deque[Node] = deque()
+        self._fresh: deque[Key] = deque()
+        self._known: deque[Key] = deque()
 
     @property
     def n_bytes(self) -> int:
@@ -64,9 +66,9 @@ class StoredTexts:
         if node.kind is not Kind.BLOCK or not self.is_wanted:
             return
         if Where.MEMORY in node.where:
-            self._fresh.append(node)
+            self._fresh.append(node.key)
         elif len(self._known) + self._next < len(self._noted):
-            self._known.append(node)  # the last used ones come first, and the rest has no room
+            self._known.append(node.key)  # the last used ones come first, and the rest has no room
 
     def forget(self) -> None:
         """Note that texts are deleted: those that were found so far may be among them."""
@@ -83,13 +85,14 @@ class StoredTexts:
                 return False
         return True
 
-    def _read(self, node: Node, *, spare: bool) -> None:
-        root = self._index.root_of(node) if node.where else b""
-        if not root:
+    def _read(self, key: Key, *, spare: bool) -> None:
+        node = self._index.get(key)
+        root = self._index.root_of(node) if node is not None else b""
+        if node is None or not root:
             return
         number = self._next % len(self._noted)
         self._next += 1
-        self._noted[number] = _Noted(node, root)
+        self._noted[number] = _Noted(key, root)
         before = _tail(node)
         tokens = np.frombuffer(before + node.tokens, dtype=">u4").astype(np.uint64)
         # The place of an n-gram is the place of the token behind it, in its block.
@@ -106,9 +109,11 @@ class StoredTexts:
         number, offset = divmod(place, BLOCK_TOKENS)
         offset += 1
         noted = self._noted[number]
-        if noted is None or noted.root != root or not self._is_alive(root, noted.node):
+        if noted is None or noted.root != root:
             return []
-        node = noted.node
+        node = self._index.get(noted.key)
+        if node is None or not self._is_alive(root, node):
+            return []
         text = _tail(node) + node.tokens
         at = len(text) - len(node.tokens) + offset * TOKEN_BYTES
         if text[at - N * TOKEN_BYTES : at] != _Gram.pack(*gram):

@@ -47,6 +47,8 @@ class Speculation:
         request = sequence.request
         if not (request.speculate and sequence.is_sampled) or request.background:
             return
+        if request.resumed is not None:
+            return  # an engine has died with this request, and a draft may have been the cause
         if self.off_because is not None:
             return
         is_shared = request.cache_prompt and self._cache.is_on
