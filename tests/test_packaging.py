@@ -51,7 +51,8 @@ def test_a_clean_environment_with_the_wheel_serves(wheel: Path, tmp_path: Path) 
     start = partial(launch, python=python, cwd=tmp_path)
     with serve(start=start) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         message = {"role": "user", "content": "Name three colours."}
-        reply = client.post("/v1/chat/completions", json={"messages": [message]})
+        asked = {"messages": [message], "max_tokens": 32}
+        reply = client.post("/v1/chat/completions", json=asked)
         assert reply.json()["choices"][0]["message"]["content"]
         assert "<title>" in client.get("/").text
         for name in ("app.js", "style.css"):
