@@ -39,7 +39,7 @@ NAME = "step_cost"
 PROMPT_TOKENS = 16
 N_CELLS = 4096
 GREEDY = Sampling(temperature=0)
-STUB_SAMPLINGS = {"stub": GREEDY}
+STUB_SAMPLINGS = {"stub": GREEDY, "stub, without drafts": GREEDY}  # nothing to draft in both
 SAMPLINGS = {"llama, greedy": GREEDY, "llama, sampled": Sampling(seed=1)}
 
 
@@ -79,7 +79,9 @@ def main(*, quick: bool = False) -> list[BenchRow]:
 async def _measure(model: Path, samplings: dict[str, Sampling], plan: StepPlan) -> list[BenchRow]:
     with scratch_directory() as folder:
         notes = folder / "notes.json"
-        with patch.dict(os.environ, {NOTES_VARIABLE: str(notes)}):
+        # The engine process does not look for modules in the folder that it is started in.
+        added = {NOTES_VARIABLE: str(notes), "PYTHONPATH": str(Path(__file__).parents[1])}
+        with patch.dict(os.environ, added):
             engine = await asyncio.to_thread(_start, model, max(plan.n_sequences))
         engine.start()
         bursts = [
@@ -116,7 +118,10 @@ async def _burst(
 ) -> Burst:
     began_at = time.perf_counter()
     arrivals: list[float] = []
-    requests = [_request(number, sampling, n_steps) for number in range(n_sequences)]
+    requests = [
+        _request(number, sampling, n_steps, speculate="without drafts" not in name)
+        for number in range(n_sequences)
+    ]
     await asyncio.gather(*(_read_stream(engine, each, arrivals) for each in requests))
     case = f"{name}, {n_sequences} sequence{'s' if n_sequences > 1 else ''}"
     return Burst(case, n_sequences, began_at, time.perf_counter(), arrivals)
@@ -130,7 +135,9 @@ async def _read_stream(
             arrivals.append(time.perf_counter())
 
 
-def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest:
+def _request(
+    number: int, sampling: Sampling, n_steps: int, *, speculate: bool
+) -> GenerationRequest:
     return GenerationRequest(
         id=f"step-{number}",
         prompt=tuple(range(100 + number, 100 + number + PROMPT_TOKENS)),
@@ -138,6 +145,7 @@ def _request(number: int, sampling: Sampling, n_steps: int) -> GenerationRequest
         sampling=sampling,
         max_tokens=n_steps,
         cache_prompt=False,
+        speculate=speculate,
     )
 
 
