@@ -1,16 +1,15 @@
-"""Errors as clients see them, in OpenAI's shape or, on its paths, in Anthropic's."""
+"""Our errors as HTTP replies: status, code, message."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NotRequired
 
 from fastapi import Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
-from typing_extensions import TypedDict
 
+from rekindle.api.http.error_shapes import ErrorDetail, shape_of
 from rekindle.errors import (
     EngineError,
     EngineFailed,
@@ -31,47 +30,6 @@ from rekindle.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 1000  # characters of a message: clients send long names; picked
-
-
-class ErrorDetail(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-    # llama-server's additions for a prompt that is too long.
-    n_prompt_tokens: NotRequired[int]
-    n_ctx: NotRequired[int]
-
-
-class ErrorBody(TypedDict):
-    error: ErrorDetail
-
-
-class MessagesErrorDetail(TypedDict):
-    type: str
-    message: str
-
-
-class MessagesErrorBody(TypedDict):
-    """An error in Anthropic's shape."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetail
-    request_id: str
-
-
-ANTHROPIC_ROOT = "/v1/messages"
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    500: "api_error",
-    502: "api_error",
-    503: "api_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
 
 
 class NotFound(RequestError):
@@ -95,26 +53,18 @@ class Failure:
 
     def body(self, scope: Scope) -> bytes:
         """Encode the error in the shape that clients of the request's path expect."""
-        if not is_anthropic(scope):
-            return to_json(ErrorBody(error=self.detail))
-        detail = MessagesErrorDetail(
-            type=ANTHROPIC_TYPES.get(_anthropic_status(self), "invalid_request_error"),
-            message=_anthropic_message(self.detail),
-        )
+        shape = shape_of(scope["path"])
         return to_json(
-            MessagesErrorBody(type="error", error=detail, request_id=scope["request_id"])
+            shape.body(shape.status(self.status), self.detail, scope.get("request_id", ""))
         )
 
     def response(self, scope: Scope) -> Response:
-        status = _anthropic_status(self) if is_anthropic(scope) else self.status
         return Response(
-            self.body(scope), status, headers=self.headers, media_type="application/json"
+            self.body(scope),
+            shape_of(scope["path"]).status(self.status),
+            headers=self.headers,
+            media_type="application/json",
         )
-
-
-def is_anthropic(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return path == ANTHROPIC_ROOT or path.startswith(f"{ANTHROPIC_ROOT}/")
 
 
 def failure_of(error: BaseException, scope: Scope) -> Failure:
@@ -201,15 +151,3 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _anthropic_status(failure: Failure) -> int:
-    # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
-    return 529 if failure.status == 429 else failure.status
-
-
-def _anthropic_message(detail: ErrorDetail) -> str:
-    """Use Anthropic's words for a long prompt: agents compact the conversation on reading them."""
-    if detail["code"] != "context_length_exceeded":
-        return detail["message"]
-    return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"

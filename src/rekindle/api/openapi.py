@@ -11,7 +11,7 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from rekindle.api.errors import ErrorBody
+from rekindle.api.http.error_shapes import ErrorBody
 from rekindle.api.sse import MEDIA_TYPE
 
 JSON = "application/json"
@@ -34,6 +34,7 @@ class Routes:
         takes: Sequence[type] = (),
         gives: type | None = None,
         streams: Sequence[type] = (),
+        stream_type: str = MEDIA_TYPE,
         media: Mapping[str, Any] | None = None,
         error: type = ErrorBody,
         **options: Any,
@@ -50,7 +51,7 @@ class Routes:
         if gives:
             replies[JSON] = self._any_of([gives])
         if streams:
-            replies[MEDIA_TYPE] = self._any_of(streams)
+            replies[stream_type] = self._any_of(streams)
         responses: dict[int | str, Any] = {"default": {"content": {JSON: self._any_of([error])}}}
         if replies:
             responses[200] = {"content": replies}

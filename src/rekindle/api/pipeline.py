@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request, Response
 
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
-from rekindle.api.errors import ErrorBody
 from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import unless_client_leaves
+from rekindle.api.http.error_shapes import ErrorBody
 from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
 from rekindle.api.json import json_response
 from rekindle.api.models import Lease
@@ -29,7 +29,7 @@ from rekindle.api.openapi import Routes
 from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_replies
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
-from rekindle.api.sse import KEEP_ALIVE, Encoder, EventStream
+from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
@@ -90,6 +90,8 @@ class WireFormat(Generic[B]):
     read: Callable[[B, Caller, Mapping[str, str], MediaReader], Exchange]
     blocks: bool = False  # `read` may wait for a disk
     keep_alive: bytes = KEEP_ALIVE
+    media_type: str = MEDIA_TYPE  # of streams
+    amend: Callable[[B, Request], B] | None = None  # adds what the path and the query say
 
 
 class Pipeline:
@@ -113,6 +115,7 @@ class Pipeline:
                 takes=[wire_format.schema],
                 gives=wire_format.body,
                 streams=[wire_format.event],
+                stream_type=wire_format.media_type,
                 error=wire_format.error,
             )
 
@@ -132,6 +135,7 @@ class Pipeline:
                 encoder,
                 keep_alive_seconds=self._context.settings.ping_seconds,
                 keep_alive=wire_format.keep_alive,
+                media_type=wire_format.media_type,
             )
         try:
             collected = await unless_client_leaves(request.receive, replies.collect())
@@ -177,6 +181,8 @@ class Pipeline:
         self, request: Request, wire_format: WireFormat[B]
     ) -> tuple[B, Caller, Exchange]:
         body = await self._bodies.read(request, wire_format.schema)
+        if wire_format.amend is not None:
+            body = wire_format.amend(body, request)
         caller = self._context.caller(request, hints_of(body))
         media = MediaReader(self._context.settings.media)
         read = partial(wire_format.read, body, caller, request.headers, media)

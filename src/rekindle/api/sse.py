@@ -41,8 +41,6 @@ class Encoder(Protocol):
 
 
 class EventStream(Response):
-    media_type = MEDIA_TYPE
-
     def __init__(
         self,
         replies: Replies,
@@ -50,7 +48,9 @@ class EventStream(Response):
         *,
         keep_alive_seconds: float,
         keep_alive: bytes,
+        media_type: str = MEDIA_TYPE,
     ) -> None:
+        self.media_type = media_type
         self._replies = replies
         self._encoder = encoder
         self._keep_alive_seconds = keep_alive_seconds

@@ -8,8 +8,8 @@ from rekindle.api.anthropic.bodies import TokenCount
 from rekindle.api.anthropic.messages import conversation_of, reasoning_budget_of
 from rekindle.api.anthropic.schema import CountTokensRequest
 from rekindle.api.anthropic.tools import unsupported_tools
-from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.context import RequestContext
+from rekindle.api.http.error_shapes import MessagesErrorBody
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.requests.media import MediaReader

@@ -10,8 +10,8 @@ from rekindle.api.anthropic.response import message_of
 from rekindle.api.anthropic.schema import MessagesRequest
 from rekindle.api.anthropic.stream import PING, MessageEvents
 from rekindle.api.anthropic.tools import unsupported_tools
-from rekindle.api.errors import MessagesErrorBody
 from rekindle.api.http.caller import Caller
+from rekindle.api.http.error_shapes import MessagesErrorBody
 from rekindle.api.pipeline import Exchange, WireFormat
 from rekindle.api.requests.media import MediaReader
 from rekindle.config import Overflow

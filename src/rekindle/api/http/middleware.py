@@ -16,8 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.api.errors import internal_error, is_anthropic
+from rekindle.api.errors import internal_error
 from rekindle.api.http.disconnect import CLIENT_CLOSED_REQUEST, ClientGone
+from rekindle.api.http.error_shapes import ANTHROPIC
 from rekindle.api.http.session_header import SCOPE_KEY, SESSION_HEADER
 from rekindle.observe.telemetry import UNMATCHED, Telemetry
 
@@ -69,7 +70,7 @@ class RequestScope:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
-                if is_anthropic(scope):
+                if ANTHROPIC.covers(scope["path"]):
                     headers["request-id"] = request_id
                 if SCOPE_KEY in scope:
                     headers[SESSION_HEADER] = scope[SCOPE_KEY]

@@ -1,0 +1,97 @@
+"""The shape of errors in each wire format, chosen by the path of the request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    # llama-server's additions for a prompt that is too long.
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+
+
+class ErrorBody(TypedDict):
+    error: ErrorDetail
+
+
+class MessagesErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(TypedDict):
+    """An error in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
+
+
+def _same(status: int) -> int:
+    return status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorShape:
+    """How errors look below `roots`."""
+
+    name: str
+    roots: tuple[str, ...]
+    body: Callable[[int, ErrorDetail, str], object]  # of status, detail and request id
+    status: Callable[[int], int] = _same  # from ours
+
+    def covers(self, path: str) -> bool:
+        return any(path == root or path.startswith(f"{root}/") for root in self.roots)
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    502: "api_error",
+    503: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def _openai_body(_status: int, detail: ErrorDetail, _request_id: str) -> ErrorBody:
+    return ErrorBody(error=detail)
+
+
+def _anthropic_body(status: int, detail: ErrorDetail, request_id: str) -> MessagesErrorBody:
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    inner = MessagesErrorDetail(type=kind, message=_anthropic_message(detail))
+    return MessagesErrorBody(type="error", error=inner, request_id=request_id)
+
+
+def _anthropic_status(status: int) -> int:
+    # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
+    return 529 if status == 429 else status
+
+
+def _anthropic_message(detail: ErrorDetail) -> str:
+    """Use Anthropic's words for a long prompt: agents compact the conversation on reading them."""
+    if detail["code"] != "context_length_exceeded":
+        return detail["message"]
+    return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
+
+
+OPENAI = ErrorShape(name="openai", roots=(), body=_openai_body)  # everywhere else
+ANTHROPIC = ErrorShape(
+    name="anthropic", roots=("/v1/messages",), body=_anthropic_body, status=_anthropic_status
+)
+SHAPES = (ANTHROPIC,)
+
+
+def shape_of(path: str) -> ErrorShape:
+    return next((shape for shape in SHAPES if shape.covers(path)), OPENAI)
