@@ -15,7 +15,9 @@ from typing import TypeVar
 
 from bench.report import RESULTS
 from rekindle.chat.accounts.accounts import Accounts
-from rekindle.config import CacheSettings, EngineSettings, Settings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.engine import EngineSettings
+from rekindle.config.settings import Settings
 from rekindle.generation.events import CacheSource, PromptEvaluated, TokenSampled
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import GenerationRequest, Sampling

@@ -25,7 +25,7 @@ from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import BLOCK_TOKENS
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.engine.backend import Backend, Embedder
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Ask, Cancel, Delivery, OpenCache, Wake

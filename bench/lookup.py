@@ -34,7 +34,7 @@ from rekindle.chat.accounts.recent_prompts import past_prompt
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.parser import ParsedReply
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.engine.backend import Backend
 from rekindle.engine.export.slot_saver import SlotSaver
 from rekindle.engine.reuse.prefix_finder import PrefixFinder

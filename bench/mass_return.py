@@ -24,7 +24,8 @@ from rekindle.cache.disk.transfers import DiskTransfers, disk_pool
 from rekindle.cache.entry import Entry, Key
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
-from rekindle.config import GIB, WritePolicy
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import GIB
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.orders import Delivery, Stop
 from rekindle.engine.scheduler.sampler_queue import PreparingThreads

@@ -35,7 +35,7 @@ from rekindle.chat.prompt.volatile import VolatileRules
 from rekindle.chat.reply.parser import parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.stored_turns import TurnStore

@@ -21,7 +21,8 @@ from bench.engine_run import (
     scratch_directory,
     start_engine,
 )
-from rekindle.config import Bytes, CacheSettings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import Bytes
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server.serving import run_event_loop

@@ -20,7 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.workloads.workloads import NO_THINKING_TEMPLATE
-from rekindle.config import CacheSettings, ChatSettings, EngineSettings, ModelSettings, Settings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.engine import EngineSettings
+from rekindle.config.model import ChatSettings, ModelSettings
+from rekindle.config.settings import Settings
 from rekindle.models.source import resolve_model
 from rekindle.server.assembly import assemble
 from rekindle.server.serving import background

@@ -20,7 +20,9 @@ from statistics import median
 from bench.engine_run import ask, cache_status, engine, random_prompt, scratch_directory
 from bench.report import BenchRow, at_most, run_alone
 from rekindle.cache.entry import BLOCK_TOKENS
-from rekindle.config import Bytes, CacheSettings, WritePolicy
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import Bytes
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model
 from rekindle.server.serving import run_event_loop

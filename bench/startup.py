@@ -29,7 +29,7 @@ from rekindle.bench.peers.processes import ServerProcess
 from rekindle.cache.disk.entry_file import EntryFiles
 from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.entry import Header, Key
-from rekindle.config import CacheSettings
+from rekindle.config.cache import CacheSettings
 from rekindle.models.source import resolve_model
 from rekindle.server.serving import run_event_loop
 

@@ -26,7 +26,9 @@ from unittest.mock import patch
 from bench.engine_run import scratch_directory
 from bench.parts.clocked_engine import NOTES_VARIABLE, STUB, Visit
 from bench.report import BenchRow, run_alone
-from rekindle.config import Bytes, CacheSettings, EngineSettings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import Bytes
+from rekindle.config.engine import EngineSettings
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import GenerationRequest, Sampling
 from rekindle.link.messages import Begin, Load

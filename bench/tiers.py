@@ -37,7 +37,9 @@ from rekindle.cache.disk.transfers import CatalogueOpened, DiskTransfers, disk_p
 from rekindle.cache.entry import BLOCK_TOKENS, Entry, Key
 from rekindle.cache.stores.read_queue import NOBODY_WAITS
 from rekindle.cache.stores.transfers import Arrived
-from rekindle.config import Bytes, CacheSettings, WritePolicy
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import Bytes
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import Payload
 from rekindle.llama.context import LlamaBackend

@@ -15,7 +15,6 @@ BASE = {
     "string_pattern",
     "write_behind",
     "config",
-    "config_sources",
     "generation",
     "observe",
 }
@@ -29,8 +28,7 @@ MAY_IMPORT = {
     "write_behind": {"errors", "bounded_cache"},
     "generation": {"errors"},
     "observe": {"errors", "generation", "write_behind"},
-    "config": set(),
-    "config_sources": {"config", "errors"},
+    "config": {"errors"},
     "llama": BASE,
     "chat": BASE,
     "cache": BASE,

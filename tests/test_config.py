@@ -2,17 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.config import (
-    SECTIONS,
-    Bytes,
-    FlashAttn,
-    KvType,
-    LogLevel,
-    Settings,
-    WritePolicy,
-    all_settings,
-)
-from rekindle.config_sources import (
+from rekindle.config.choices import FlashAttn, KvType, LogLevel, WritePolicy
+from rekindle.config.declare import Bytes
+from rekindle.config.settings import SECTIONS, Settings, all_settings
+from rekindle.config.sources import (
     api_keys,
     read_file,
     resolve,

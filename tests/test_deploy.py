@@ -20,8 +20,8 @@ import yaml
 
 from rekindle.api.http.caller import SESSION_HEADERS
 from rekindle.api.http.drain import HEALTH_PATH, LIVE_QUERY
-from rekindle.config import all_settings
-from rekindle.config_sources import resolve
+from rekindle.config.settings import all_settings
+from rekindle.config.sources import resolve
 from rekindle.server.serving import CUT_SECONDS, FLUSH_SECONDS
 from tests.support.haproxy import (
     CONFIG,

@@ -11,8 +11,8 @@ import typer
 from rekindle.chat.dialects.choice import NAMES
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.cli import app
-from rekindle.config import CONFIG_VARIABLE, SECTIONS, Setting, all_settings
-from rekindle.config_sources import resolve
+from rekindle.config.settings import CONFIG_VARIABLE, SECTIONS, Setting, all_settings
+from rekindle.config.sources import resolve
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import (
     CacheCounters,

@@ -26,15 +26,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.config import (
-    Bytes,
-    CacheSettings,
-    EngineSettings,
-    LogLevel,
-    ModelSettings,
-    ServerSettings,
-    Settings,
-)
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import LogLevel
+from rekindle.config.declare import Bytes
+from rekindle.config.engine import EngineSettings
+from rekindle.config.model import ModelSettings
+from rekindle.config.server import ServerSettings
+from rekindle.config.settings import Settings
 from rekindle.models.source import resolve_model
 from rekindle.server.assembly import assemble
 from rekindle.server.serving import background

@@ -27,7 +27,9 @@ from bench.engine_run import (
     start_engine,
     until_written,
 )
-from rekindle.config import Bytes, CacheSettings, WritePolicy
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import Bytes
 from rekindle.generation.events import CacheSource
 from rekindle.models.serving_model import ServingModel
 from rekindle.models.source import ModelFile, resolve_model

@@ -33,7 +33,7 @@ from rekindle.chat.reply.events import (
 )
 from rekindle.chat.reply.tool_use import GrammarProof
 from rekindle.chat.responder import Responder
-from rekindle.config import MediaPolicy, Overflow
+from rekindle.config.choices import MediaPolicy, Overflow
 from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
 from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans

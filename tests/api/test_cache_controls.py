@@ -35,7 +35,7 @@ from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import CacheTerms, Pin, Rank
 from tests.api.anthropic.test_messages import CALLED, result, tool_of, user

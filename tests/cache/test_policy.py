@@ -25,7 +25,7 @@ from rekindle.cache.policy import (
     should_park,
     surplus_checkpoints,
 )
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 
 HOUR = 3600.0
 

@@ -12,7 +12,7 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.restore import Restore
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.generation.events import CacheSource
 from rekindle.generation.model_state import ModelClass, StateTraits
 from rekindle.generation.request import USUAL_TERMS

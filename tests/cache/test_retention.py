@@ -9,7 +9,7 @@ from rekindle.cache.index import Node
 from rekindle.cache.names import MAX_BYTES, MAX_NAMES, Named, Names
 from rekindle.cache.pins import Pins
 from rekindle.cache.tools.inventory import Inventory
-from rekindle.config import MIB
+from rekindle.config.declare import MIB
 from rekindle.generation.request import Rank
 from tests.cache.entries import MODEL, fill, make_entry, open_tier, stored_keys
 

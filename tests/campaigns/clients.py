@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import httpx
 
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from tests.support import tiny_models
 from tests.support.replayed_client import (
     TEMPLATE,

@@ -33,7 +33,7 @@ from rekindle.chat.conversation import (
 from rekindle.chat.prompt.canonical_tools import schemas_of
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.common_prefix import n_common
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest, StartupError
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.llama.model import GgufModel

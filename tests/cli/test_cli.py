@@ -26,7 +26,8 @@ from rekindle.cli.chat import (
     talk,
 )
 from rekindle.cli.serve import bind
-from rekindle.config import ServerSettings, all_settings
+from rekindle.config.server import ServerSettings
+from rekindle.config.settings import all_settings
 from rekindle.errors import StartupError
 from rekindle.priming.stream import PrefillUpdate
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from rekindle.chat.reply.events import FinishReason
 from rekindle.cli import app
 from rekindle.cli.prime import changes_of
-from rekindle.config import all_settings
+from rekindle.config.settings import all_settings
 from rekindle.errors import DecodeFailed, StartupError
 from rekindle.priming.stream import PrefillUpdate, Primed, outcome_of
 from tests.api.client import serving

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from rekindle.config import ModelSettings
+from rekindle.config.model import ModelSettings
 from rekindle.errors import StartupError
 from rekindle.models.files import embedded
 from rekindle.models.files.gguf_check import GGML_BLOCKS, check_gguf

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.config import MIB, Bytes, CacheSettings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import MIB, Bytes
 from rekindle.errors import StartupError
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import USUAL_TERMS

@@ -11,7 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rekindle.config import Bytes, CacheSettings, EngineSettings, Settings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import Bytes
+from rekindle.config.engine import EngineSettings
+from rekindle.config.settings import Settings
 from rekindle.models.source import ModelFile
 from rekindle.server.assembly import assemble
 from rekindle.server.serving import background

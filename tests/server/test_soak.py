@@ -6,7 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rekindle.config import Bytes, CacheSettings, EngineSettings, ModelSettings, Settings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import Bytes
+from rekindle.config.engine import EngineSettings
+from rekindle.config.model import ModelSettings
+from rekindle.config.settings import Settings
 from rekindle.models.source import resolve_model
 from rekindle.server.assembly import assemble
 from rekindle.server.serving import background

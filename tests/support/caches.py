@@ -11,7 +11,8 @@ from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.shared.transfers import SharedTransfers
 from rekindle.cache.stores.transfers import TransferPool
-from rekindle.config import MIB, WritePolicy
+from rekindle.config.choices import WritePolicy
+from rekindle.config.declare import MIB
 from rekindle.engine.orders import OpenCache
 from rekindle.generation.model_state import StateTraits
 

@@ -16,7 +16,7 @@ from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.responder import Responder
 from rekindle.chat.template.template import ChatTemplate
-from rekindle.config import Overflow, ReasoningHistory
+from rekindle.config.choices import Overflow, ReasoningHistory
 from rekindle.generation.engine import Engine
 from rekindle.generation.events import TokenStream
 from rekindle.generation.forgetting import Tombstones

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from tests.support.fidelity import Damage, Ending, Failure, World
 from tests.support.fidelity_setup import ROOMY_ENTRIES, Setup, Subject
 from tests.support.stepped_transfers import AT_ONCE, Pace

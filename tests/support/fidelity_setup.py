@@ -11,7 +11,7 @@ from rekindle.cache.entry import Entry, Key
 from rekindle.cache.memory.tier import size_in_memory
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import StopCause
 from tests.support.audited_backend import AuditedBackend, Ledger, Scored

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rekindle.config import (
-    Bytes,
-    CacheSettings,
-    ChatSettings,
-    EngineSettings,
-    ModelSettings,
-    ReasoningHistory,
-    Settings,
-)
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import ReasoningHistory
+from rekindle.config.declare import Bytes
+from rekindle.config.engine import EngineSettings
+from rekindle.config.model import ChatSettings, ModelSettings
+from rekindle.config.settings import Settings
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Sampling

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rekindle.config import EngineSettings
+from rekindle.config.engine import EngineSettings
 from rekindle.errors import EngineError
 from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Grammar, Sampling

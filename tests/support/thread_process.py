@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from rekindle.cache.fingerprint import Identity
-from rekindle.config import MIB, Bytes, CacheSettings, EngineSettings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.declare import MIB, Bytes
+from rekindle.config.engine import EngineSettings
 from rekindle.engine.orders import Stop
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.engine_process.service import EngineService

@@ -14,7 +14,7 @@ from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.stored_turns import TurnStore

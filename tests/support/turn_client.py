@@ -19,7 +19,7 @@ from rekindle.chat.conversation import (
     ToolCall,
     ToolResult,
 )
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from tests.support.turn_bench import Exchange, TurnBench, cut_tokens, message_of
 from tests.support.turn_oracle import SWITCH, Oracle
 from tests.support.turn_templates import Kind, habits

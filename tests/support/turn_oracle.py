@@ -15,7 +15,7 @@ from rekindle.chat.conversation import Conversation, Message, Reasoning, Role
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.generation.tokenizer import Tokenizer
 from tests.support.turn_bench import Exchange, TurnBench
 

@@ -13,7 +13,11 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rekindle.config import CacheSettings, EngineKind, EngineSettings, ModelSettings, Settings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import EngineKind
+from rekindle.config.engine import EngineSettings
+from rekindle.config.model import ModelSettings
+from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
 from rekindle.models.vllm_model import find_upstreams
 from rekindle.server.assembly import assemble

@@ -34,7 +34,7 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast

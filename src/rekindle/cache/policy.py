@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.generation.request import Rank
 
 # A checkpoint costs as much as 0.5 to 25 blocks, so they are sparse. All four numbers are picked.

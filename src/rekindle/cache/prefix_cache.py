@@ -30,7 +30,7 @@ from rekindle.cache.stores.back_store import BackStore, fetch
 from rekindle.cache.stores.backlog import Backlog
 from rekindle.cache.stores.load_gate import LoadGate
 from rekindle.cache.stores.read_queue import NOBODY_WAITS
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.errors import TierFailed
 from rekindle.generation.events import CacheSource
 from rekindle.generation.forgetting import Deleted, Place, Tombstone

@@ -23,7 +23,7 @@ from rekindle.chat.reply.grammar_work import GrammarWork
 from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import GrammarProof, ToolUse, ToolUses
 from rekindle.chat.rewarm import Rewarmer
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 from rekindle.errors import PromptTooLong
 from rekindle.generation.engine import Engine
 from rekindle.generation.forgetting import Tombstone

@@ -18,7 +18,7 @@ from rich.status import Status
 from rekindle.cli.plain import SafeConsole
 from rekindle.cli.remote import Remote, client_of, refusal_of
 from rekindle.cli.serve import load_model, load_settings
-from rekindle.config_sources import api_keys
+from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.priming.stream import PrefillUpdate, events_in, progress_in
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from rekindle.cli.plain import plain_console, progress_bar
 from rekindle.cli.remote import base_url, client_of, refusal_of
 from rekindle.cli.serve import keyword, load_model, load_settings, serve
-from rekindle.config import all_settings
-from rekindle.config_sources import api_keys
+from rekindle.config.settings import all_settings
+from rekindle.config.sources import api_keys
 from rekindle.errors import PrimeError, StartupError, UnreadableFile
 
 if TYPE_CHECKING:  # httpx takes as long to import as all of `rekindle --help`

@@ -9,7 +9,7 @@ import typer
 
 from rekindle.cli.plain import printable
 from rekindle.cli.serve import load_settings
-from rekindle.config_sources import api_keys
+from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.priming.stream import refusal_in
 

@@ -20,17 +20,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rekindle.cli.plain import SafeConsole, SafeFormatter, plain_console
-from rekindle.config import (
-    CONFIG_VARIABLE,
-    Bytes,
-    EngineKind,
-    LogLevel,
-    ServerSettings,
-    Setting,
-    Settings,
-    all_settings,
-)
-from rekindle.config_sources import Resolved, api_keys, read_file, resolve
+from rekindle.config.choices import EngineKind, LogLevel
+from rekindle.config.declare import Bytes
+from rekindle.config.server import ServerSettings
+from rekindle.config.settings import CONFIG_VARIABLE, Setting, Settings, all_settings
+from rekindle.config.sources import Resolved, api_keys, read_file, resolve
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing the server would slow down `--help`
@@ -202,7 +196,7 @@ def _shown(setting: Setting, value: object) -> str:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Return the parameters for Typer: every setting as text, which `config_sources` converts."""
+    """Return the parameters for Typer: every setting as text. `config/sources.py` converts it."""
     config_help = f"Configuration file (TOML). {_env(CONFIG_VARIABLE)}"
     print_help = "Print every setting with its source, and exit."
     return [

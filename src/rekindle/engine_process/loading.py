@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from rekindle.cache.fingerprint import Identity
-from rekindle.config import EngineSettings, Speculate
+from rekindle.config.choices import Speculate
+from rekindle.config.engine import EngineSettings
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.model_state import StateTraits
 from rekindle.link.messages import Load, LoadedModel

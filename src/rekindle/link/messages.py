@@ -8,7 +8,8 @@ from pathlib import Path
 
 from msgspec import Raw, Struct
 
-from rekindle.config import CacheSettings, EngineSettings
+from rekindle.config.cache import CacheSettings
+from rekindle.config.engine import EngineSettings
 from rekindle.generation.drafts import Drafted
 from rekindle.generation.events import (
     Embedded,

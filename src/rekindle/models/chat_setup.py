@@ -12,7 +12,7 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.config import Settings
+from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
 from rekindle.generation.engine import Engine
 from rekindle.generation.request import Sampling

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from rekindle.config import Settings
+from rekindle.config.settings import Settings
 from rekindle.errors import EngineDied, ShuttingDown, StartupError
 from rekindle.generation.status import CacheCounters
 from rekindle.generation.tokenizer import Tokenizer

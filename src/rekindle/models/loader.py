@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rekindle.cache.shared.connection import SharedStore
-from rekindle.config import EngineKind
+from rekindle.config.choices import EngineKind
 from rekindle.errors import ShuttingDown
 from rekindle.generation.forgetting import Tombstone
 from rekindle.generation.status import CacheCounters

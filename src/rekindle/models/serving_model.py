@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.responder import Responder
-from rekindle.config import Settings
+from rekindle.config.settings import Settings
 from rekindle.generation.engine import Engine
 from rekindle.generation.forgetting import Tombstones
 from rekindle.models.card import ModelCard

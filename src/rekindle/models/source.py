@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.config import ModelSettings
+from rekindle.config.model import ModelSettings
 from rekindle.errors import StartupError
 from rekindle.models.files.download import download
 from rekindle.models.files.embedded import EMBEDDED_NAME, embedded_model

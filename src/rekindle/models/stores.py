@@ -22,7 +22,7 @@ from rekindle.cache.shared.connection import SharedStore
 from rekindle.cache.turns.database import TurnDatabase
 from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.cache.turns.shared import SharedTurns
-from rekindle.config import CacheSettings
+from rekindle.config.cache import CacheSettings
 from rekindle.errors import StartupError
 from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.status import CacheCounters

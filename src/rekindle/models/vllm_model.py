@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import httpx
 
-from rekindle.config import Settings
+from rekindle.config.settings import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
 from rekindle.generation.status import CacheCounters
 from rekindle.models.card import ModelCard

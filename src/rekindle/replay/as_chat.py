@@ -16,7 +16,7 @@ from rekindle.api.responses.request import conversation_of as conversation_of_re
 from rekindle.api.responses.schema import CreateResponseRequest, MessageItem, ReferenceItem
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolResult
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from rekindle.errors import InvalidRequest
 from rekindle.priming.files import Body
 from rekindle.replay.traffic import ReplayRequest

@@ -23,8 +23,11 @@ from rekindle.cache.shared.connection import (
     open_shared_store,
 )
 from rekindle.chat.accounts.accounts import Accounts
-from rekindle.config import CacheSettings, EngineKind, NamespaceBy, ServerSettings, Settings
-from rekindle.config_sources import api_keys
+from rekindle.config.cache import CacheSettings
+from rekindle.config.choices import EngineKind, NamespaceBy
+from rekindle.config.server import ServerSettings
+from rekindle.config.settings import Settings
+from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.generation.forgetting import Place, Tombstones
 from rekindle.generation.stored_responses import ResponseStore

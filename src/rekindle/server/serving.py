@@ -16,7 +16,8 @@ import uvicorn
 from rekindle import __version__
 from rekindle.api.connections.protocol import BoundedProtocol
 from rekindle.api.http.context import ApiSettings
-from rekindle.config import EngineKind, Settings
+from rekindle.config.choices import EngineKind
+from rekindle.config.settings import Settings
 from rekindle.models.pool import ModelPool
 from rekindle.priming.warm_list import WarmList, asgi_sender
 from rekindle.server.assembly import Assembly

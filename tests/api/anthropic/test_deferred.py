@@ -14,7 +14,7 @@ from rekindle.chat.reply.events import ReplyOptions, ToolChoice, ToolMode
 from rekindle.chat.reply.tool_use import ToolUses
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from rekindle.generation.request import Sampling
 from tests.api.anthropic.test_messages import result, tool_of, user
 from tests.api.client import USER

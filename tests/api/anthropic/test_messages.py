@@ -17,7 +17,7 @@ from rekindle.chat.conversation import (
     ToolResult,
 )
 from rekindle.chat.prompt.canonical_tools import canonical_definition
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 from tests.api.client import USER, chat, post
 from tests.api.fakes import FakeResponder
 

@@ -18,7 +18,7 @@ from rekindle.api.cache_controls import pins_of
 from rekindle.api.requests.media import MediaReader
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyProgress, ReplyText
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from rekindle.generation.request import CacheTerms
 from tests.api.anthropic.test_messages import send, text, user
 from tests.api.client import USER, client_of

@@ -15,7 +15,7 @@ from rekindle.api.http.context import ApiSettings
 from rekindle.api.requests.media import HEAD_BYTES, MediaReader
 from rekindle.chat.conversation import Message, Role, Text, ToolResult
 from rekindle.chat.reply.events import OmittedMedia
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from tests.api.anthropic.test_messages import CALLED, result, user
 from tests.api.client import USER, client_of
 from tests.api.fakes import FakeResponder, api_settings

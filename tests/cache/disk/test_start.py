@@ -20,7 +20,7 @@ from rekindle.cache.entry import Key
 from rekindle.cache.policy import WriteRules
 from rekindle.cache.prefix_cache import CachePolicy, PrefixCache
 from rekindle.cache.stores.transfers import Vanished
-from rekindle.config import WritePolicy
+from rekindle.config.choices import WritePolicy
 from rekindle.generation.model_state import ModelClass, StateTraits
 from tests.cache.entries import MIB, MODEL, file_of, make_chain, nobody, open_tier
 from tests.support.deletions import forget_now

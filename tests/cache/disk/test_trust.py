@@ -13,7 +13,7 @@ from rekindle.cache.disk.reconcile import open_catalog
 from rekindle.cache.disk.trust import trouble_with
 from rekindle.cache.fingerprint import DIGESTS_NAME, DigestFile
 from rekindle.cache.responses.store import ResponseDatabase
-from rekindle.config import CacheSettings
+from rekindle.config.cache import CacheSettings
 from rekindle.errors import StartupError, TierFailed
 from rekindle.generation.forgetting import Tombstones
 from rekindle.models.stores import check_cache_directory

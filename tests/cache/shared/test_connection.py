@@ -11,7 +11,7 @@ from rekindle.cache.shared import health as store_health
 from rekindle.cache.shared.connection import SharedStore, is_on_this_machine, open_shared_store
 from rekindle.cache.shared.redis_objects import RedisObjects
 from rekindle.cache.shared.sealing import Authenticated, Encrypted, Unsealed
-from rekindle.config import CacheSettings
+from rekindle.config.cache import CacheSettings
 from rekindle.errors import StartupError, StoreUnreachable, TierFailed, TierFull
 from rekindle.server.assembly import _open_shared as open_configured
 from tests.support.redis_server import RedisServer, redis_server

@@ -13,7 +13,7 @@ import pytest
 from rekindle.chat.dialects.choice import choose
 from rekindle.chat.dialects.syntax.lark import literals
 from rekindle.chat.reply.tool_use import ToolUses
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.model import GgufModel

@@ -15,7 +15,7 @@ from rekindle.cache.turns.recent import MemoryTurns
 from rekindle.chat.conversation import Conversation, Message, Role, ToolResult
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.stored_turns import StoredTurn

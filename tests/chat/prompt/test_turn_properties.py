@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rekindle.chat.conversation import Role
 from rekindle.chat.reply.parser import ParsedReply
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import USUAL_TERMS
 from rekindle.generation.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rekindle.chat.conversation import Conversation, Message, Reasoning, Role, Text, Tool
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.llama.model import GgufModel
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.campaigns.templates import user

@@ -18,7 +18,7 @@ from rekindle.chat.conversation import (
     ToolResult,
 )
 from rekindle.chat.reply.parser import ParsedReply
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.generation.forgetting import Tombstones
 from rekindle.generation.request import USUAL_TERMS
 from rekindle.llama.model import GgufModel

@@ -14,7 +14,7 @@ from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 
 
 def add_token_count(routes: Routes, context: RequestContext) -> None:

@@ -13,7 +13,7 @@ from rekindle.api.cache_controls import CommonFields
 from rekindle.api.http.caller import session_in_user_id
 from rekindle.api.requests.json_values import Int64, JsonObject
 from rekindle.api.requests.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Stop
-from rekindle.config import INT32_MAX
+from rekindle.config.declare import INT32_MAX
 
 MAX_STOP_SEQUENCES = 64  # picked; every piece of a reply is searched for each
 

@@ -14,7 +14,7 @@ from rekindle.api.http.caller import Caller
 from rekindle.api.http.error_shapes import MessagesErrorBody
 from rekindle.api.pipeline import Exchange, WireFormat
 from rekindle.api.requests.media import MediaReader
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 
 
 def _read(

@@ -11,7 +11,7 @@ from rekindle.api.errors import Forbidden
 from rekindle.api.http.caller import Caller, Hints, caller_of
 from rekindle.api.http.session_header import show_session
 from rekindle.api.models import Models
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 from rekindle.generation.request import DEFAULT_SESSION
 from rekindle.observe.telemetry import Telemetry
 

@@ -13,7 +13,7 @@ from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
 from rekindle.api.openai.stream import chat_chunks, completion_chunks
 from rekindle.api.pipeline import Exchange, WireFormat
 from rekindle.api.requests.media import MediaReader
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 
 
 def _read_chat(

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from rekindle.api.requests.media_formats import MediaKind, recognise
 from rekindle.chat.reply.events import OmittedMedia
-from rekindle.config import MediaPolicy
+from rekindle.config.choices import MediaPolicy
 
 HEAD_BYTES = 128 * 2**10  # headers of most JPEGs are shorter; picked
 MAX_UNREADABLE = 0.1  # of the characters: more in a binary file, fewer in Latin-1; picked

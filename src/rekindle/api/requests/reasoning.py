@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rekindle.chat.conversation import Conversation
-from rekindle.config import INT32_MAX
+from rekindle.config.declare import INT32_MAX
 
 UNLIMITED = -1  # llama-server's value in requests and settings
 ReasoningBudget = Annotated[int, Field(ge=UNLIMITED, le=INT32_MAX)]

@@ -23,7 +23,7 @@ from rekindle.api.responses.response import ResponseHead, ended
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.stream import ResponseEvents
 from rekindle.api.responses.tools import Toolbox, toolbox_of
-from rekindle.config import Overflow
+from rekindle.config.choices import Overflow
 from rekindle.generation.forgetting import Owner
 from rekindle.generation.stored_responses import ResponseStore
 from rekindle.observe.telemetry import Telemetry

@@ -24,7 +24,7 @@ from rekindle.cache.shared.transfers import (
 )
 from rekindle.cache.stores.back_store import BackStore
 from rekindle.cache.stores.transfers import Dropped, ReadFailed, Vanished, WriteFailed, Written
-from rekindle.config import MIB
+from rekindle.config.declare import MIB
 from rekindle.generation.events import CacheSource
 from rekindle.generation.forgetting import Tombstone
 from rekindle.generation.status import TierCounters, TierStatus

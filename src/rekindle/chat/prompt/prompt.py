@@ -44,7 +44,7 @@ from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest
 from rekindle.generation.forgetting import Owner
 from rekindle.generation.tokenizer import Tokenizer

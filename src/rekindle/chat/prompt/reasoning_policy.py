@@ -6,7 +6,7 @@ from typing import Any
 
 from rekindle.chat.conversation import Conversation, Reasoning, Role
 from rekindle.chat.prompt.turn_memory import Turn
-from rekindle.config import ReasoningHistory
+from rekindle.config.choices import ReasoningHistory
 
 # Arguments that tell a template to keep the reasoning of earlier turns.
 _SWITCHES: Mapping[str, bool] = {

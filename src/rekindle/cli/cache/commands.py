@@ -21,7 +21,7 @@ from rekindle.cli.cache.options import Dir, Json, Yes, check_no_directory, confi
 from rekindle.cli.cache.remote import directory_at, list_at, prune_at, show_at
 from rekindle.cli.plain import SafeConsole, progress_bar
 from rekindle.cli.remote import ApiKey, Url, exit_1_on_error
-from rekindle.config_sources import parse_size
+from rekindle.config.sources import parse_size
 from rekindle.errors import StartupError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")

@@ -13,19 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rekindle.config import (
-    GIB,
-    KIB,
-    MIB,
-    SECTIONS,
-    TIB,
-    Bytes,
-    FlashAttn,
-    ServerSettings,
-    Setting,
-    Settings,
-    all_settings,
-)
+from rekindle.config.choices import FlashAttn
+from rekindle.config.declare import GIB, KIB, MIB, TIB, Bytes
+from rekindle.config.server import ServerSettings
+from rekindle.config.settings import SECTIONS, Setting, Settings, all_settings
 from rekindle.errors import StartupError
 
 

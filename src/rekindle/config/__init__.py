@@ -1,0 +1,1 @@
+"""Every setting, once, and where its value comes from."""
