@@ -133,3 +133,25 @@ def test_a_stored_text_that_goes_on_in_the_next_answer_stays_certain() -> None:
     reply.add(*text[:20])
     assert reply.draft(3) == Draft(DraftSource.STORE, text[20:23])
     assert reply.drafter.chances(Draft(DraftSource.STORE, [1])) > unsure
+
+
+def test_a_text_that_repeats_nothing_is_looked_up_at_every_fourth_token() -> None:
+    asked: list[int] = []
+    tokens = [1, 2, 3]
+
+    def find(tokens: Sequence[int]) -> list[int]:
+        asked.append(len(tokens))
+        return []
+
+    drafter = Drafter(tokens, [], find, reply_rates(engine_rates()), frozenset())
+    for token in range(100, 180):
+        tokens.append(token)
+        drafter.note(token)
+    assert asked == [*range(4, 20), *range(20, 84, 4)]
+
+
+def test_a_text_that_begins_to_repeat_late_is_followed_within_four_tokens() -> None:
+    for n_before in range(20, 24):
+        text = list(range(10, 60))
+        reply = Reply([*text, 1]).add(*range(1000, 1000 + n_before), *text[:6])
+        assert reply.draft(2) == Draft(DraftSource.CONTEXT, text[6:8])

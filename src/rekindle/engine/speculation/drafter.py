@@ -12,6 +12,9 @@ from rekindle.generation.drafts import DraftSource
 AHEAD, BACK = 64, 8
 MAX_LOST_TOKENS = 32  # sampled since the text was left; then the place is given up. Picked.
 MAX_MATCHED = 32  # beyond it, longer matches count the same
+# After so many tokens without a match, one is looked for at every fourth: a text that repeats
+# nothing pays a quarter, and one that does loses at most three tokens of its first draft. Picked.
+MAX_UNFOUND, SELDOM = 16, 4
 
 FindStored = Callable[[Sequence[int]], list[int]]
 
@@ -47,6 +50,7 @@ class Drafter:
         self._n_matched = 0  # tokens before the next one that agree
         self._lost: _Followed | None = None
         self._n_lost = 0
+        self._n_unfound = 0  # tokens since the last match
         if earlier_reply:
             # The whole prompt agrees.
             self._followed = _Followed(DraftSource.REPLY, earlier_reply, 0)
@@ -103,7 +107,12 @@ class Drafter:
                 self._followed = self._lost = None
 
     def _seek(self) -> None:
+        n_unfound, self._n_unfound = self._n_unfound, self._n_unfound + 1
+        if n_unfound >= MAX_UNFOUND and n_unfound % SELDOM and self._lost is None:
+            return
         self._followed = self._found_again() or self._found_here() or self._found_stored()
+        if self._followed is not None:
+            self._n_unfound = 0
 
     def _found_again(self) -> _Followed | None:
         """Look near the place where the last text was left: after an edit, the rest is the same."""
