@@ -135,7 +135,7 @@ def test_a_stored_text_that_goes_on_in_the_next_answer_stays_certain() -> None:
     assert reply.drafter.chances(Draft(DraftSource.STORE, [1])) > unsure
 
 
-def test_a_text_that_repeats_nothing_is_looked_up_at_every_fourth_token() -> None:
+def test_a_text_that_repeats_nothing_is_looked_up_at_every_eighth_token() -> None:
     asked: list[int] = []
     tokens = [1, 2, 3]
 
@@ -147,11 +147,11 @@ def test_a_text_that_repeats_nothing_is_looked_up_at_every_fourth_token() -> Non
     for token in range(100, 180):
         tokens.append(token)
         drafter.note(token)
-    assert asked == [*range(4, 20), *range(20, 84, 4)]
+    assert asked == [*range(4, 36), *range(36, 84, 8)]
 
 
-def test_a_text_that_begins_to_repeat_late_is_followed_within_four_tokens() -> None:
-    for n_before in range(20, 24):
+def test_a_text_that_begins_to_repeat_late_is_found() -> None:
+    for n_before in range(40, 48):
         text = list(range(10, 60))
-        reply = Reply([*text, 1]).add(*range(1000, 1000 + n_before), *text[:6])
-        assert reply.draft(2) == Draft(DraftSource.CONTEXT, text[6:8])
+        reply = Reply([*text, 1]).add(*range(1000, 1000 + n_before), *text[:20])
+        assert reply.draft(2) == Draft(DraftSource.CONTEXT, text[20:22])

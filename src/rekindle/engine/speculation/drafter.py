@@ -12,9 +12,9 @@ from rekindle.generation.drafts import DraftSource
 AHEAD, BACK = 64, 8
 MAX_LOST_TOKENS = 32  # sampled since the text was left; then the place is given up. Picked.
 MAX_MATCHED = 32  # beyond it, longer matches count the same
-# After so many tokens without a match, one is looked for at every fourth: a text that repeats
-# nothing pays a quarter, and one that does loses at most three tokens of its first draft. Picked.
-MAX_UNFOUND, SELDOM = 16, 4
+# After so many tokens without a match, one is looked for at every eighth: a text that repeats
+# nothing pays an eighth, and one that does loses at most seven tokens of its first draft. Picked.
+MAX_UNFOUND, SELDOM = 32, 8
 
 FindStored = Callable[[Sequence[int]], list[int]]
 
@@ -60,6 +60,11 @@ class Drafter:
     def n_bytes(self) -> int:
         """Memory of the index over the own tokens."""
         return self._own.n_bytes
+
+    @property
+    def is_following(self) -> bool:
+        """Whether a text is known that may go on like the reply."""
+        return self._followed is not None
 
     def note(self, token: int) -> None:
         """Take a sampled token, the last of `tokens` now."""

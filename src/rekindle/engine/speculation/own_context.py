@@ -9,6 +9,7 @@ from rekindle.cache.drafts.ngrams import NgramTable
 N = 3  # tokens that must agree
 TOKENS_PER_STEP = 2048  # of a prompt that are read in one step: up to a few milliseconds
 MIN_SLOTS = 1024
+FEW = 8  # n-grams that are faster to put one by one
 
 
 class OwnContext:
@@ -43,9 +44,10 @@ class OwnContext:
         stop = min(n_tokens - 1, self._n_read + TOKENS_PER_STEP)
         if stop < N:
             return False
-        if stop == self._n_read + 1:
-            self._table.put(self._tokens[stop - N : stop], stop)
-        elif stop > self._n_read:
+        if stop <= self._n_read + FEW:
+            for end in range(max(self._n_read + 1, N), stop + 1):
+                self._table.put(self._tokens[end - N : end], end)
+        else:
             start = max(self._n_read + 1 - N, 0)
             tokens = np.array(self._tokens[start:stop], dtype=np.uint64)
             self._table.put_all(tokens, start)

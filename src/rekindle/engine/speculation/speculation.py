@@ -159,10 +159,11 @@ class Speculation:
 
 
 def _draft_of(sequence: Sequence) -> Draft | None:
-    n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
-    if sequence.drafter is None or n_most <= 0:
+    drafter = sequence.drafter
+    if drafter is None or not drafter.is_following:
         return None
-    return sequence.drafter.draft(n_most)
+    n_most = min(MAX_DRAFT, sequence.max_length - len(sequence.tokens) - 1)
+    return drafter.draft(n_most) if n_most > 0 else None
 
 
 def _chances(sequence: Sequence, draft: Draft | None) -> list[float]:
