@@ -1,5 +1,6 @@
 """The HTTP application: middleware, error handlers, routes."""
 
+import asyncio
 from functools import cache
 
 from fastapi import FastAPI, Response
@@ -84,7 +85,8 @@ def create_app(
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(document(), media_type="application/json")
+        # In a thread: building it takes a fifth of a second.
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     return app
 

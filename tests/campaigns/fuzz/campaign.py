@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,7 +41,7 @@ from tests.support.workloads import prose, user
 
 KEYS = ("key-one", "key-two")
 MODELS = {"main": TinyArchitecture.LLAMA, "other": TinyArchitecture.QWEN35}
-N_CLIENTS = 6
+N_CLIENTS = 24
 SENTINEL_EVERY = 400  # requests
 N_SENTINEL_TOKENS = 40
 STALLS = r"rekindle_(?:event_loop|engine)_stalls_total\S*"
@@ -88,11 +89,14 @@ class Campaign:
         self._checker.close()
 
     def run(self, cases: Sequence[tuple[Kind, int]]) -> None:
-        """Run the cases: requests from several clients, then files one by one."""
+        """Run the cases: requests from several clients, and files one by one beside them."""
         began = time.monotonic()
-        asyncio.run(self._send_all([each for each in cases if each[0] in WIRE_KINDS]))
+        files = [each for each in cases if each[0] not in WIRE_KINDS]
+        with ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(self._read_all, files)
+            asyncio.run(self._send_all([each for each in cases if each[0] in WIRE_KINDS]))
+            reading.result()
         self._check_server()
-        self._read_all([each for each in cases if each[0] not in WIRE_KINDS])
         self.report.seconds += time.monotonic() - began
 
     def run_rest(self) -> None:

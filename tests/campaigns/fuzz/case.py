@@ -26,15 +26,15 @@ class Kind(StrEnum):
 
 # How often each kind comes in a thousand cases. Requests are cheap, a state needs a server.
 SHARES = {
-    Kind.SCHEMA: 578,
+    Kind.SCHEMA: 619,
     Kind.RECORDED: 110,
     Kind.GRAMMAR: 60,
-    Kind.RAW: 110,
-    Kind.ARCHIVE: 40,
-    Kind.GGUF: 40,
-    Kind.TEMPLATE: 40,
-    Kind.DATABASE: 20,
-    Kind.STATE: 2,
+    Kind.RAW: 150,
+    Kind.ARCHIVE: 25,
+    Kind.GGUF: 25,
+    Kind.TEMPLATE: 5,
+    Kind.DATABASE: 5,
+    Kind.STATE: 1,
 }
 WIRE_KINDS = frozenset({Kind.SCHEMA, Kind.RECORDED, Kind.GRAMMAR, Kind.RAW})
 FILE_KINDS = frozenset({Kind.ARCHIVE, Kind.GGUF, Kind.TEMPLATE, Kind.DATABASE})

@@ -9,6 +9,7 @@ from tests.campaigns.fuzz.case import Leave, WireCase
 # A machine under load. A request that takes longer hangs.
 REPLY_SECONDS = 60.0
 RAW_SECONDS = 0.15  # to wait for a reply to bytes that may deserve none; picked
+LEAVE_SECONDS = 0.3  # a client that leaves in the reply waits no longer for its bytes; picked
 PIECE_SECONDS = 0.002
 MAX_REPLY_BYTES = 64 * 2**20
 
@@ -87,9 +88,7 @@ class Connection:
             if case.leave is Leave.IN_REQUEST:
                 return None
             if case.leave is Leave.IN_REPLY:
-                async with asyncio.timeout(REPLY_SECONDS):
-                    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                        await reader.readexactly(case.leave_bytes)
+                await _read_some(reader, case.leave_bytes)
                 return None
             async with asyncio.timeout(RAW_SECONDS if case.pieces else REPLY_SECONDS):
                 return await read_answer(reader, has_body=case.method != "HEAD")
@@ -120,6 +119,12 @@ class Connection:
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._host, self._port, limit=MAX_REPLY_BYTES)
+
+
+async def _read_some(reader: asyncio.StreamReader, n_bytes: int) -> None:
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+        async with asyncio.timeout(LEAVE_SECONDS):
+            await reader.readexactly(n_bytes)
 
 
 async def read_answer(reader: asyncio.StreamReader, *, has_body: bool) -> Answer:

@@ -36,6 +36,7 @@ TOKEN_NAMES = ("x-rekindle-session", "x-session-id", "session-id", "thread-id", 
 RARE = {"/v1/models/{model_id}/unload", "/models/{model_id}/unload"}
 RARE_SHARE = 0.02
 DELETE_SHARE = 0.2
+LIMITED_SHARE = 0.95
 HUGE_SHARE = 0.001
 IDS = (
     *("user", "prompt_cache_key", "model", "cache_salt", "cache_key", "previous_response_id"),
@@ -91,6 +92,7 @@ class HttpCases:
             _limit(grown, operation.path, noise)
             for _ in range(noise.choice((0, 0, 1, 1, 1, 2, 3))):
                 grown = hostile.mutated(grown, noise)
+            _limit_again(grown, operation.path, noise)
             if isinstance(grown, dict):
                 _enlarge(grown, noise)
             body = hostile.encoded(grown, noise)
@@ -110,6 +112,7 @@ class HttpCases:
         body["stream"] = noise.random() < 0.5
         for _ in range(noise.choice((0, 1, 1, 2, 4))):
             body = hostile.mutated(body, noise)
+        _limit_again(body, path, noise)
         data = hostile.encoded(body, noise)
         return self._case(Kind.RECORDED, number, "POST", path, data, noise)
 
@@ -191,7 +194,7 @@ class HttpCases:
             method = noise.choice(("HEAD", "PUT", "PATCH", "OPTIONS", "GET", "POST", "DELETE"))
         leave, leave_bytes = Leave.NEVER, 0
         if path.startswith(ENDLESS):
-            leave, leave_bytes = Leave.IN_REPLY, noise.randrange(1, 2_000)
+            leave, leave_bytes = Leave.IN_REPLY, noise.randrange(1, 200)
         elif (chosen := noise.random()) < 0.03:
             leave, leave_bytes = Leave.IN_REQUEST, noise.randrange(1, 400 + len(body))
         elif chosen < 0.08:
@@ -260,7 +263,7 @@ def _enlarge(body: Json, noise: random.Random) -> None:
 
 
 def _limit(body: Json, path: str, noise: random.Random) -> None:
-    """Keep replies short. A mutation may remove the limit again."""
+    """Keep replies short."""
     if not isinstance(body, dict):
         return
     name = LIMITS.get(path.rpartition("/")[2])
@@ -271,6 +274,14 @@ def _limit(body: Json, path: str, noise: random.Random) -> None:
     body[name] = noise.choice((0, 1, 2, 4, 8, 16))
     if isinstance(body.get("n"), int):
         body["n"] = noise.choice((1, 1, 2, 4))
+
+
+def _limit_again(body: Json, path: str, noise: random.Random) -> None:
+    """Limit most replies whose limit a mutation has removed: long ones cost most of the time."""
+    if noise.random() < LIMITED_SHARE and isinstance(body, dict):
+        name = LIMITS.get(path.rpartition("/")[2])
+        if name is not None and body.get(name) is None:
+            body[name] = 4
 
 
 def _translated(path: str, body: Json, noise: random.Random) -> tuple[str, Json]:
