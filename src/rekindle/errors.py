@@ -56,6 +56,10 @@ class ModelInUse(RequestError):
     """The model cannot be unloaded now: 409."""
 
 
+class PromptDeleted(RequestError):
+    """A deletion came while the prompt was being stored: 409."""
+
+
 class Overloaded(RekindleError):
     """Try later: 429."""
 
@@ -133,6 +137,10 @@ class EntryMissing(CacheError):
 
 class TierFailed(CacheError):
     """The store cannot be read or written now."""
+
+
+class TierDamaged(TierFailed):
+    """The store holds something else than was written. It will begin anew."""
 
 
 class TierFull(TierFailed):

@@ -1,6 +1,7 @@
 """How an engine process is watched and started again."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -8,9 +9,11 @@ from rekindle.errors import EngineFailed, ShuttingDown
 from rekindle.generation.questions import LookUp
 from rekindle.generation.status import DeathCause, ProcessState
 from rekindle.link.activity_page import Activity, LastActivity, Pulse
+from rekindle.link.messages import Report
 from rekindle.supervisor import lives, restarts
 from rekindle.supervisor.engine import SupervisedEngine
-from rekindle.supervisor.process import Death
+from rekindle.supervisor.link import EngineLink, connect
+from rekindle.supervisor.process import Death, EngineProcess
 from rekindle.supervisor.restarts import FAILED_DEATHS, HangWatch, Restarts
 from tests.supervisor.test_engine import reply, request, until
 from tests.support.fake_backend import expected_reply
@@ -93,6 +96,29 @@ def test_an_engine_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPat
             process = engine.status().process
             assert process is not None
             assert process.restarts == {DeathCause.HANG: 1}
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_ready_when_its_link_connects_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect_slowly(
+        process: EngineProcess, on_report: Callable[[Report], None]
+    ) -> EngineLink:
+        link = await connect(process, on_report)
+        await asyncio.sleep(0.2)  # `Started` arrives meanwhile
+        return link
+
+    async def scenario() -> None:
+        monkeypatch.setattr(lives, "connect", connect_slowly)
+        monkeypatch.setattr(lives, "START_SECONDS", 0.3)
+        async with running(Fate(), hang_seconds=0.4) as engine:
+            await asyncio.sleep(1.0)
+            assert await reply(engine.submit(request("a"))) == expected_reply(range(1, 21), 8)
+            process = engine.status().process
+            assert process is not None
+            assert process.restarts == {}
 
     asyncio.run(scenario())
 

@@ -17,6 +17,7 @@ from rekindle.errors import (
     ModelInUse,
     ModelLoadFailed,
     Overloaded,
+    PromptDeleted,
     PromptTooLong,
     RekindleError,
     RequestError,
@@ -79,6 +80,8 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
             return failure(404, error.message, "model_not_found", param="model")
         case ModelInUse():
             return failure(409, error.message, "model_in_use", param="model")
+        case PromptDeleted():
+            return failure(409, error.message, "prompt_deleted")
         case PromptTooLong():
             failed = failure(400, error.message, "context_length_exceeded")
             failed.detail["n_prompt_tokens"] = error.n_prompt

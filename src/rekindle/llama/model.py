@@ -83,6 +83,10 @@ class VocabularyFile:
         params = lib.llama_model_default_params()
         params.vocab_only = True
         params.n_gpu_layers = 0
+        # An empty list: otherwise llama.cpp asks each GPU for its memory, which takes half a
+        # gigabyte of it, and half a second.
+        no_devices = (ctypes.c_void_p * 1)()
+        params.devices = ctypes.addressof(no_devices)
         recent_errors.clear()
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:

@@ -160,9 +160,9 @@ class EngineLives:
 
     async def _serve(self, process: EngineProcess) -> None:
         """Connect a process that has loaded its model, and serve it until it ends."""
+        self._has_started = False  # before the link: its first report may say so
         link = await connect(process, self._listener.on_report)
         self._link = link
-        self._has_started = False
         if self.state is ProcessState.RESTARTING:
             self.state = ProcessState.RUNNING
         if self._is_closing:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rekindle.errors import InvalidRequest
@@ -248,3 +249,20 @@ def test_a_check_fails_for_a_sample_that_the_grammar_refuses(vocabulary: Vocabul
     for refused in ('{"a": "x"}', '{"a": 1'):  # wrong, and not whole
         with pytest.raises(InvalidRequest, match="refuses"):
             grammars.check(with_samples("{}", refused))
+
+
+def test_a_grammar_that_grows_too_large_while_it_is_followed_is_the_clients_fault(
+    vocabulary: Vocabulary,
+) -> None:
+    lengths = [{"type": "string", "maxLength": n} for n in range(1000)]
+    matcher = GrammarCompiler(vocabulary).matcher(schema({"anyOf": lengths}))
+    logits = np.zeros(vocabulary.n_vocab, dtype=np.float32)
+    text = vocabulary.tokenize('"' + 300 * "a", parse_special=False)
+
+    def follow() -> None:
+        for token in text:
+            matcher.apply(logits)
+            matcher.accept(token)
+
+    with pytest.raises(InvalidRequest, match="too complex"):
+        follow()

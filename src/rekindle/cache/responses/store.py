@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.responses.file import ResponseFile, has_expired
-from rekindle.errors import TierFailed
+from rekindle.errors import TierDamaged, TierFailed
 from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.stored_responses import StoredResponse
 from rekindle.write_behind import WriteBehind
@@ -146,8 +146,11 @@ class ResponseDatabase:
     def _read(self, id: str) -> StoredResponse | None:
         try:
             return self._file.read(id)
-        except TierFailed:
+        except TierDamaged:
             self._writer.wake()  # only the writer replaces a damaged file
+            return None
+        except TierFailed:
+            self._writer.wake()
             raise
 
     def _write(self, batch: dict[str, _ResponseChange]) -> None:

@@ -31,7 +31,7 @@ from rekindle.cache.sqlite.schema import (
     check_pages,
     is_empty,
 )
-from rekindle.errors import TierFailed
+from rekindle.errors import TierDamaged, TierFailed
 
 _log = logging.getLogger(__name__)
 
@@ -190,13 +190,17 @@ class SqliteFile:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            self._note_error(primary_code(error))
-            raise TierFailed(f"{self.path}: {error}") from error
+            code = primary_code(error)
+            self._note_error(code)
+            kind = TierDamaged if code in DAMAGED else TierFailed
+            raise kind(f"{self.path}: {error}") from error
         except UnicodeDecodeError as error:
             self._note_error(sqlite3.SQLITE_CORRUPT)
-            raise TierFailed(f"{self.path}: {NOT_UTF8}") from error
-        except Unusable as error:
+            raise TierDamaged(f"{self.path}: {NOT_UTF8}") from error
+        except OtherVersion as error:
             raise TierFailed(f"{self.path}: {error}") from error
+        except Unusable as error:
+            raise TierDamaged(f"{self.path}: {error}") from error
         except OSError as error:
             raise TierFailed(f"{self.path}: {error.strerror}") from error
 

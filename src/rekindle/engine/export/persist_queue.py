@@ -8,13 +8,13 @@ from rekindle.cache.keys import PrefixKeys
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.engine.orders import Outbox
 from rekindle.engine.sequence import Sequence
-from rekindle.errors import EngineError, RekindleError, TierFailed
+from rekindle.errors import EngineError, PromptDeleted, RekindleError, TierFailed
 from rekindle.generation.events import Finished
 from rekindle.generation.request import CacheTerms, GenerationRequest
 
 PATIENCE_SECONDS = 60.0  # far more than the write of a prompt takes; picked
 
-DELETED = EngineError("The prompt is computed, but it is not on disk: it was deleted meanwhile.")
+DELETED = PromptDeleted("The prompt is computed, but it is not on disk: it was deleted meanwhile.")
 
 
 class _UnsavedPrompt(NamedTuple):

@@ -4,9 +4,10 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.errors import EngineError
+from rekindle.errors import EngineError, InvalidRequest, RekindleError
 
 MAX_REASON = 500  # characters; picked
+LIMITS = ("too many", "limit")  # llguidance's words when a grammar needs more than it allows
 
 
 class Matcher:
@@ -19,17 +20,17 @@ class Matcher:
         """Set the logits of forbidden tokens to -inf, in place."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
-            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+            raise _failure(self._matcher)
         allowed = np.unpackbits(self._mask.view(np.uint8), count=self._n_vocab, bitorder="little")
         np.putmask(logits, allowed == 0, -np.inf)
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+            raise _failure(self._matcher)
 
     def accept_all(self, tokens: list[int]) -> None:
         if not self._matcher.consume_tokens(tokens):
-            raise EngineError(f"The grammar engine failed: {reason(self._matcher)}")
+            raise _failure(self._matcher)
 
     def copy(self) -> llguidance.LLMatcher:
         return self._matcher.deep_copy()
@@ -40,6 +41,14 @@ class Matcher:
             return True
         self._matcher.reset()
         return False
+
+
+def _failure(matcher: llguidance.LLMatcher) -> RekindleError:
+    """Return the error of a matcher. Some grammars grow too large only while they are followed."""
+    text = reason(matcher)
+    if any(each in text for each in LIMITS):
+        return InvalidRequest(f"The grammar is too complex: {text}.", "response_format")
+    return EngineError(f"The grammar engine failed: {text}")
 
 
 def reason(matcher: llguidance.LLMatcher) -> str:
