@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rekindle.config.declare import setting
 
 MOST_PENALTY = 100.0  # picked; far beyond any use
+RANDOM_SEED = -1
 MAX_SEED = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 
 
@@ -47,6 +48,6 @@ class SamplingSettings:
         maximum=MOST_PENALTY,
     )
     seed: int | None = setting(
-        None, "Seed; -1: another one for each request.", minimum=-1, maximum=MAX_SEED
+        None, "Seed; -1: another one for each request.", minimum=RANDOM_SEED, maximum=MAX_SEED
     )
     ignore_eos: bool | None = setting(None, "Continue after the model's end of text.")
