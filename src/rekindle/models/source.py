@@ -1,7 +1,7 @@
 """The models that the operator named, as GGUF files on this machine.
 
-A path is checked, `hf:owner/repo/file.gguf` is downloaded, and without MODEL the embedded
-SmolLM2 is used. Every model has a name.
+A path is checked, `hf:owner/repo/file.gguf` or `hf:owner/repo:quant` is downloaded, and without
+MODEL the embedded SmolLM2 is used. Every model has a name.
 """
 
 import difflib
@@ -14,9 +14,10 @@ from pathlib import Path
 from rekindle.config.model import ModelSettings
 from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
-from rekindle.models.files.download import download
+from rekindle.models.files.download import FORMS, download
 from rekindle.models.files.embedded import EMBEDDED_NAME, embedded_model
 from rekindle.models.files.gguf_check import check_gguf
+from rekindle.models.files.hub_files import find_file
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +143,11 @@ def _stem(file_name: str) -> str:
 
 def _downloaded(model: str) -> list[Path]:
     parts = model.removeprefix("hf:").split("/")
+    if len(parts) == 2 and all(parts):
+        repository, colon, quant = "/".join(parts).partition(":")
+        if bool(colon) == bool(quant):
+            parts = [*repository.split("/"), find_file(repository, quant or None, model)]
     if len(parts) < 3 or not all(parts) or not parts[-1].endswith(".gguf"):
-        raise StartupError(f"{model} must be written as hf:owner/repo/file.gguf.")
+        raise StartupError(f"{model} must be written as {FORMS}.")
     repository, files = "/".join(parts[:2]), _shards(Path(*parts[2:]))
     return [download(repository, file.as_posix(), model) for file in files]
