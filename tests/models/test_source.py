@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from rekindle.config.model import ModelSettings
+from rekindle.config.sources import resolve
 from rekindle.errors import StartupError
 from rekindle.models.files import embedded
 from rekindle.models.files.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
+    check_model_names,
     first_model,
     named_models,
     resolve_model,
@@ -465,3 +467,18 @@ def test_lists_of_models_that_cannot_be_served_are_refused_at_the_start(tmp_path
     assert failure(lambda: named_models(ModelSettings(models=tuple(map(str, paths))), None)) == (
         f"Two models have the name a: {paths[0]} and {paths[1]}."
     )
+
+
+def test_settings_of_a_model_that_is_not_served_are_an_error_with_a_hint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {"models": {"qwen3-8b": {"ctx_size": 1}}}
+    settings = resolve({}, {}, file).settings
+    check_model_names(settings, ["qwen3-8b", "b"])
+    assert failure(lambda: check_model_names(settings, ["qwen3-8B", "b"])) == (
+        'The configuration file has [models."qwen3-8b"], but no model has this name;'
+        " did you mean qwen3-8B?"
+    )
+    settings = resolve({"models_dir": str(tmp_path)}, {}, file).settings
+    check_model_names(settings, ["a", "b"])
+    assert "no model has this name; there are a, b." in caplog.text
