@@ -31,11 +31,12 @@ def kept_flags() -> list[HelpLine]:
 def flags_in(source: str) -> list[HelpLine]:
     """Read `common/arg.cpp`: the options that its server has."""
     source = re.sub(r"^\s*//.*$", "", source, flags=re.MULTILINE)
-    groups = dict(re.findall(r"(\w+_examples)\s*=\s*\{([^}]*)\}", source))
+    groups: dict[str, str] = dict(re.findall(r"(\w+_examples)\s*=\s*\{([^}]*)\}", source))
     found: dict[str, HelpLine] = {}
     for option in re.split(r"\badd_opt\(common_arg\(", source)[1:]:
         examples = re.search(r"set_examples\(([^)]*)\)", option)
-        where = groups.get(examples[1].strip(), examples[1]) if examples else "COMMON"
+        where = str(examples[1]).strip() if examples else "COMMON"
+        where = groups.get(where, where)
         if "COMMON" not in where and "SERVER" not in where:
             continue
         names, off_names = _names(option)
