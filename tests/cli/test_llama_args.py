@@ -1,5 +1,7 @@
 """Command lines of llama-server, in the words of `rekindle serve`."""
 
+from pathlib import Path
+
 import pytest
 import typer
 from typer.core import TyperOption
@@ -121,6 +123,17 @@ def test_a_refused_flag_is_one_line_and_exit_code_2() -> None:
         2,
         "rekindle: --rerank cannot be used here. Reranking is not supported.\n",
     )
+
+
+def test_print_config_shows_the_settings_of_one_model(tmp_path: Path) -> None:
+    file = tmp_path / "rekindle.toml"
+    file.write_text('[models."a.b"]\nctx_size = 99\nflash_attn = "on"\n')
+    done = rekindle("serve", "-c", "7", "--config", str(file), "--print-config")
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in done.stdout.splitlines()]
+    assert ["engine.ctx_size", "7", "--ctx-size"] in rows
+    source = "in the configuration file"
+    assert ['models."a.b".ctx_size', "99", f'models."a.b".ctx_size {source}'] in rows
+    assert ['models."a.b".flash_attn', "on", f'models."a.b".flash_attn {source}'] in rows
 
 
 def test_print_config_shows_where_values_of_llama_server_come_from() -> None:
