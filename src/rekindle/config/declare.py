@@ -18,8 +18,8 @@ class About:
     help: str
     minimum: float = 0
     maximum: float = INT32_MAX
-    secret: bool = False
     metavar: str | None = None  # of the flag; None: by the type
+    secret: bool = False
     off_flag: str | None = None  # a switch that sets the value to 0
     words: Mapping[str, object] = field(default_factory=dict)  # texts that stand for a value
     splits: bool = False  # of a list: commas separate several values of one flag
