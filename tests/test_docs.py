@@ -75,7 +75,7 @@ def test_every_setting_is_documented_with_flag_variable_and_default(section: str
     assert list(documented) == [f"`{setting.name}`" for setting in settings]
     for setting in settings:
         flags, variable, default, meaning = documented[f"`{setting.name}`"]
-        assert quoted(flags) == [setting.flag, *setting.about.more_flags]
+        assert quoted(flags) == list(setting.flags)
         assert quoted(variable) == [setting.variable]
         assert default_of(setting, *quoted(default)) == setting.default, setting.name
         assert meaning

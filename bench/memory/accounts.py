@@ -106,7 +106,7 @@ def _measure(case: MemoryCase) -> Iterator[MemoryReading]:
             write_tiny_model(model, case.architecture)
         arguments = (
             *("--ctx-size", str(CONTEXT_TOKENS), "--parallel", "1", "--threads", "1"),
-            *("--cache-ram", str(case.budget_bytes), "--no-cache-disk", "--log-level", "warning"),
+            *("--cache-ram", f"{case.budget_bytes}B", "--no-cache-disk", "--log-level", "warning"),
         )
         with serve(str(model), *arguments) as server:
             filling = _Filling(server, case)

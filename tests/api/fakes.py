@@ -122,7 +122,6 @@ def api_settings(
     admin_metrics: bool = False,
     separates_keys: bool = False,
     media: MediaPolicy = MediaPolicy.TEXT,
-    reasoning_limit: int | None = None,
 ) -> ApiSettings:
     return ApiSettings(
         keys=Keys(api_keys, admin_key),
@@ -135,7 +134,6 @@ def api_settings(
         separates_keys=separates_keys,
         explains=False,
         media=media,
-        reasoning_limit=reasoning_limit,
     )
 
 
@@ -256,6 +254,8 @@ class FakeResponder:
         self.tokenizer = ByteTokenizer()
         self.default_sampling = Sampling(top_k=20)
         self.default_cache_prompt = True
+        self.default_max_tokens: int | None = None
+        self.reasoning_limit: int | None = None
         self.dialect_choice = chosen(GENERIC)
         self.grammar_proof = GrammarProof(n_accepted=0, refused=(), constrains=True)
         self.cache: CacheStatus | None = None

@@ -202,6 +202,18 @@ def test_cache_prompt_reaches_the_engine(cache_prompt: bool) -> None:  # noqa: F
     assert [request.cache_prompt for request in engine.requests] == [cache_prompt]
 
 
+@pytest.mark.parametrize(("asked", "reaches"), [(None, 5), (7, 7), (3, 3), (0, 0)])
+def test_the_servers_limit_holds_for_replies_without_one(asked: int | None, reaches: int) -> None:
+    engine = RecordingEngine()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", guard=Guard(()))
+    responder = chat_responder(
+        engine, ByteTokenizer(), template, dialect_of(CHATML), default_max_tokens=5
+    )
+    options = ReplyOptions(sampling=Sampling(), max_tokens=asked)
+    asyncio.run(responder.start(Prompt((1,), (), ""), options, request_id="id"))
+    assert [request.max_tokens for request in engine.requests] == [reaches]
+
+
 @pytest.mark.parametrize("speculate", [True, False])
 def test_speculate_reaches_the_engine(speculate: bool) -> None:  # noqa: FBT001
     engine = RecordingEngine()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -111,6 +111,8 @@ class Setup:
         default: str | None = None,
         memory_bytes: int = 2 * GIB,
         keep_alive_seconds: float = 0.0,
+        own_keep_alive: Mapping[str, float] | None = None,
+        pinned: str = "",
     ) -> ModelPool:
         return ModelPool(
             names or NAMES,
@@ -118,6 +120,8 @@ class Setup:
             default=default,
             memory_bytes=memory_bytes,
             keep_alive_seconds=keep_alive_seconds,
+            own_keep_alive=own_keep_alive or {},
+            pinned=pinned,
             clock=self.clock,
         )
 
@@ -260,6 +264,34 @@ def test_idle_models_are_unloaded_after_keep_alive_and_used_ones_are_not() -> No
         setup.clock.now += 61
         await pool.unload_idle()
         assert present(pool) == ""
+
+    run(scenario)
+
+
+def test_a_model_may_be_kept_for_a_time_of_its_own() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool(keep_alive_seconds=60, own_keep_alive={"a": 10, "b": 0})
+        for name in "ab":
+            await use(pool, name)
+        setup.clock.now += 11
+        await pool.unload_idle()
+        assert present(pool) == "b"
+        setup.clock.now += 100_000
+        await pool.unload_idle()
+        assert present(pool) == "b"
+
+    run(scenario)
+
+
+def test_a_pinned_model_stays_when_it_is_idle_and_when_others_need_its_memory() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool(memory_bytes=2 * GIB, keep_alive_seconds=60, pinned="a")
+        for name in "abc":
+            await use(pool, name)
+        assert present(pool) == "ac"
+        setup.clock.now += 61
+        await pool.unload_idle()
+        assert present(pool) == "a"
 
     run(scenario)
 

@@ -1,5 +1,6 @@
 import hashlib
 import http.server
+import json
 import os
 import struct
 import subprocess
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from rekindle.config.model import ModelSettings
+from rekindle.config.sources import resolve
 from rekindle.errors import StartupError
 from rekindle.models.files import embedded
 from rekindle.models.files.gguf_check import GGML_BLOCKS, check_gguf
 from rekindle.models.source import (
     ModelFile,
+    check_model_names,
     first_model,
     named_models,
     resolve_model,
@@ -229,11 +232,19 @@ def test_without_the_package_the_operator_is_told_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    "model", ["hf:", "hf:owner/repo", "hf:owner/repo/", "hf:owner//x.gguf", "hf:owner/repo/x.bin"]
+    "model",
+    [
+        "hf:",
+        "hf:owner",
+        "hf:owner/repo:",
+        "hf:owner/repo/",
+        "hf:owner//x.gguf",
+        "hf:owner/repo/x.bin",
+    ],
 )
 def test_a_bad_hub_name_is_answered_with_the_right_form(model: str) -> None:
     assert failure(lambda: resolve_model(model)) == (
-        f"{model} must be written as hf:owner/repo/file.gguf."
+        f"{model} must be written as hf:owner/repo/file.gguf or hf:owner/repo:quant."
     )
 
 
@@ -242,6 +253,7 @@ REFUSALS = {
     "/owner/private/resolve/main/x.gguf": (401, "RepoNotFound"),
     "/owner/forbidden/resolve/main/x.gguf": (403, ""),
     "/owner/token/resolve/main/x.gguf": (401, ""),
+    "/api/models/owner/no/tree/main": (404, "RepoNotFound"),
 }
 
 
@@ -336,6 +348,45 @@ def test_a_split_model_is_fetched_from_the_hub_with_a_bar_and_then_kept(tmp_path
     assert offline.stdout == first.stdout
 
 
+def test_a_quantisation_names_a_file_of_a_repository_and_is_found_again_offline(
+    tmp_path: Path,
+) -> None:
+    content = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    names = ["mmproj-Q8_0.gguf", "big/tiny-BF16.gguf", "tiny-Q8_0.gguf", "tiny-q4_k_m.gguf"]
+    tree = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in names]
+    files = {f"/owner/repo/resolve/main/{name}": content for name in names}
+    files["/api/models/owner/repo/tree/main"] = json.dumps(tree).encode()
+    with hub(files) as endpoint:
+        found = {
+            model: ask_for(model, tmp_path, endpoint)
+            for model in (
+                "hf:owner/repo",
+                "hf:owner/repo:Q8_0",
+                "hf:owner/repo:q5_1",
+                "hf:owner/no",
+            )
+        }
+        offline = ask_for("hf:owner/repo:q8_0", tmp_path, endpoint, HF_HUB_OFFLINE="1")
+
+    def file_of(model: str) -> str:
+        return Path(found[model].stdout.splitlines()[0]).name
+
+    assert file_of("hf:owner/repo") == "tiny-q4_k_m.gguf"
+    assert file_of("hf:owner/repo:Q8_0") == "tiny-Q8_0.gguf"
+    assert offline.stdout == found["hf:owner/repo:Q8_0"].stdout
+    assert (
+        found["hf:owner/repo:q5_1"]
+        .stderr.strip()
+        .endswith(
+            "The repository owner/repo has no file q5_1: it has big/tiny-BF16.gguf, tiny-Q8_0.gguf,"
+            " tiny-q4_k_m.gguf."
+        )
+    )
+    assert found["hf:owner/no"].stderr.strip().splitlines()[-1] == (
+        "There is no repository owner/no, or it is private and HF_TOKEN gives no access."
+    )
+
+
 def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
     with hub({"/owner/repo/resolve/main/cut.gguf": b"GGUF\x03\0\0\0"}) as endpoint:
         answers = {
@@ -368,7 +419,7 @@ def test_each_refusal_of_the_hub_is_its_own_sentence(tmp_path: Path) -> None:
     )
     assert "is truncated" in answers["repo/cut.gguf"]
     assert answers["re..po/x.gguf"] == (
-        "hf:owner/re..po/x.gguf must be written as hf:owner/repo/file.gguf."
+        "hf:owner/re..po/x.gguf must be written as hf:owner/repo/file.gguf or hf:owner/repo:quant."
     )
     assert offline.stderr.strip() == (
         "new.gguf of owner/repo is not on this machine, and HF_HUB_OFFLINE is set."
@@ -416,3 +467,18 @@ def test_lists_of_models_that_cannot_be_served_are_refused_at_the_start(tmp_path
     assert failure(lambda: named_models(ModelSettings(models=tuple(map(str, paths))), None)) == (
         f"Two models have the name a: {paths[0]} and {paths[1]}."
     )
+
+
+def test_settings_of_a_model_that_is_not_served_are_an_error_with_a_hint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {"models": {"qwen3-8b": {"ctx_size": 1}}}
+    settings = resolve({}, {}, file).settings
+    check_model_names(settings, ["qwen3-8b", "b"])
+    assert failure(lambda: check_model_names(settings, ["qwen3-8B", "b"])) == (
+        'The configuration file has [models."qwen3-8b"], but no model has this name;'
+        " did you mean qwen3-8B?"
+    )
+    settings = resolve({"models_dir": str(tmp_path)}, {}, file).settings
+    check_model_names(settings, ["a", "b"])
+    assert "no model has this name; there are a, b." in caplog.text

@@ -94,7 +94,7 @@ def test_no_budget_is_exceeded_under_many_prompts(
         serve(
             *(str(model), "--parallel", str(N_SLOTS), "--ctx-size", "4096", "--threads", "1"),
             *("--cache-dir", str(tmp_path), "--cache-disk", str(DISK_BYTES)),
-            *("--cache-ram", str(ram_bytes), "--no-cache-recompute"),
+            *("--cache-ram", f"{ram_bytes}B", "--no-cache-recompute"),
         ) as server,
         closing(Caller(server.url)) as caller,
     ):

@@ -465,7 +465,7 @@ def test_a_locked_cache_directory_stops_no_request(
     model: Path, cold: ColdAnswers, directory: Path
 ) -> None:
     """Another server that is stopped in the middle of a write, say."""
-    with running(model, directory, "--cache-ram", str(MIB)) as server:
+    with running(model, directory, "--cache-ram", "1MiB") as server:
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -44,6 +44,8 @@ def chat_responder(
     *,
     model: str = "",
     accounts: Accounts | None = None,
+    default_max_tokens: int | None = None,
+    template_kwargs: dict[str, Any] | None = None,
 ) -> Responder:
     return Responder(
         engine,
@@ -53,6 +55,9 @@ def chat_responder(
         Sampling(),
         default_cache_prompt=True,
         default_overflow=Overflow.ERROR,
+        default_max_tokens=default_max_tokens,
+        template_kwargs=template_kwargs or {},
+        reasoning_limit=None,
         stream_calls=True,
         rewarmer=None,
         embedding_end_token=None,

@@ -34,7 +34,9 @@ class CommonFields(WireModel):
     cache_prompt: bool | None = None
     speculative: bool | None = None
     # llama-server's: the longest draft. Here drafts have the length that pays.
-    speculative_n_max: Int64 | None = Field(default=None, alias="speculative.n_max")
+    speculative_n_max: Annotated[Int64, Field(ge=0)] | None = Field(
+        default=None, alias="speculative.n_max"
+    )
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
     persist: bool | None = None

@@ -127,6 +127,7 @@ class Pipeline:
             self._telemetry.count_media_omitted(each.kind, each.count)
         with await self._models.lease(body.model) as served:
             self._log_other_name(body.model, served.card.id)
+            exchange = _with_budget(exchange, served.responder.reasoning_limit)
             starting = self._start(request, body, caller, exchange, served, wire_format.id_prefix)
             envelope, encoder, replies = await unless_client_leaves(request.receive, starting)
         if encoder is not None:
@@ -171,6 +172,7 @@ class Pipeline:
         """Forecast what the request's first prompt would find in the cache."""
         body, caller, exchange = await self._read(request, wire_format)
         with await self._models.lease(body.model) as served:
+            exchange = _with_budget(exchange, served.responder.reasoning_limit)
             prompts = await _prompts(
                 exchange, served.responder, cache_prompt=True, namespace=caller.namespace
             )
@@ -187,16 +189,7 @@ class Pipeline:
         media = MediaReader(self._context.settings.media)
         read = partial(wire_format.read, body, caller, request.headers, media)
         exchange = await self._bodies.work(request, read, blocks=wire_format.blocks)
-        return body, caller, self._with_budget(exchange)
-
-    def _with_budget(self, exchange: Exchange) -> Exchange:
-        """Settle the reasoning budget: it may change the prompt."""
-        if not isinstance(exchange.prompt, Conversation):
-            return exchange
-        limit = self._context.settings.reasoning_limit
-        budget = effective_budget(exchange.reasoning_budget, limit)
-        prompt = for_budget(exchange.prompt, budget)
-        return replace(exchange, prompt=prompt, reasoning_budget=budget)
+        return body, caller, exchange
 
     async def _wanted(
         self,
@@ -256,6 +249,15 @@ class Pipeline:
         if len(self._names_logged) < MAX_NAMES_LOGGED:
             self._names_logged.add(asked)
             logger.info("models: request for %.80r served by `%s`", asked, served)
+
+
+def _with_budget(exchange: Exchange, limit: int | None) -> Exchange:
+    """Settle the reasoning budget: it may change the prompt. `limit`: of the model."""
+    if not isinstance(exchange.prompt, Conversation):
+        return exchange
+    budget = effective_budget(exchange.reasoning_budget, limit)
+    prompt = for_budget(exchange.prompt, budget)
+    return replace(exchange, prompt=prompt, reasoning_budget=budget)
 
 
 async def _prompts(

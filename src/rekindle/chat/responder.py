@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,9 @@ class Responder:
         *,
         default_cache_prompt: bool,
         default_overflow: Overflow,
+        default_max_tokens: int | None,  # None: until the context ends
+        template_kwargs: Mapping[str, Any],  # where a conversation has none of that name
+        reasoning_limit: int | None,  # reasoning tokens of a reply; None: unlimited
         stream_calls: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
@@ -63,7 +66,10 @@ class Responder:
         self.sessions = accounts.sessions
         self.default_sampling = default_sampling
         self.default_cache_prompt = default_cache_prompt
+        self.default_max_tokens = default_max_tokens
+        self.reasoning_limit = reasoning_limit
         self._default_overflow = default_overflow
+        self._template_kwargs = dict(template_kwargs)
         self._engine = engine
         self._prompts = prompts
         self.dialect_choice = choice
@@ -103,6 +109,9 @@ class Responder:
         namespace: str = "",
     ) -> Prompt:
         prompts = self._prompts.within(namespace)
+        if self._template_kwargs:
+            kwargs = self._template_kwargs | conversation.template_kwargs
+            conversation = replace(conversation, template_kwargs=kwargs)
         if (overflow or self._default_overflow) is Overflow.TRIM:
             build = partial(prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
         else:
@@ -136,6 +145,9 @@ class Responder:
         on_end = None
         if self._rewarmer is not None and options.cache_prompt:
             on_end = partial(self._rewarmer.after, terms=terms)
+        max_tokens = options.max_tokens
+        if max_tokens is None:
+            max_tokens = self.default_max_tokens
         tokens = self._engine.submit(
             GenerationRequest(
                 id=request_id,
@@ -143,7 +155,7 @@ class Responder:
                 # A pinned prefix ends at a boundary: models with checkpoints take one there.
                 boundaries=tuple(sorted({*prompt.boundaries, *(p.n_tokens for p in terms.pins)})),
                 sampling=use.sampling,
-                max_tokens=options.max_tokens,
+                max_tokens=max_tokens,
                 n_top_logprobs=options.n_top_logprobs,
                 cache_prompt=options.cache_prompt,
                 speculate=options.speculate,
@@ -159,7 +171,7 @@ class Responder:
                 prompt.begins_in_reasoning,
                 self._bytes_of,
                 streams_calls=use.streams and options.streams,
-                max_tokens=room if options.max_tokens is None else min(room, options.max_tokens),
+                max_tokens=room if max_tokens is None else min(room, max_tokens),
             )
         return ReplyStream(
             request_id,

@@ -11,6 +11,7 @@ from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
 from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
+from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import printable
 from rekindle.cli.prime import prime
 from rekindle.cli.replay import replay
@@ -24,7 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, prime, top, replay, explain, bench):
+app.command(cls=ServeCommand)(serve)
+for command in (chat, prime, top, replay, explain, bench):
     app.command()(command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")

@@ -19,12 +19,13 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from rekindle.cli.llama_args import tell_unused
 from rekindle.cli.plain import SafeConsole, SafeFormatter, plain_console
 from rekindle.config.choices import EngineKind, LogLevel
 from rekindle.config.declare import Bytes
 from rekindle.config.server import ServerSettings
 from rekindle.config.settings import CONFIG_VARIABLE, Setting, Settings, all_settings
-from rekindle.config.sources import Resolved, api_keys, read_file, resolve
+from rekindle.config.sources import MODELS, Resolved, api_keys, read_file, resolve
 from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing the server would slow down `--help`
@@ -39,8 +40,10 @@ def serve(*, config: str | None, print_config: bool, **flags: object) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
     A flag wins over its environment variable, and the variable over the configuration file.
+    Command lines of llama-server work as they are.
     """
     resolved = load_settings(config, flags)
+    tell_unused(resolved.unused)
     if print_config:
         _print(resolved)
         return
@@ -120,7 +123,8 @@ def _load_model(settings: Settings) -> "Assembly":
             progress.update(task, description="Reading the weights (once)")
             progress.update(task, completed=done, total=total)
 
-        opened = open_ahead(settings, model, on_progress)
+        name = settings.model.alias or model.name
+        opened = open_ahead(settings.of(name), model, on_progress)
         try:
             from rekindle.models.serving_model import LoadProgress
             from rekindle.server.assembly import assemble
@@ -180,6 +184,13 @@ def _print(resolved: Resolved) -> None:
         section = getattr(resolved.settings, setting.section)
         value = _shown(setting, getattr(section, setting.name))
         table.add_row(f"{setting.section}.{setting.name}", value, resolved.sources[setting.name])
+    by_name = {setting.name: setting for setting in all_settings()}
+    for model, sources in resolved.by_model.items():
+        for name, source in sources.items():
+            setting = by_name[name]
+            section = getattr(resolved.settings.of(model), setting.section)
+            value = _shown(setting, getattr(section, name))
+            table.add_row(f'{MODELS}."{model}".{name}', value, source)
     plain_console().print(table)
 
 
@@ -216,11 +227,10 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         "rich_help_panel": f"{setting.section.capitalize()} settings",
     }
     if setting.type is bool:
-        switch = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
-        return keyword(setting.name, bool | None, typer.Option(switch, **about))
-    option = typer.Option(
-        setting.flag, *setting.about.more_flags, metavar=_metavar(setting), **about
-    )
+        # Click takes ` /--no-x` as a name that turns the switch off.
+        off = (f" /{name}" for name in setting.off_flags)
+        return keyword(setting.name, bool | None, typer.Option(*setting.flags, *off, **about))
+    option = typer.Option(*setting.flags, metavar=_metavar(setting), **about)
     kind = list[str] if setting.type == tuple[str, ...] else str
     return keyword(setting.name, kind | None, option)
 
@@ -239,6 +249,8 @@ def _off_name(setting: Setting) -> str:
 
 
 def _metavar(setting: Setting) -> str:
+    if setting.about.metavar is not None:
+        return setting.about.metavar
     if setting.type == tuple[str, ...]:
         return "TEXT"
     if setting.type in _METAVARS:

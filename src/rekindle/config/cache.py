@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.config.choices import NamespaceBy, WritePolicy
-from rekindle.config.declare import GIB, TIB, Bytes, setting
+from rekindle.config.declare import GIB, MIB, TIB, Bytes, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
     cache_prompt: bool = setting(True, "Reuse and store prefixes; a request can override it.")
     cache_ram: Bytes | None = setting(
-        None, "Memory for stored prefixes. Default: a quarter of the machine's.", maximum=TIB
+        None,
+        "Memory for stored prefixes; a plain number counts MiB. Default: a quarter of the"
+        " machine's.",
+        maximum=TIB,
+        unit=MIB,
     )
     cache_disk: Bytes = setting(
         Bytes(20 * GIB),

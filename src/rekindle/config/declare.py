@@ -1,5 +1,6 @@
 """How a setting is declared: its default, its limits and its help."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NewType, TypeVar, cast
 
@@ -17,9 +18,13 @@ class About:
     help: str
     minimum: float = 0
     maximum: float = INT32_MAX
-    more_flags: tuple[str, ...] = ()
+    metavar: str | None = None  # of the flag; None: by the type
     secret: bool = False
     off_flag: str | None = None  # a switch that sets the value to 0
+    words: Mapping[str, object] = field(default_factory=dict)  # texts that stand for a value
+    splits: bool = False  # of a list: commas separate several values of one flag
+    unit: int = 1  # bytes that a plain number counts, of a size
+    per_model: bool = True  # of sections that models have: `[models."name"]` may replace it
 
 
 def setting(default: T, help: str, **limits: Any) -> T:

@@ -13,28 +13,35 @@ from rekindle.config.declare import TIB, Bytes, setting
 class ModelSettings:
     model: str | None = setting(
         None,
-        "GGUF file or hf:owner/repo/file.gguf; with --engine vllm, the model's folder. Default:"
-        " the embedded SmolLM2.",
+        "GGUF file, hf:owner/repo/file.gguf or hf:owner/repo:quant; with --engine vllm, the"
+        " model's folder. Default: the embedded SmolLM2.",
+        per_model=False,
     )
     alias: str | None = setting(
-        None, "Model name in the APIs. Default: taken from the file name.", more_flags=("-a",)
+        None, "Model name in the APIs. Default: taken from the file name.", per_model=False
     )
     chat_template: str | None = setting(
         None, "Jinja file, Jinja text or 'chatml' to use instead of the model's own template."
     )
     models: tuple[str, ...] = setting(
-        (), "Another model, given like MODEL and loaded on first use; may be repeated."
+        (),
+        "Another model, given like MODEL and loaded on first use; may be repeated.",
+        per_model=False,
     )
     models_dir: Path | None = setting(
-        None, "Folder of GGUF files to serve as well, each named after its file."
+        None, "Folder of GGUF files to serve as well, each named after its file.", per_model=False
     )
     models_memory: Bytes | None = setting(
         None,
         "Memory for loaded models; beyond it, the least recently used is unloaded. Default: half"
         " of the machine's.",
         maximum=1024 * TIB,
+        per_model=False,
     )
-    keep_alive: float = setting(0.0, "Seconds until an idle model is unloaded; 0: never.")
+    keep_alive: float = setting(
+        0.0, "Seconds until an idle model is unloaded; 0: never.", words={"-1": 0.0}
+    )
+    pin: bool = setting(False, "Never unload a model to make room for another, or while idle.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +60,18 @@ class ChatSettings:
         MediaPolicy.TEXT,
         "Images, audio, video and files in requests. text: the model reads a line about each, or"
         " the text of a text file; error: refuse the request.",
+        per_model=False,
     )
     reasoning_budget: int = setting(
         -1,
         "Most reasoning tokens of a reply; requests may ask for fewer. 0: no reasoning, -1: no"
         " limit.",
         minimum=-1,
+    )
+    chat_template_kwargs: str | None = setting(
+        None,
+        "JSON object of arguments for the chat template, such as"
+        """ '{"enable_thinking": false}'; requests may replace each.""",
     )
     stream_calls: bool = setting(
         True,
@@ -78,5 +91,7 @@ class ChatSettings:
         " or a regular expression; may be repeated.",
     )
     warm: tuple[str, ...] = setting(
-        (), "File, folder or glob to prime at start and after each change; may be repeated."
+        (),
+        "File, folder or glob to prime at start and after each change; may be repeated.",
+        per_model=False,
     )

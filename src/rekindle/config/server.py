@@ -8,13 +8,22 @@ from pathlib import Path
 from rekindle.config.choices import LogLevel
 from rekindle.config.declare import KIB, MIB, TIB, Bytes, setting
 
+_DAY = 86400.0
+# By llama.cpp's number.
+_VERBOSITY = {
+    **dict.fromkeys(("0", "1"), LogLevel.ERROR),
+    "2": LogLevel.WARNING,
+    "3": LogLevel.INFO,
+    **dict.fromkeys(("4", "5"), LogLevel.DEBUG),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8080, "Port to listen on.", minimum=1, maximum=65535)
     api_key: tuple[str, ...] = setting(
-        (), "API key that clients must send; may be repeated.", secret=True
+        (), "API key that clients must send; may be repeated.", secret=True, splits=True
     )
     api_key_file: Path | None = setting(
         None, "File with one key per line; lines that start with # are comments."
@@ -27,7 +36,7 @@ class ServerSettings:
     )
     admin_metrics: bool = setting(False, "Only --admin-key may read /metrics.")
     cors: tuple[str, ...] = setting(
-        (), "Origin of web pages that may call this server; may be repeated."
+        (), "Origin of web pages that may call this server; may be repeated.", splits=True
     )
     allowed_hosts: tuple[str, ...] = setting(
         (), "Name of this server in URLs, beside localhost and addresses; may be repeated."
@@ -40,18 +49,22 @@ class ServerSettings:
         20.0,
         "Seconds for the headers of a request to arrive, and for each pause in its body.",
         minimum=0.1,
-        maximum=86400,
+        maximum=_DAY,
     )
     explain: bool = setting(
         False, "Report in every reply why a part of its prompt missed the cache."
     )
     shutdown_grace: float = setting(
-        10.0, "Seconds that running requests get to finish at shutdown.", maximum=86400
+        10.0, "Seconds that running requests get to finish at shutdown.", maximum=_DAY
     )
     ping_interval: float = setting(
-        10.0, "Seconds between keep-alive comments in a stream.", minimum=0.1, maximum=86400
+        10.0,
+        "Seconds between keep-alive comments in a stream.",
+        minimum=0.1,
+        maximum=_DAY,
+        words={"-1": _DAY},
     )
-    log_level: LogLevel = setting(LogLevel.INFO, "Lowest severity to log.")
+    log_level: LogLevel = setting(LogLevel.INFO, "Lowest severity to log.", words=_VERBOSITY)
     trace: Path | None = setting(
         None, "File that gets one line per reply, with up to 80 characters of its prompt."
     )

@@ -7,14 +7,17 @@ key of the TOML file (`ctx_size` under `[engine]`). `config/sources.py` reads th
 # ruff: noqa: RUF009 - the defaults are frozen.
 
 import types
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rekindle.config.cache import CacheSettings
 from rekindle.config.declare import About, Bytes
 from rekindle.config.engine import EngineSettings
+from rekindle.config.llama_server.table import LLAMA_FLAGS
 from rekindle.config.model import ChatSettings, ModelSettings
+from rekindle.config.sampling import SamplingSettings
 from rekindle.config.server import ServerSettings
 
 CONFIG_VARIABLE = "REKINDLE_CONFIG"
@@ -24,12 +27,21 @@ CONFIG_VARIABLE = "REKINDLE_CONFIG"
 class Settings:
     model: ModelSettings = ModelSettings()
     chat: ChatSettings = ChatSettings()
+    sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
     cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
+    by_model: Mapping[str, "Settings"] = field(default_factory=dict)  # of models with their own
+
+    def of(self, model: str) -> "Settings":
+        """Return the settings of one model, by its name in the APIs."""
+        return self.by_model.get(model, self)
 
 
-SECTIONS: dict[str, type[Any]] = {each.name: type(each.default) for each in fields(Settings)}
+SECTIONS: dict[str, type[Any]] = {
+    each.name: type(each.default) for each in fields(Settings) if each.name != "by_model"
+}
+COMMON_SECTIONS = ("cache", "server")  # all models share them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,30 @@ class Setting:
         return "MODEL" if self.name == "model" else "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flag, and llama-server's names of it. The opposites of a switch are not included."""
+        llama = (
+            name
+            for each in LLAMA_FLAGS
+            if each.is_renamed and each.setting == self.name
+            for name in each.names
+        )
+        return tuple(dict.fromkeys((self.flag, *llama)))
+
+    @property
+    def off_flags(self) -> tuple[str, ...]:
+        """The flags that turn a switch off."""
+        llama = (
+            name for each in LLAMA_FLAGS if each.setting == self.name for name in each.off_names
+        )
+        return tuple(dict.fromkeys((self.flag.replace("--", "--no-", 1), *llama)))
+
+    @property
+    def is_per_model(self) -> bool:
+        """Whether `[models."name"]` may replace it."""
+        return self.section not in COMMON_SECTIONS and self.about.per_model
+
+    @property
     def variable(self) -> str:
         return "REKINDLE_" + self.name.upper()
 
@@ -54,7 +90,8 @@ class Setting:
     def allowed(self) -> str:
         low, high = f"{self.about.minimum:.16g}", f"{self.about.maximum:.16g}"
         if self.type is Bytes:
-            return f"a size such as 1048576, 4MB or 1GiB, from {low} to {high} bytes"
+            plain = "1048576" if self.about.unit == 1 else "512 (MiB)"
+            return f"a size such as {plain}, 4MB or 1GiB, from {low} to {high} bytes"
         if self.type is int:
             return f"a whole number from {low} to {high}"
         if self.type is float:

@@ -28,7 +28,7 @@ def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
     embedder = LlamaEmbedder(
         model,
         max_cells=params.n_cells,
-        n_threads=params.n_threads,
+        n_threads=params.n_threads_batch or params.n_threads,
         flash_attn=params.flash_attn,
     )
     return LoadedEngine(
@@ -79,6 +79,7 @@ def _context_params(settings: EngineSettings, model: GgufModel) -> ContextParams
         n_batch=settings.batch_size,
         n_ubatch=settings.ubatch_size,
         n_threads=settings.threads or physical_cores(),
+        n_threads_batch=settings.threads_batch,
         flash_attn=settings.flash_attn.value,
         type_k=settings.cache_type_k.value,
         type_v=settings.cache_type_v.value,

@@ -39,6 +39,7 @@ class ContextParams:
     n_batch: int
     n_ubatch: int
     n_threads: int
+    n_threads_batch: int | None = None  # for several tokens at once; None: as `n_threads`
     flash_attn: str  # auto, on, off
     type_k: str  # f16, q8_0, ...
     type_v: str
@@ -313,7 +314,8 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native.n_ubatch = params.n_ubatch
     native.n_seq_max = params.n_slots + 1  # one more for the scratch sequence
     native.n_outputs_max = params.n_slots + 1 + params.n_draft_rows
-    native.n_threads = native.n_threads_batch = params.n_threads
+    native.n_threads = params.n_threads
+    native.n_threads_batch = params.n_threads_batch or params.n_threads
     native.flash_attn_type = FLASH_ATTENTION[params.flash_attn]
     native.type_k = getattr(lib, f"GGML_TYPE_{params.type_k.upper()}")
     native.type_v = getattr(lib, f"GGML_TYPE_{params.type_v.upper()}")

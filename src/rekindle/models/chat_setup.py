@@ -1,7 +1,8 @@
 """The text side of a model, from the settings: template, dialect, prompts, responder."""
 
+import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rekindle.chat.dialects.choice import DialectChoice, apply, choose
@@ -12,6 +13,7 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
+from rekindle.config.sampling import RANDOM_SEED, SamplingSettings
 from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
 from rekindle.generation.engine import Engine
@@ -75,6 +77,7 @@ def set_up_chat(
     `can_rewarm`: the engine has background requests, which yield to all others.
     """
     settings = parts.settings
+    n_predict, kwargs = settings.sampling.n_predict, settings.chat.chat_template_kwargs
     prompts = PromptBuilder(
         read.template,
         tokenizer,
@@ -88,9 +91,14 @@ def set_up_chat(
         tokenizer,
         prompts,
         read.choice,
-        default_sampling,
+        sampling_with(default_sampling, settings.sampling),
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
+        default_max_tokens=None if n_predict < 0 else n_predict,
+        template_kwargs={} if kwargs is None else json.loads(kwargs),
+        reasoning_limit=None
+        if settings.chat.reasoning_budget < 0
+        else settings.chat.reasoning_budget,
         stream_calls=settings.chat.stream_calls,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
@@ -98,6 +106,19 @@ def set_up_chat(
         accounts=parts.accounts,
         observers=parts.observers,
     )
+
+
+def sampling_with(own: Sampling, settings: SamplingSettings) -> Sampling:
+    """Return the model's own sampling with what the settings replace."""
+    names = {each.name for each in fields(Sampling)}
+    given = {
+        each.name: value
+        for each in fields(settings)
+        if each.name in names and (value := getattr(settings, each.name)) is not None
+    }
+    if given.get("seed") == RANDOM_SEED:
+        given["seed"] = None
+    return replace(own, **given)
 
 
 def _tell(model: str, choice: DialectChoice) -> None:

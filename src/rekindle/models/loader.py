@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rekindle.cache.shared.connection import SharedStore
@@ -57,11 +58,12 @@ class ModelLoader:
     ) -> ServingModel:
         """Load a model whose source is already resolved."""
         stores = self._stores[name]
+        parts = replace(self._parts, settings=self._parts.settings.of(name))
         if isinstance(source, ModelFile):
-            return load_llama(self._parts, name, source, stores, progress, opened)
+            return load_llama(parts, name, source, stores, progress, opened)
         from rekindle.models.vllm_model import load_upstream
 
-        return load_upstream(self._parts, name, source, stores)
+        return load_upstream(parts, name, source, stores)
 
     def forget(self, tombstone: Tombstone) -> int:
         """Delete the turns of every model that the deletion covers. Return how many.

@@ -7,8 +7,10 @@ order of arrival. A model in use is never unloaded.
 import asyncio
 import gc
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from rekindle.chat.responder import Responder
@@ -90,13 +92,18 @@ class ModelPool:
         default: str | None,
         memory_bytes: int,
         keep_alive_seconds: float,  # 0: idle models stay loaded
+        own_keep_alive: Mapping[str, float] = MappingProxyType({}),  # of models that differ
+        pinned: Collection[str] = (),  # models that stay loaded
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = {name: _PooledModel(name, clock, self._shrink_when_idle) for name in names}
         self._loader = loader
         self._default = default
         self._memory_bytes = memory_bytes
-        self._keep_alive_seconds = keep_alive_seconds
+        self._keep_alive_seconds = {
+            name: own_keep_alive.get(name, keep_alive_seconds) for name in names
+        }
+        self._pinned = frozenset(pinned)
         self._clock = clock
         self._changing = asyncio.Lock()  # held during each load and unload
         self._is_closing = False
@@ -114,7 +121,7 @@ class ModelPool:
         for serving in self.serving():
             serving.engine.start()
             serving.responder.prove_grammars()
-        if self._keep_alive_seconds:
+        if any(self._keep_alive_seconds.values()):
             self._spawn(self._watch())
 
     async def lease(self, name: str | None) -> Lease[Responder]:
@@ -158,11 +165,12 @@ class ModelPool:
         await asyncio.gather(*(serving.engine.refresh() for serving in self.serving()))
 
     async def unload_idle(self) -> None:
-        """Unload models that were idle for `keep_alive_seconds`."""
+        """Unload models that were idle for as long as they are kept."""
         for model in self._loaded():
             async with self._changing:
                 if self._is_expired(model):
-                    await self._unload(model, f"idle for {self._keep_alive_seconds:g} s")
+                    seconds = self._keep_alive_seconds[model.name]
+                    await self._unload(model, f"idle for {seconds:g} s")
 
     async def shut_down(self, grace_seconds: float) -> None:
         self._is_closing = True
@@ -208,7 +216,10 @@ class ModelPool:
         return [model for model in self._models.values() if model.loaded is not None]
 
     def _unused(self) -> list[_PooledModel]:
-        return [model for model in self._loaded() if model.n_uses == 0]
+        return [model for model in self._unloadable() if model.n_uses == 0]
+
+    def _unloadable(self) -> list[_PooledModel]:
+        return [model for model in self._loaded() if model.name not in self._pinned]
 
     def serving(self) -> list[ServingModel]:
         """Return every loaded model."""
@@ -254,7 +265,7 @@ class ModelPool:
 
     async def _make_room(self, n_bytes: int) -> None:
         """Unload the least recently used models, idle ones first, until `n_bytes` fit."""
-        while self._n_bytes + n_bytes > self._memory_bytes and (loaded := self._loaded()):
+        while self._n_bytes + n_bytes > self._memory_bytes and (loaded := self._unloadable()):
             model = min(loaded, key=lambda each: (each.n_uses > 0, each.used_at))
             model.is_leaving = True
             try:
@@ -280,16 +291,18 @@ class ModelPool:
             await asyncio.to_thread(_collect_garbage)
 
     def _is_expired(self, model: _PooledModel) -> bool:
-        is_unused = model.loaded is not None and model.n_uses == 0
-        return is_unused and self._clock() - model.used_at >= self._keep_alive_seconds
+        return model in self._unused() and self._seconds_left(model) <= 0
+
+    def _seconds_left(self, model: _PooledModel) -> float:
+        """Return the time until an unused model is unloaded."""
+        seconds = self._keep_alive_seconds[model.name] or math.inf
+        return model.used_at + seconds - self._clock()
 
     async def _watch(self) -> None:
+        shortest = min(filter(None, self._keep_alive_seconds.values()))
         while True:
-            left = [
-                model.used_at + self._keep_alive_seconds - self._clock() for model in self._unused()
-            ]
-            seconds = min([*left, self._keep_alive_seconds])
-            await asyncio.sleep(max(seconds, MIN_WATCH_SECONDS))
+            left = [self._seconds_left(model) for model in self._unused()]
+            await asyncio.sleep(max(min([*left, shortest]), MIN_WATCH_SECONDS))
             await self.unload_idle()
 
     def _shrink_when_idle(self) -> None:

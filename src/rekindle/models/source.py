@@ -1,18 +1,25 @@
 """The models that the operator named, as GGUF files on this machine.
 
-A path is checked, `hf:owner/repo/file.gguf` is downloaded, and without MODEL the embedded
-SmolLM2 is used. Every model has a name.
+A path is checked, `hf:owner/repo/file.gguf` or `hf:owner/repo:quant` is downloaded, and without
+MODEL the embedded SmolLM2 is used. Every model has a name.
 """
 
+import difflib
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.config.model import ModelSettings
+from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
-from rekindle.models.files.download import download
+from rekindle.models.files.download import FORMS, download
 from rekindle.models.files.embedded import EMBEDDED_NAME, embedded_model
 from rekindle.models.files.gguf_check import check_gguf
+from rekindle.models.files.hub_files import find_file
+
+_log = logging.getLogger(__name__)
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT_SUFFIX = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", re.IGNORECASE)
@@ -64,6 +71,22 @@ def named_models(settings: ModelSettings, first: NamedModel | None) -> dict[str,
                 f"Two models have the name {model.name}: {known} and {model.source}."
             )
     return sources
+
+
+def check_model_names(settings: Settings, names: Sequence[str]) -> None:
+    """Raise StartupError if the file has settings of a model that is not served.
+
+    With --models-dir, only warn: a file may be added to the folder before the next start.
+    """
+    for name in settings.by_model:
+        if name in names:
+            continue
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        said = f'The configuration file has [models."{name}"], but no model has this name; {hint}'
+        if settings.model.models_dir is None:
+            raise StartupError(said)
+        _log.warning("models: %s", said)
 
 
 def _is_same(source: str, other: str) -> bool:
@@ -120,7 +143,11 @@ def _stem(file_name: str) -> str:
 
 def _downloaded(model: str) -> list[Path]:
     parts = model.removeprefix("hf:").split("/")
+    if len(parts) == 2 and all(parts):
+        repository, colon, quant = "/".join(parts).partition(":")
+        if bool(colon) == bool(quant):
+            parts = [*repository.split("/"), find_file(repository, quant or None, model)]
     if len(parts) < 3 or not all(parts) or not parts[-1].endswith(".gguf"):
-        raise StartupError(f"{model} must be written as hf:owner/repo/file.gguf.")
+        raise StartupError(f"{model} must be written as {FORMS}.")
     repository, files = "/".join(parts[:2]), _shards(Path(*parts[2:]))
     return [download(repository, file.as_posix(), model) for file in files]

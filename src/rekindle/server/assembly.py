@@ -15,7 +15,6 @@ from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
-from rekindle.api.requests.reasoning import limit_of
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import (
     SharedStore,
@@ -36,7 +35,7 @@ from rekindle.models.llama_model import OpenedModel
 from rekindle.models.loader import ModelLoader
 from rekindle.models.pool import ModelPool
 from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts
-from rekindle.models.source import ModelFile, NamedModel, named_models
+from rekindle.models.source import ModelFile, NamedModel, check_model_names, named_models
 from rekindle.models.stores import check_cache_directory, response_store, stored_in
 from rekindle.observe.otel import SpanSender, span_sender
 from rekindle.observe.telemetry import Telemetry, total
@@ -101,6 +100,7 @@ def assemble(
     if first is not None:
         named = NamedModel(settings.model.alias or first.name, str(first.path))
     sources = named_models(settings.model, named)
+    check_model_names(settings, list(sources))
     accounts = Accounts(forgotten)
     loader = ModelLoader(sources, ServerParts(settings, accounts, observers, forgotten), shared)
     has_upstreams = settings.engine.engine is EngineKind.VLLM
@@ -113,6 +113,10 @@ def assemble(
         else machine_memory_bytes() // 2,
         # An upstream model takes no memory here, and unloading it would lose its counters.
         keep_alive_seconds=0.0 if has_upstreams else settings.model.keep_alive,
+        own_keep_alive={}
+        if has_upstreams
+        else {name: settings.of(name).model.keep_alive for name in sources},
+        pinned=[name for name in sources if settings.of(name).model.pin],
     )
     telemetry.watch(lambda: total(pool.statuses(), loader.past(), loader.past_restarts()))
     responses = response_store(settings.cache, forgotten)
@@ -179,7 +183,6 @@ def _api_settings(settings: Settings) -> ApiSettings:
         separates_keys=_separates_keys(settings.cache.namespace_by, keys),
         explains=settings.server.explain,
         media=settings.chat.media,
-        reasoning_limit=limit_of(settings.chat.reasoning_budget),
     )
 
 

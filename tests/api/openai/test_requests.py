@@ -186,9 +186,15 @@ def test_every_wire_format_lets_a_request_forbid_drafts(
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
-    ("field", "value"), [("speculative", "off"), ("speculative", 0), ("speculative.n_max", "0")]
+    ("field", "value"),
+    [
+        ("speculative", "off"),
+        ("speculative", 0),
+        ("speculative.n_max", "0"),
+        ("speculative.n_max", -1),
+    ],
 )
-def test_a_wrong_type_of_speculative_is_a_400_that_names_the_field(
+def test_a_wrong_value_of_speculative_is_a_400_that_names_the_field(
     path: str, field: str, value: object
 ) -> None:
     reply = post(path, {**ROUTES[path], field: value})

@@ -49,9 +49,14 @@ TEXT_FILE = data_url(b"a,b\n1,2\n", "text/csv")
 
 
 def send(
-    path: str, body: dict[str, Any], settings: ApiSettings | None = None
+    path: str,
+    body: dict[str, Any],
+    settings: ApiSettings | None = None,
+    *,
+    reasoning_limit: int | None = None,
 ) -> tuple[httpx.Response, FakeResponder]:
     responder = FakeResponder()
+    responder.reasoning_limit = reasoning_limit
 
     async def run() -> httpx.Response:
         async with client_of(responder, settings) as client:

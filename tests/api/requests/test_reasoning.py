@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.api.requests.reasoning import effective_budget
 from tests.api.client import USER
-from tests.api.fakes import FakeResponder, api_settings
+from tests.api.fakes import FakeResponder
 from tests.api.requests.test_media import CHAT, MESSAGES, RESPONSES, send
 
 ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
@@ -17,7 +17,7 @@ def read(
 ) -> tuple[int | None, dict[str, Any]]:
     """The budget of the reply, and what the template gets."""
     said = {"input": "hi"} if path == RESPONSES else {"messages": [USER], "max_tokens": 9}
-    reply, responder = send(path, {**said, **fields}, api_settings(reasoning_limit=limit))
+    reply, responder = send(path, {**said, **fields}, reasoning_limit=limit)
     assert reply.status_code == 200, reply.text
     return responder.started[0].options.reasoning_budget, _kwargs(responder)
 
@@ -90,12 +90,11 @@ def test_the_servers_limit_holds_in_every_wire_format() -> None:
 
 
 def test_raw_text_has_no_budget() -> None:
-    _, responder = send("/v1/completions", {"prompt": "a"}, api_settings(reasoning_limit=0))
+    _, responder = send("/v1/completions", {"prompt": "a"}, reasoning_limit=0)
     assert responder.started[0].options.reasoning_budget is None
 
 
 def test_a_budget_of_0_renders_the_same_prompt_wherever_it_is_counted() -> None:
-    settings = api_settings(reasoning_limit=0)
     body = {"messages": [USER], "max_tokens": 9}
     for path in (
         CHAT,
@@ -104,6 +103,6 @@ def test_a_budget_of_0_renders_the_same_prompt_wherever_it_is_counted() -> None:
         "/v1/messages/count_tokens",
         "/v1/cache/lookup",
     ):
-        reply, responder = send(path, body, settings)
+        reply, responder = send(path, body, reasoning_limit=0)
         assert reply.status_code == 200, reply.text
         assert _kwargs(responder) == OFF

@@ -22,18 +22,16 @@ def add_token_count(routes: Routes, context: RequestContext) -> None:
         body = await context.bodies.read(request, CountTokensRequest)
         for name in unsupported_tools(body):
             context.telemetry.count_ignored_field(name)
-        settings = context.settings
-        conversation = for_budget(
-            await context.bodies.work(
-                request, partial(conversation_of, body, MediaReader(settings.media))
-            ),
-            effective_budget(reasoning_budget_of(body), settings.reasoning_limit),
+        conversation = await context.bodies.work(
+            request, partial(conversation_of, body, MediaReader(context.settings.media))
         )
         namespace = context.caller(request).namespace
         with await context.models.lease(body.model) as served:
+            limit = served.responder.reasoning_limit
+            budget = effective_budget(reasoning_budget_of(body), limit)
             # Count the whole conversation, even where the server is set to trim it.
             prompt = await served.responder.prepare_chat(
-                conversation, overflow=Overflow.ERROR, namespace=namespace
+                for_budget(conversation, budget), overflow=Overflow.ERROR, namespace=namespace
             )
         return json_response(TokenCount(input_tokens=len(prompt.tokens)))
 

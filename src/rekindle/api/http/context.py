@@ -30,7 +30,6 @@ class ApiSettings:
     admin_metrics: bool  # only the administrator may read `/metrics`
     explains: bool  # every reply says why the cache missed
     media: MediaPolicy
-    reasoning_limit: int | None  # reasoning tokens of a reply; None: unlimited
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,17 +135,17 @@ class NativeApi:
 
     async def apply_template(self, request: Request) -> Response:
         body = await self._bodies.read(request, ChatCompletionRequest)
-        settings = self._settings
-        conversation = for_budget(
-            await self._bodies.work(
-                request, partial(conversation_of, body, MediaReader(settings.media))
-            ),
-            effective_budget(reasoning_budget_of(body), settings.reasoning_limit),
+        conversation = await self._bodies.work(
+            request, partial(conversation_of, body, MediaReader(self._settings.media))
         )
         # Turns of other namespaces must not show.
         namespace = self._context.caller(request, hints_of(body)).namespace
         with await self._models.lease(body.model) as served:
-            prompt = await served.responder.prepare_chat(conversation, namespace=namespace)
+            limit = served.responder.reasoning_limit
+            budget = effective_budget(reasoning_budget_of(body), limit)
+            prompt = await served.responder.prepare_chat(
+                for_budget(conversation, budget), namespace=namespace
+            )
         reply = TemplateReply(prompt=prompt.text, tokens=list(prompt.tokens))
         return await asyncio.to_thread(json_response, reply)
 
@@ -169,7 +169,11 @@ def _props(served: Lease) -> Props:
     cache = status.cache
     sampling = served.responder.default_sampling
     seed = -1 if sampling.seed is None else sampling.seed
-    params = body_from(SamplingProps, sampling, seed=seed, max_tokens=-1, n_predict=-1)
+    limit = served.responder.default_max_tokens
+    n_predict = -1 if limit is None else limit
+    params = body_from(
+        SamplingProps, sampling, seed=seed, max_tokens=n_predict, n_predict=n_predict
+    )
     tiers = [tier_props(tier) for tier in cache.tiers] if cache else []
     return Props(
         default_generation_settings=GenerationProps(n_ctx=status.n_ctx, params=params),

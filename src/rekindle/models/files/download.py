@@ -1,23 +1,40 @@
 """Download of one file from the Hugging Face Hub; each failure becomes one sentence."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rekindle.errors import StartupError
 
 _log = logging.getLogger(__name__)
 
+FORMS = "hf:owner/repo/file.gguf or hf:owner/repo:quant"
+
 
 def download(repository: str, file_name: str, model: str) -> Path:
     """Return the downloaded file. `model` is the operator's text. Raises StartupError."""
-    import httpx2
-    from huggingface_hub import constants, errors, hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
     _log.info("download: file=%s repository=%s hub=%s", file_name, repository, constants.ENDPOINT)
-    try:
+    with hub_errors(repository, file_name, model):
         return Path(hf_hub_download(repository, file_name))
+
+
+@contextmanager
+def hub_errors(repository: str, file_name: str, model: str) -> Iterator[None]:
+    """Raise StartupError, one sentence, for each error of the Hub."""
+    import httpx2
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
     except errors.HFValidationError as error:
-        raise StartupError(f"{model} must be written as hf:owner/repo/file.gguf.") from error
+        raise StartupError(f"{model} must be written as {FORMS}.") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise StartupError(
+            f"{file_name} of {repository} is not on this machine, and HF_HUB_OFFLINE is set."
+        ) from error
     except errors.GatedRepoError as error:
         raise StartupError(
             f"Request access to {repository} on its page, then set HF_TOKEN."

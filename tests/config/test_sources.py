@@ -77,8 +77,10 @@ def test_without_a_size_the_memory_tier_is_left_to_the_machine() -> None:
     assert resolve({"cache_ram": "0"}, {}, {}).settings.cache.cache_ram == 0
 
 
-def test_a_flag_that_holds_a_comma_is_one_key() -> None:
-    assert resolve({"api_key": ["a,b", "c"]}, {}, {}).settings.server.api_key == ("a,b", "c")
+def test_a_comma_separates_keys_but_not_patterns() -> None:
+    settings = resolve({"api_key": ["a,b", "c"], "volatile": ["a{1,2}"]}, {}, {}).settings
+    assert settings.server.api_key == ("a", "b", "c")
+    assert settings.chat.volatile == ("a{1,2}",)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +195,8 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {},
             {},
             {"zzz": {}},
-            "The configuration file has an unknown section [zzz]; it can be model, chat, engine,"
-            " cache, server.",
+            "The configuration file has an unknown section [zzz]; it can be model, chat, sampling,"
+            " engine, cache, server, models.",
         ),
         (
             {},
@@ -262,3 +264,112 @@ def test_every_default_is_allowed_and_survives_being_written_in_the_file() -> No
 def test_no_two_settings_share_a_name() -> None:
     names = [setting.name for setting in all_settings()]
     assert len(names) == len(set(names))
+
+
+def test_values_of_one_model_replace_the_general_ones_and_flags() -> None:
+    file = {
+        "engine": {"parallel": 3},
+        "models": {"big": {"ctx_size": 8192, "temperature": 0.1}, "small": {"parallel": 1}},
+    }
+    resolved = resolve({"ctx_size": "100"}, {"REKINDLE_TOP_K": "7"}, file)
+    settings = resolved.settings
+    big, small, other = settings.of("big"), settings.of("small"), settings.of("other")
+    assert [each.engine.ctx_size for each in (big, small, other)] == [8192, 100, 100]
+    assert [each.engine.parallel for each in (big, small, other)] == [3, 1, 3]
+    assert [each.sampling.temperature for each in (big, small, other)] == [0.1, None, None]
+    assert [each.sampling.top_k for each in (big, small, other)] == [7, 7, 7]
+    assert resolved.by_model == {
+        "big": {
+            "ctx_size": 'models."big".ctx_size in the configuration file',
+            "temperature": 'models."big".temperature in the configuration file',
+        },
+        "small": {"parallel": 'models."small".parallel in the configuration file'},
+    }
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"),
+    [
+        (
+            {"a": {"ctx": 1}},
+            'The configuration file has an unknown key models."a".ctx; it can be chat_template,',
+        ),
+        (
+            {"a": {"ctx-size": 1}},
+            'The configuration file has an unknown key models."a".ctx-size; did you mean ctx_size?',
+        ),
+        (
+            {"a": {"port": 1}},
+            'models."a".port in the configuration file cannot be set for one model: write it under'
+            " [server].",
+        ),
+        (
+            {"a": {"models_dir": "x"}},
+            'models."a".models_dir in the configuration file cannot be set for one model: write it'
+            " under [model].",
+        ),
+        (
+            {"a": {"parallel": "many"}},
+            "parallel must be a whole number from 1 to 64, but"
+            " models.\"a\".parallel in the configuration file is 'many'.",
+        ),
+        (
+            {"a": {"batch_size": 2}},
+            "ubatch_size must not exceed batch_size, but it is 512 (default) and batch_size is 2"
+            ' (models."a".batch_size in the configuration file).',
+        ),
+        (
+            ["a"],
+            'models in the configuration file must be sections, written [models."name"].',
+        ),
+    ],
+)
+def test_a_wrong_section_of_a_model_is_told(models: object, sentence: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        resolve({}, {}, {"models": models})
+    assert caught.value.message.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("cache_ram", "512", 512 * 2**20),
+        ("cache_ram", "512MB", 512 * 10**6),
+        ("cache_ram", "0", 0),
+        ("cache_disk", "2097152", 2 * 2**20),
+        ("gpu_layers", "all", -1),
+        ("gpu_layers", "auto", -1),
+        ("threads", "-1", None),
+        ("parallel", "-1", 4),
+        ("flash_attn", "1", FlashAttn.ON),
+        ("flash_attn", "disabled", FlashAttn.OFF),
+        ("log_level", "2", LogLevel.WARNING),
+        ("keep_alive", "-1", 0.0),
+        ("top_k", "-1", 0),
+        ("swa_full", "enabled", True),
+    ],
+)
+def test_llama_servers_units_and_words_are_understood(name: str, text: str, value: object) -> None:
+    settings = resolve({name: text}, {}, {}).settings
+    section = next(each.section for each in all_settings() if each.name == name)
+    assert getattr(getattr(settings, section), name) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"cache_ram": "-1"}, "cache_ram must be a size such as 512 (MiB), 4MB or 1GiB, from 0 to"),
+        ({"cache_ram": "8589934592"}, "cache_ram must be a size such as 512 (MiB)"),
+        ({"alias": "a,b"}, "alias must be one name, but --alias is 'a,b'."),
+        (
+            {"chat_template_kwargs": "[1]"},
+            "chat_template_kwargs must be a JSON object, but --chat-template-kwargs is '[1]'.",
+        ),
+    ],
+)
+def test_values_that_llama_server_would_take_are_refused_with_a_sentence(
+    flags: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        resolve(flags, {}, {})
+    assert caught.value.message.startswith(sentence)

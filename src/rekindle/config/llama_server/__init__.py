@@ -1,0 +1,1 @@
+"""Flags and variables of llama-server, as this server takes them."""

@@ -1,0 +1,18 @@
+"""What the settings make of a model's own defaults."""
+
+from rekindle.config.sampling import SamplingSettings
+from rekindle.generation.request import Sampling
+from rekindle.models.chat_setup import sampling_with
+
+
+def test_the_operators_sampling_replaces_that_of_the_models_file() -> None:
+    own = Sampling(temperature=0.6, top_k=20, seed=3)
+    assert sampling_with(own, SamplingSettings()) == own
+    given = SamplingSettings(temperature=0.0, min_p=0.1, ignore_eos=True, n_predict=5)
+    assert sampling_with(own, given) == Sampling(
+        temperature=0.0, top_k=20, min_p=0.1, seed=3, ignore_eos=True
+    )
+
+
+def test_seed_minus_1_is_another_one_for_each_request() -> None:
+    assert sampling_with(Sampling(seed=3), SamplingSettings(seed=-1)).seed is None
