@@ -194,7 +194,7 @@ def test_a_flag_that_holds_a_comma_is_one_key() -> None:
             {},
             {"zzz": {}},
             "The configuration file has an unknown section [zzz]; it can be model, chat, engine,"
-            " cache, server.",
+            " placement, cache, server.",
         ),
         (
             {},

@@ -239,6 +239,8 @@ def _off_name(setting: Setting) -> str:
 
 
 def _metavar(setting: Setting) -> str:
+    if setting.about.metavar is not None:
+        return setting.about.metavar
     if setting.type == tuple[str, ...]:
         return "TEXT"
     if setting.type in _METAVARS:

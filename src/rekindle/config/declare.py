@@ -18,6 +18,7 @@ class About:
     minimum: float = 0
     maximum: float = INT32_MAX
     more_flags: tuple[str, ...] = ()
+    metavar: str | None = None  # of the flag; None: by the type
     secret: bool = False
     off_flag: str | None = None  # a switch that sets the value to 0
 

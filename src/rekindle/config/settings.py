@@ -15,6 +15,7 @@ from rekindle.config.cache import CacheSettings
 from rekindle.config.declare import About, Bytes
 from rekindle.config.engine import EngineSettings
 from rekindle.config.model import ChatSettings, ModelSettings
+from rekindle.config.placement import PlacementSettings
 from rekindle.config.server import ServerSettings
 
 CONFIG_VARIABLE = "REKINDLE_CONFIG"
@@ -25,6 +26,7 @@ class Settings:
     model: ModelSettings = ModelSettings()
     chat: ChatSettings = ChatSettings()
     engine: EngineSettings = EngineSettings()
+    placement: PlacementSettings = PlacementSettings()
     cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rekindle.config.choices import FlashAttn
 from rekindle.config.declare import GIB, KIB, MIB, TIB, Bytes
+from rekindle.config.placement import check_placement
 from rekindle.config.server import ServerSettings
 from rekindle.config.settings import SECTIONS, Setting, Settings, all_settings
 from rekindle.errors import StartupError
@@ -177,8 +178,9 @@ def _within_limits(setting: Setting, value: object) -> bool:
 
 def _check_together(resolved: Resolved) -> None:
     engine, sources = resolved.settings.engine, resolved.sources
-    for name in ("cache_ram", "cache_disk"):
-        n_bytes = getattr(resolved.settings.cache, name)
+    sizes = {name: getattr(resolved.settings.cache, name) for name in ("cache_ram", "cache_disk")}
+    sizes["fit_target"] = resolved.settings.placement.fit_target
+    for name, n_bytes in sizes.items():
         if n_bytes and n_bytes < MIB:
             # llama-server counts MiB here: 8192 would silently become 8 KiB.
             raise StartupError(
@@ -200,3 +202,4 @@ def _check_together(resolved: Resolved) -> None:
             f"cache_type_v {engine.cache_type_v.value} ({sources['cache_type_v']}) needs flash"
             f" attention, but flash_attn is off ({sources['flash_attn']})."
         )
+    check_placement(resolved.settings.placement)
