@@ -15,6 +15,7 @@ from rekindle.llama.context import ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel
+from rekindle.llama.placement.fitting import fitted
 from rekindle.llama.placement.model_params import set_numa
 from rekindle.llama.placement.rope import rope_params
 from rekindle.llama.threads import physical_cores
@@ -24,7 +25,14 @@ N_DRAFT_ROWS = 64  # of a batch; each has a row of logits in memory. Picked.
 
 def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
     """Load the file. Raises StartupError."""
-    settings, placement = order.engine, order.placement
+    n_draft_rows = 0 if order.engine.speculate is Speculate.OFF else N_DRAFT_ROWS
+    settings, placement = fitted(
+        order.path,
+        order.engine,
+        order.placement,
+        n_draft_rows=n_draft_rows,
+        reserved_bytes=order.reserved_bytes,
+    )
     if placement.numa is not None:
         set_numa(placement.numa)
     model = GgufModel(
@@ -33,7 +41,7 @@ def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
         placement=placement,
         on_progress=on_progress,
     )
-    params = _context_params(settings, placement, model)
+    params = _context_params(settings, placement, model, n_draft_rows)
     backend = LlamaBackend(model, params)
     embedder = LlamaEmbedder(
         model,
@@ -46,14 +54,18 @@ def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:
     return LoadedEngine(
         backend,
         embedder,
-        _about(order, model, backend, embedder),
+        _about(settings, placement, model, backend, embedder),
         settings.queue_size,
         partial(_identity, model, params),
     )
 
 
 def _about(
-    order: Load, model: GgufModel, backend: LlamaBackend, embedder: LlamaEmbedder
+    settings: EngineSettings,
+    placement: PlacementSettings,
+    model: GgufModel,
+    backend: LlamaBackend,
+    embedder: LlamaEmbedder,
 ) -> LoadedModel:
     facts = model.facts
     return LoadedModel(
@@ -68,9 +80,9 @@ def _about(
         n_ctx=backend.n_ctx,
         embedding_n_ctx=embedder.n_ctx,
         embedding_n_dimensions=embedder.n_dimensions,
-        ctx_size=order.engine.ctx_size,
-        gpu_layers=order.engine.gpu_layers,
-        n_cpu_moe=order.placement.n_cpu_moe,
+        ctx_size=settings.ctx_size,
+        gpu_layers=settings.gpu_layers,
+        n_cpu_moe=placement.n_cpu_moe,
         adapters=tuple(
             LoadedAdapter(each.path, each.scale, each.task_name, each.prompt_prefix)
             for each in model.adapters.facts
@@ -107,7 +119,7 @@ def _identity(
 
 
 def _context_params(
-    settings: EngineSettings, placement: PlacementSettings, model: GgufModel
+    settings: EngineSettings, placement: PlacementSettings, model: GgufModel, n_draft_rows: int
 ) -> ContextParams:
     return ContextParams(
         n_cells=settings.ctx_size or model.facts.n_ctx_train,
@@ -121,5 +133,5 @@ def _context_params(
         swa_full=settings.swa_full,
         rope=rope_params(placement, model.facts.trained_rope),
         kv_offload=placement.kv_offload,
-        n_draft_rows=0 if settings.speculate is Speculate.OFF else N_DRAFT_ROWS,
+        n_draft_rows=n_draft_rows,
     )
