@@ -89,7 +89,12 @@ class ClosableTokenizer:
 def open_ahead(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
 ) -> OpenedModel:
-    """Start the engine process, which loads the model while Python imports the other modules."""
+    """Start the engine process, which loads the model while Python imports the other modules.
+
+    Raises StartupError for an adapter that cannot be read.
+    """
+    for path in adapter_paths(settings):
+        check_gguf(path)
     executor = ThreadPoolExecutor(max_workers=1)
     opened = executor.submit(_open, settings, file, on_progress)
     executor.shutdown(wait=False)
@@ -107,8 +112,6 @@ def _open(
         cache_memory_bytes(settings.cache),
     )
     files = [*file.files, *adapter_paths(settings)]
-    for path in files[len(file.files) :]:
-        check_gguf(path)
     state = state_of(files)
     process = EngineProcess()
     try:

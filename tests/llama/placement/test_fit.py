@@ -37,6 +37,7 @@ MODEL = Footprint(
 EXPERTS = replace(
     MODEL, layers=(Layer(1000 * 2**20, expert_bytes=900 * 2**20, n_k=512, n_v=512),) * 32
 )
+DEFAULTS = EngineSettings()
 HOST_ONLY = Memory(64 * GIB)
 
 
@@ -132,12 +133,14 @@ def model_file(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "m.gguf", TinyArchitecture.LLAMA, context_length=32768)
 
 
-def settings_after(path: Path, placement: PlacementSettings, **engine: int) -> EngineSettings:
-    return fitted(path, EngineSettings(**engine), placement, n_draft_rows=0, reserved_bytes=0)[0]
+def settings_after(
+    path: Path, placement: PlacementSettings, engine: EngineSettings = DEFAULTS
+) -> EngineSettings:
+    return fitted(path, engine, placement, n_draft_rows=0, reserved_bytes=0)[0]
 
 
 def test_a_machine_with_room_leaves_the_settings_alone(model_file: Path) -> None:
-    assert settings_after(model_file, PlacementSettings()) == EngineSettings()
+    assert settings_after(model_file, PlacementSettings()) == DEFAULTS
 
 
 def test_a_margin_that_leaves_nothing_gives_the_smallest_context(
@@ -172,14 +175,14 @@ def test_memory_for_stored_prefixes_is_not_given_to_the_context(model_file: Path
 @pytest.mark.parametrize(
     ("placement", "engine"),
     [
-        (PlacementSettings(fit=Fit.OFF, fit_target=Bytes(2**40)), {}),
-        (PlacementSettings(fit_target=Bytes(2**40)), {"ctx_size": 9000}),
+        (PlacementSettings(fit=Fit.OFF, fit_target=Bytes(2**40)), DEFAULTS),
+        (PlacementSettings(fit_target=Bytes(2**40)), EngineSettings(ctx_size=9000)),
     ],
 )
 def test_off_or_with_a_given_context_nothing_is_fitted(
-    model_file: Path, placement: PlacementSettings, engine: dict[str, int]
+    model_file: Path, placement: PlacementSettings, engine: EngineSettings
 ) -> None:
-    assert settings_after(model_file, placement, **engine) == EngineSettings(**engine)
+    assert settings_after(model_file, placement, engine) == engine
 
 
 def test_every_class_of_models_can_be_fitted(tiny_models: TinyModels) -> None:
