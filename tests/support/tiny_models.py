@@ -5,7 +5,7 @@ megabyte. Input and output embeddings are not tied, so that a reply depends on i
 does not repeat one token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,8 +46,9 @@ def write_tiny_model(
     seed: int = 1,
     context_length: int = 32768,
     pre_tokenizer: str = "gpt-2",
+    metadata: Mapping[str, int] | None = None,
 ) -> Path:
-    """Equal arguments give equal bytes."""
+    """Equal arguments give equal bytes. `metadata` is written as it is."""
     name, build = ARCHITECTURES[architecture]
     model = _Model(GGUFWriter(str(path), name), name, seed)
     model.writer.add_name(f"tiny random {architecture}")
@@ -55,6 +56,8 @@ def write_tiny_model(
     model.set("block_count", N_LAYER)
     model.set("embedding_length", N_EMBD)
     _add_tokenizer(model.writer, pre_tokenizer)
+    for key, value in (metadata or {}).items():
+        model.writer.add_uint32(key, value)
     build(model)
     model.writer.write_header_to_file()
     model.writer.write_kv_data_to_file()

@@ -11,7 +11,7 @@ from rekindle.config.placement import PlacementSettings
 from rekindle.engine_process.loaded import LoadedEngine
 from rekindle.generation.model_state import StateTraits
 from rekindle.link.messages import Load, LoadedAdapter, LoadedModel
-from rekindle.llama.context import ContextParams, LlamaBackend
+from rekindle.llama.context import N_DRAFT_ROWS, ContextParams, LlamaBackend
 from rekindle.llama.embedder import LlamaEmbedder
 from rekindle.llama.library import STATE_VERSION
 from rekindle.llama.model import GgufModel
@@ -19,8 +19,6 @@ from rekindle.llama.placement.fitting import fitted
 from rekindle.llama.placement.model_params import set_numa
 from rekindle.llama.placement.rope import rope_params
 from rekindle.llama.threads import physical_cores
-
-N_DRAFT_ROWS = 64  # of a batch; each has a row of logits in memory. Picked.
 
 
 def load(order: Load, *, on_progress: Callable[[float], bool]) -> LoadedEngine:

@@ -32,6 +32,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # Enough to save rows in two pieces. Decoding them costs little more than decoding one.
 PROBE_TOKENS = 4
 
+N_DRAFT_ROWS = 64  # of a batch, with drafts; each has a row of logits in memory. Picked.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParams:

@@ -109,6 +109,7 @@ class VocabularyFile:
             raise StartupError(_load_failure(path))
         self.vocabulary = _vocabulary(self._handle)
         self.architecture = _metadata(self._handle, "general.architecture") or "unknown"
+        self.is_decoder = _is_decoder(self._handle)
         self.chat_template = _chat_template(self._handle)
         self.default_sampling = _default_sampling(self._handle)
 

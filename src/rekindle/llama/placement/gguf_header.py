@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StartupError
-from rekindle.llama.library import first_error, ggml, recent_errors
+from rekindle.llama.library import first_error, ggml, lib, recent_errors
 
 Value = int | float | bool | str | list[int]
 
@@ -46,6 +46,15 @@ class GgufHeader:
     @property
     def architecture(self) -> str:
         return self.text("general.architecture") or "unknown"
+
+    @property
+    def quantization(self) -> str:
+        """Return llama.cpp's name for the type of most weights; empty: the file does not say."""
+        kind = self.values.get("general.file_type")
+        if not isinstance(kind, int):
+            return ""
+        name: bytes | None = lib.llama_ftype_name(kind)
+        return (name or b"").decode("utf-8", "replace")
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
