@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.config.choices import Fit, KvType
+from rekindle.config.choices import Fit, KvType, Speculate
 from rekindle.config.declare import Bytes
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import PlacementSettings
 from rekindle.generation.model_state import ModelClass
+from rekindle.llama.placement import fitting
 from rekindle.llama.placement.fit import Fitted, Memory, Wishes, fit, needs_of
 from rekindle.llama.placement.fitting import available_host_bytes, fitted
 from rekindle.llama.placement.footprint import Footprint, Layer, RowFormat
@@ -189,3 +190,17 @@ def test_every_class_of_models_can_be_fitted(tiny_models: TinyModels) -> None:
     placement = PlacementSettings(fit_target=Bytes(2**40))
     for architecture in TinyArchitecture:
         assert settings_after(tiny_models(architecture), placement).ctx_size == 4096
+
+
+@pytest.mark.parametrize(("free", "gpu_layers"), [(2**40, -1), (600_000, 3), (0, 0)])
+def test_all_layers_stay_all_layers_and_fewer_are_a_number(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch, free: int, gpu_layers: int
+) -> None:
+    """With a GPU that this machine need not have."""
+    monkeypatch.setattr(fitting, "chosen_gpus", lambda _: [1])
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: free)
+    engine = EngineSettings(ctx_size=256, ubatch_size=32, speculate=Speculate.OFF)
+    placement = PlacementSettings(fit_target=Bytes(0))
+    path = tiny_models(TinyArchitecture.LLAMA)
+    found = settings_after(path, placement, engine).gpu_layers
+    assert found == gpu_layers

@@ -46,12 +46,14 @@ def fitted(
     )
     _tell(model, engine, found, memory)
     choice = found.choice
-    is_open = engine.ctx_size == 0 and choice.n_ctx < model.n_ctx_train
+    is_shorter = engine.ctx_size == 0 and choice.n_ctx < model.n_ctx_train
+    # -1 stays -1: llama.cpp may count layers that the header does not show.
+    has_fewer = bool(gpus) and choice.gpu_layers <= len(model.layers)
     return (
         replace(
             engine,
-            ctx_size=choice.n_ctx if is_open else engine.ctx_size,
-            gpu_layers=choice.gpu_layers if gpus else engine.gpu_layers,
+            ctx_size=choice.n_ctx if is_shorter else engine.ctx_size,
+            gpu_layers=choice.gpu_layers if has_fewer else engine.gpu_layers,
         ),
         replace(placement, n_cpu_moe=choice.n_cpu_moe),
     )
