@@ -40,6 +40,8 @@ def fitted(
     if engine.ctx_size and (engine.gpu_layers >= 0 or not gpus):
         return engine, placement  # nothing is left open
     model = footprint(read_header(path), tensor_overrides(placement))
+    if not model.n_ctx_train or not model.layers:
+        return engine, placement  # llama.cpp will say what is wrong with the file
     memory = free_memory(placement, gpus, reserved_bytes)
     found = fit(
         model, row_format(engine), wishes(engine, placement, n_draft_rows=n_draft_rows), memory
