@@ -123,7 +123,7 @@ def _stub_engine(n_slots: int, visits: Visits) -> LoadedEngine:
     return LoadedEngine(cast(Backend, stub), embedder, about, 0, _stub_identity)
 
 
-def _stub_identity(weights: str, traits: StateTraits) -> Identity:
+def _stub_identity(weights: str, _adapters: tuple[str, ...], traits: StateTraits) -> Identity:
     return Identity(
         weights=weights,
         model_class=traits.model_class,

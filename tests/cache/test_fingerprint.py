@@ -30,6 +30,14 @@ IDENTITY = Identity(
     attn_rot_disable="0",
     state_version="3",
 )
+STRETCHED = replace(
+    IDENTITY,
+    rope_scaling="yarn",
+    rope_freq_base=10000.0,
+    rope_freq_scale=0.25,
+    yarn={"orig_ctx": 4096.0},
+    adapters=(("cd" * 32, 1.0),),
+)
 
 
 def other(value: object) -> Any:
@@ -38,15 +46,24 @@ def other(value: object) -> Any:
             return not value
         case str():
             return value + "x"
-        case int():
+        case int() | float():
             return value + 1
+        case dict():
+            return {key: number + 1 for key, number in value.items()}
+        case tuple():
+            return (*value, *value)
     raise AssertionError(f"IDENTITY needs a value where it has {value!r}")
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Identity)])
 def test_every_field_changes_the_fingerprint(field: str) -> None:
-    changed = replace(IDENTITY, **{field: other(getattr(IDENTITY, field))})
-    assert fingerprint(changed) != fingerprint(IDENTITY)
+    changed = replace(STRETCHED, **{field: other(getattr(STRETCHED, field))})
+    assert fingerprint(changed) != fingerprint(STRETCHED)
+
+
+def test_entries_from_before_rope_settings_and_adapters_existed_are_still_found() -> None:
+    assert fingerprint(IDENTITY).hex() == "c091a3f5d1dd9d222f8dabb8af308718"
+    assert fingerprint(replace(IDENTITY, yarn={})) == fingerprint(IDENTITY)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +73,16 @@ def test_every_field_changes_the_fingerprint(field: str) -> None:
         (replace(IDENTITY, attn_rot_disable=None), replace(IDENTITY, attn_rot_disable="null")),
         (replace(IDENTITY, rope_n_ctx=None), replace(IDENTITY, rope_n_ctx=0)),
         (replace(IDENTITY, type_k='x", "y": "'), replace(IDENTITY, type_k="x")),
+        (replace(IDENTITY, rope_scaling="yarn"), IDENTITY),
+        (replace(IDENTITY, rope_freq_base=500.0), IDENTITY),
+        (replace(IDENTITY, rope_freq_scale=0.5), IDENTITY),
+        (replace(IDENTITY, yarn={"ext_factor": 0.0}), IDENTITY),
+        (
+            replace(IDENTITY, yarn={"beta_fast": 1.0}),
+            replace(IDENTITY, yarn={"beta_slow": 1.0}),
+        ),
+        (replace(IDENTITY, adapters=(("ab", 1.0),)), IDENTITY),
+        (replace(IDENTITY, adapters=(("ab", 0.5),)), replace(IDENTITY, adapters=(("ab", 1.0),))),
     ],
 )
 def test_different_identities_never_share_a_fingerprint(one: Identity, two: Identity) -> None:

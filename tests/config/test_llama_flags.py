@@ -24,10 +24,6 @@ OTHERS_VARIABLES = {"HF_TOKEN", "MTMD_BACKEND_DEVICE"}  # not llama-server's own
 OLDER = {"--mmap", "--no-mmap", "--mlock"}  # names that llama.cpp had before --load-mode
 # Settings of other sections, which do not exist yet.
 PENDING = {
-    *("cpu_moe", "device", "fit", "fit_ctx", "fit_target", "kv_offload", "lora", "lora_scaled"),
-    *("main_gpu", "mlock", "mmap", "n_cpu_moe", "numa", "override_tensor", "rope_freq_base"),
-    *("rope_freq_scale", "rope_scale", "rope_scaling", "split_mode", "tensor_split"),
-    *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_ext_factor", "yarn_orig_ctx"),
     *("adaptive_decay", "adaptive_target", "dry_allowed_length", "dry_base", "dry_multiplier"),
     *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "dynatemp_range"),
     *("mirostat", "mirostat_eta", "mirostat_tau", "samplers", "top_n_sigma", "xtc_probability"),

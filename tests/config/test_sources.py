@@ -196,7 +196,7 @@ def test_a_comma_separates_keys_but_not_patterns() -> None:
             {},
             {"zzz": {}},
             "The configuration file has an unknown section [zzz]; it can be model, chat, sampling,"
-            " engine, cache, server, models.",
+            " engine, placement, cache, server, models.",
         ),
         (
             {},
@@ -257,7 +257,8 @@ def test_every_default_is_allowed_and_survives_being_written_in_the_file() -> No
     for setting in all_settings():
         value = getattr(setting.default, "value", setting.default)
         if value is not None:
-            file[setting.section][setting.name] = value
+            is_size = setting.about.unit > 1  # a plain number counts another unit
+            file[setting.section][setting.name] = f"{value}B" if is_size else value
     assert resolve({}, {}, file).settings == Settings()
 
 
@@ -291,8 +292,8 @@ def test_values_of_one_model_replace_the_general_ones_and_flags() -> None:
     ("models", "sentence"),
     [
         (
-            {"a": {"ctx": 1}},
-            'The configuration file has an unknown key models."a".ctx; it can be chat_template,',
+            {"a": {"xyz": 1}},
+            'The configuration file has an unknown key models."a".xyz; it can be chat_template,',
         ),
         (
             {"a": {"ctx-size": 1}},

@@ -11,7 +11,7 @@ from rekindle.generation.model_state import ModelClass
 from tests.support.fidelity import PIECES_COMPARED
 from tests.support.fidelity_machine import count_checked_operations
 from tests.support.fidelity_subjects import FakeSubject, LlamaSubject
-from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_models import MEMORY_CLASSES, TinyArchitecture
 
 
 @pytest.mark.parametrize("model_class", list(ModelClass))
@@ -23,7 +23,7 @@ def test_every_reply_equals_the_cold_reply_and_every_account_is_right(
     assert counts[PIECES_COMPARED] > 0
 
 
-@pytest.mark.parametrize("architecture", list(TinyArchitecture))
+@pytest.mark.parametrize("architecture", MEMORY_CLASSES)
 def test_restored_state_equals_the_saved_one_and_continues_like_the_live_one(
     architecture: TinyArchitecture, tmp_path: Path
 ) -> None:

@@ -8,10 +8,10 @@ from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import GgufModel
 from tests.conftest import TinyModels
 from tests.llama.driver import make_backend
-from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_models import MEMORY_CLASSES
 
 
-@pytest.fixture(params=list(TinyArchitecture), scope="module")
+@pytest.fixture(params=MEMORY_CLASSES, scope="module")
 def model(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Iterator[GgufModel]:
     model = GgufModel(tiny_models(request.param), gpu_layers=0)
     yield model

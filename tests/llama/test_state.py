@@ -19,12 +19,12 @@ from tests.llama.driver import (
     restore,
     save,
 )
-from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_models import MEMORY_CLASSES, TinyArchitecture
 
 N_PROMPT = 320  # beyond every tiny model's window, and not a whole number of blocks
 
 all_with_rows = pytest.mark.parametrize(
-    "model", [one for one in TinyArchitecture if one is not TinyArchitecture.MAMBA2], indirect=True
+    "model", [one for one in MEMORY_CLASSES if one is not TinyArchitecture.MAMBA2], indirect=True
 )
 
 

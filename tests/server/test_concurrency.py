@@ -18,7 +18,7 @@ from rekindle.server.assembly import assemble
 from rekindle.server.serving import background
 from tests.conftest import TinyModels
 from tests.support.server_process import ServerProcess
-from tests.support.tiny_models import TinyArchitecture
+from tests.support.tiny_models import MEMORY_CLASSES, TinyArchitecture
 
 N_REQUESTS = 32
 
@@ -101,7 +101,7 @@ def test_32_streams_on_4_slots_get_the_same_replies_as_alone(
     server.wait_for_descriptors(before)
 
 
-@pytest.mark.parametrize("architecture", list(TinyArchitecture))
+@pytest.mark.parametrize("architecture", MEMORY_CLASSES)
 def test_no_class_of_model_mixes_up_its_sequences(
     tiny_models: TinyModels, architecture: TinyArchitecture
 ) -> None:

@@ -328,7 +328,7 @@ def loaded_engine(order: Load, backend: FakeBackend, embedder: FakeEmbedder) -> 
     return LoadedEngine(backend, embedder, about, order.engine.queue_size, _identity)
 
 
-def _identity(weights: str, traits: StateTraits) -> Identity:
+def _identity(weights: str, _adapters: tuple[str, ...], traits: StateTraits) -> Identity:
     return Identity(
         weights=weights,
         model_class=traits.model_class,

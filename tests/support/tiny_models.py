@@ -5,7 +5,7 @@ megabyte. Input and output embeddings are not tied, so that a reply depends on i
 does not repeat one token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,10 +28,15 @@ EPSILON = 1e-5
 
 class TinyArchitecture(StrEnum):
     LLAMA = "llama"  # dense attention
+    QWEN3_MOE = "qwen3moe"  # dense attention, and experts
     GEMMA3 = "gemma3"  # sliding-window layers and a global one
     QWEN35 = "qwen35"  # hybrid: recurrent (gated delta net) and attention layers
     LFM2_SWA = "lfm2-swa"  # hybrid: short convolutions and sliding-window attention
     MAMBA2 = "mamba2"  # recurrent only
+
+
+# One architecture for each memory class; experts change the weights, not the memory.
+MEMORY_CLASSES = [one for one in TinyArchitecture if one is not TinyArchitecture.QWEN3_MOE]
 
 
 def write_tiny_model(
@@ -41,8 +46,9 @@ def write_tiny_model(
     seed: int = 1,
     context_length: int = 32768,
     pre_tokenizer: str = "gpt-2",
+    metadata: Mapping[str, int] | None = None,
 ) -> Path:
-    """Equal arguments give equal bytes."""
+    """Equal arguments give equal bytes. `metadata` is written as it is."""
     name, build = ARCHITECTURES[architecture]
     model = _Model(GGUFWriter(str(path), name), name, seed)
     model.writer.add_name(f"tiny random {architecture}")
@@ -50,6 +56,8 @@ def write_tiny_model(
     model.set("block_count", N_LAYER)
     model.set("embedding_length", N_EMBD)
     _add_tokenizer(model.writer, pre_tokenizer)
+    for key, value in (metadata or {}).items():
+        model.writer.add_uint32(key, value)
     build(model)
     model.writer.write_header_to_file()
     model.writer.write_kv_data_to_file()
@@ -78,6 +86,10 @@ class _Model:
     def matrix(self, name: str, n_in: int, n_out: int, *, gain: float = 1.0) -> None:
         """Outputs have about unit variance. Half precision, as llama.cpp wants of weights."""
         values = self._random.normal(0, gain / np.sqrt(n_in), (n_out, n_in))
+        self.writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+
+    def experts(self, name: str, n_in: int, n_out: int, n_experts: int) -> None:
+        values = self._random.normal(0, 1 / np.sqrt(n_in), (n_experts, n_out, n_in))
         self.writer.add_tensor(f"{name}.weight", values.astype(np.float16))
 
     def normal(self, name: str, *shape: int, mean: float = 0.0, spread: float = 0.1) -> None:
@@ -163,6 +175,24 @@ def _llama(model: _Model) -> None:
         _attention(model, block)
         model.norm(f"{block}.ffn_norm")
         _feed_forward(model, block)
+
+
+def _qwen3_moe(model: _Model) -> None:
+    experts = 4
+    _attention_keys(model)
+    model.set("expert_count", experts)
+    model.set("expert_used_count", 2)
+    model.set("expert_feed_forward_length", N_FF)
+    _embeddings(model)
+    for block in _blocks():
+        model.norm(f"{block}.attn_norm")
+        _attention(model, block)
+        _query_key_norms(model, block)
+        model.norm(f"{block}.ffn_norm")
+        model.matrix(f"{block}.ffn_gate_inp", N_EMBD, experts)
+        model.experts(f"{block}.ffn_gate_exps", N_EMBD, N_FF, experts)
+        model.experts(f"{block}.ffn_up_exps", N_EMBD, N_FF, experts)
+        model.experts(f"{block}.ffn_down_exps", N_FF, N_EMBD, experts)
 
 
 def _gemma3(model: _Model) -> None:
@@ -255,6 +285,7 @@ def _blocks() -> list[str]:
 
 ARCHITECTURES: dict[TinyArchitecture, tuple[str, Callable[[_Model], None]]] = {
     TinyArchitecture.LLAMA: ("llama", _llama),
+    TinyArchitecture.QWEN3_MOE: ("qwen3moe", _qwen3_moe),
     TinyArchitecture.GEMMA3: ("gemma3", _gemma3),
     TinyArchitecture.QWEN35: ("qwen35", _qwen35),
     TinyArchitecture.LFM2_SWA: ("lfm2", _lfm2_swa),

@@ -53,23 +53,28 @@ class Identity:
     # LLAMA_ATTN_ROT_DISABLE: llama.cpp rotates quantised rows unless its environment forbids it.
     attn_rot_disable: str | None
     state_version: str
+    rope_scaling: str | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn: Mapping[str, float] | None = None  # the operator's own values, by name
+    adapters: tuple[tuple[str, float], ...] = ()  # digest and scale of each
 
 
 # Part of every fingerprint. A change here or to Identity's names makes stored entries unusable.
 _CONSTANTS: dict[str, object] = {
     "v_transposed": None,
-    "rope_scaling": None,
-    "rope_freq_base": None,
-    "rope_freq_scale": None,
-    "adapters": [],
     "namespace": "",
     "format_version": FORMAT_VERSION,
 }
+_ONLY_IF_SET = "yarn"  # entries from before this field existed stay valid
 
 
 def fingerprint(identity: Identity) -> Key:
     # JSON with sorted names: strings are quoted and floats exact, so no two identities share it.
-    text = json.dumps({**asdict(identity), **_CONSTANTS}, sort_keys=True)
+    values = {**asdict(identity), **_CONSTANTS}
+    if not identity.yarn:
+        del values[_ONLY_IF_SET]
+    text = json.dumps(values, sort_keys=True)
     return blake2b(text.encode("ascii"), digest_size=KEY_BYTES).digest()
 
 

@@ -70,3 +70,27 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class SplitMode(Enum):
+    NONE = "none"
+    LAYER = "layer"
+    ROW = "row"
+    TENSOR = "tensor"
+
+
+class Numa(Enum):
+    DISTRIBUTE = "distribute"
+    ISOLATE = "isolate"
+    NUMACTL = "numactl"
+
+
+class RopeScaling(Enum):
+    NONE = "none"
+    LINEAR = "linear"
+    YARN = "yarn"
+
+
+class Fit(Enum):
+    ON = "on"
+    OFF = "off"

@@ -17,6 +17,7 @@ from rekindle.config.declare import About, Bytes
 from rekindle.config.engine import EngineSettings
 from rekindle.config.llama_server.table import LLAMA_FLAGS
 from rekindle.config.model import ChatSettings, ModelSettings
+from rekindle.config.placement import PlacementSettings
 from rekindle.config.sampling import SamplingSettings
 from rekindle.config.server import ServerSettings
 
@@ -29,6 +30,7 @@ class Settings:
     chat: ChatSettings = ChatSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
+    placement: PlacementSettings = PlacementSettings()
     cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
     by_model: Mapping[str, "Settings"] = field(default_factory=dict)  # of models with their own

@@ -18,6 +18,7 @@ from typing import Any
 from rekindle.config.choices import FlashAttn
 from rekindle.config.declare import GIB, KIB, MIB, TIB, Bytes
 from rekindle.config.llama_server.variables import read_variables
+from rekindle.config.placement import check_placement
 from rekindle.config.server import ServerSettings
 from rekindle.config.settings import SECTIONS, Setting, Settings, all_settings
 from rekindle.errors import StartupError
@@ -235,8 +236,9 @@ def _within_limits(setting: Setting, value: object) -> bool:
 
 def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     engine = settings.engine
-    for name in ("cache_ram", "cache_disk"):
-        n_bytes = getattr(settings.cache, name)
+    sizes = {name: getattr(settings.cache, name) for name in ("cache_ram", "cache_disk")}
+    sizes["fit_target"] = settings.placement.fit_target
+    for name, n_bytes in sizes.items():
         if n_bytes and n_bytes < MIB:
             # A plain number of `cache_disk` counts bytes: 8192 would silently become 8 KiB.
             raise StartupError(
@@ -269,6 +271,7 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
             f"chat_template_kwargs must be a JSON object, but {sources['chat_template_kwargs']} is"
             f" {kwargs!r}."
         )
+    check_placement(settings.placement)
 
 
 def _is_object(text: str) -> bool:

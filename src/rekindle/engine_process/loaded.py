@@ -15,4 +15,5 @@ class LoadedEngine:
     embedder: Embedder
     about: LoadedModel
     queue_size: int
-    identity: Callable[[str, StateTraits], Identity]  # of stored states, from the weights' id
+    # Of stored states, from the ids of the weights and of the adapters.
+    identity: Callable[[str, tuple[str, ...], StateTraits], Identity]

@@ -152,7 +152,7 @@ class EngineService:
         loop = EngineLoop(
             loaded.backend,
             self._deliver,
-            partial(self._stores.open, partial(loaded.identity, order.weights)),
+            partial(self._stores.open, partial(loaded.identity, order.weights, order.adapters)),
             queue_size=loaded.queue_size,
             embedder=loaded.embedder,
             preparer=PreparingThreads(),

@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 
 from rekindle.config.cache import CacheSettings
 from rekindle.config.engine import EngineSettings
+from rekindle.config.placement import PlacementSettings
 from rekindle.generation.drafts import Drafted
 from rekindle.generation.events import (
     Embedded,
@@ -34,6 +35,8 @@ class Load(Message, frozen=True):
     path: Path
     engine: EngineSettings
     log_level: int
+    placement: PlacementSettings = PlacementSettings()
+    reserved_bytes: int = 0  # host memory that stored prefixes will take
 
 
 class Begin(Message, frozen=True):
@@ -42,6 +45,7 @@ class Begin(Message, frozen=True):
     weights: str  # an id that only these weights have
     cache: CacheSettings
     memory_bytes: int
+    adapters: tuple[str, ...] = ()  # an id for the content of each LoRA adapter, in order
 
 
 class Submit(Message, frozen=True):
@@ -110,6 +114,15 @@ Order = (
 )
 
 
+class LoadedAdapter(Struct, frozen=True):
+    """A LoRA adapter that applies to every request."""
+
+    path: Path
+    scale: float
+    task_name: str
+    prompt_prefix: str
+
+
 class LoadedModel(Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the server needs."""
 
@@ -124,6 +137,11 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     n_ctx: int
     embedding_n_ctx: int
     embedding_n_dimensions: int
+    # What was chosen for this load, so that the next process makes the same choice.
+    ctx_size: int = 0
+    gpu_layers: int = -1
+    n_cpu_moe: int = 0
+    adapters: tuple[LoadedAdapter, ...] = ()
 
 
 class Loading(Message, frozen=True):

@@ -22,6 +22,7 @@ from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.library import first_error, lib, logits_address, recent_errors
 from rekindle.llama.model import GgufModel
+from rekindle.llama.placement.rope import RopeParams
 from rekindle.llama.probe import NOT_PROBED, probe
 from rekindle.llama.sampling.sampler import LlamaSampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
@@ -30,6 +31,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 # Enough to save rows in two pieces. Decoding them costs little more than decoding one.
 PROBE_TOKENS = 4
+
+N_DRAFT_ROWS = 64  # of a batch, with drafts; each has a row of logits in memory. Picked.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class ContextParams:
     type_v: str
     swa_full: bool
     n_draft_rows: int = 0  # the most drafted tokens of one batch
+    rope: RopeParams = RopeParams()  # noqa: RUF009 - frozen
+    kv_offload: bool = True
 
 
 class LlamaBackend:
@@ -72,7 +77,8 @@ class LlamaBackend:
         self.n_slots = params.n_slots
         self.n_draft_rows = params.n_draft_rows
         self.n_cells: int = lib.llama_n_ctx(self._context)
-        self.n_ctx = min(self.n_cells, facts.n_ctx_train)
+        longest = params.rope.longest_context(facts.n_ctx_train, facts.trained_rope)
+        self.n_ctx = min(self.n_cells, longest or self.n_cells)
         self.n_batch: int = lib.llama_n_batch(self._context)
         self.n_ubatch: int = lib.llama_n_ubatch(self._context)
         self.eog_tokens = self._vocabulary.eog_tokens
@@ -320,6 +326,8 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
     native.type_k = getattr(lib, f"GGML_TYPE_{params.type_k.upper()}")
     native.type_v = getattr(lib, f"GGML_TYPE_{params.type_v.upper()}")
     native.swa_full = params.swa_full
+    native.offload_kqv = params.kv_offload
+    params.rope.fill(native)
     # One buffer for all slots: slots can share prefixes, and one slot may use all of it.
     native.kv_unified = True
     native.no_perf = True
@@ -329,4 +337,5 @@ def _make_context(model: GgufModel, params: ContextParams) -> Any:
         raise StartupError(
             f"llama.cpp could not make a context of {params.n_cells} cells: {first_error()}"
         )
+    model.adapters.apply(context)
     return context

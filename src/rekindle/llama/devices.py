@@ -3,6 +3,7 @@
 import ctypes
 import mmap as mmap_module
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from mmap import mmap
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.errors import StartupError
 from rekindle.llama.library import ggml
 
 PAGE_BYTES = 4096  # the smallest page size
@@ -31,6 +33,9 @@ _size = ctypes.c_size_t
 _n_devices = _function("ggml_backend_dev_count", _size)
 _device = _function("ggml_backend_dev_get", _address, _size)
 _device_type = _function("ggml_backend_dev_type", ctypes.c_int, _address)
+_device_name = _function("ggml_backend_dev_name", ctypes.c_char_p, _address)
+_buffer_type = _function("ggml_backend_dev_buffer_type", _address, _address)
+_buffer_type_name = _function("ggml_backend_buft_name", ctypes.c_char_p, _address)
 _memory = _function(
     "ggml_backend_dev_memory", None, _address, ctypes.POINTER(_size), ctypes.POINTER(_size)
 )
@@ -41,6 +46,29 @@ def gpus() -> list[int]:
         return []
     devices = [_device(number) for number in range(_n_devices())]
     return [device for device in devices if _device_type(device) == _GPU]
+
+
+def device_name(device: int) -> str:
+    name: bytes = _device_name(device)
+    return name.decode("utf-8", "replace")
+
+
+def chosen_gpus(names: Sequence[str] | None) -> list[int]:
+    """Return the GPUs of these names; None: all. Raises StartupError."""
+    known = {device_name(device): device for device in gpus()}
+    if names is None:
+        return list(known.values())
+    for name in names:
+        if name not in known:
+            there_are = ", ".join(known) or "llama.cpp finds no GPU here"
+            raise StartupError(f"There is no GPU named {name}. GPUs: {there_are}.")
+    return [known[name] for name in names]
+
+
+def buffer_types() -> dict[str, int]:
+    """Return the buffer types that weights can be placed in, by name: CPU, CUDA0, ..."""
+    found = [_buffer_type(_device(number)) for number in range(_n_devices())]
+    return {_buffer_type_name(each).decode("utf-8", "replace"): each for each in found if each}
 
 
 def free_bytes(device: int) -> int:

@@ -13,6 +13,7 @@ from rekindle.errors import EngineError, InvalidRequest
 from rekindle.llama.context import FLASH_ATTENTION, Batch
 from rekindle.llama.library import first_error, lib, recent_errors
 from rekindle.llama.model import GgufModel, Pooling
+from rekindle.llama.placement.rope import RopeParams
 
 MAX_TOKENS = 8192  # of one input, as in OpenAI's models
 
@@ -26,13 +27,22 @@ class LlamaEmbedder:
     """Implements `engine.backend.Embedder`."""
 
     def __init__(
-        self, model: GgufModel, *, max_cells: int, n_threads: int, flash_attn: str
+        self,
+        model: GgufModel,
+        *,
+        max_cells: int,
+        n_threads: int,
+        flash_attn: str,
+        rope: RopeParams = RopeParams(),  # noqa: B008 - frozen
+        kv_offload: bool = True,
     ) -> None:
         self.n_ctx = min(MAX_TOKENS, max_cells, model.facts.n_ctx_train)
         self.n_dimensions: int = lib.llama_model_n_embd_out(model.handle)
         self._model = model
         self._n_threads = n_threads
         self._flash_attn = flash_attn
+        self._rope = rope
+        self._kv_offload = kv_offload
         self._n_part = GPU_PART_TOKENS if lib.llama_supports_gpu_offload() else CPU_PART_TOKENS
         self._batch = Batch(self._n_part)
         self._context: Any = None
@@ -106,6 +116,8 @@ class LlamaEmbedder:
         native.n_threads = native.n_threads_batch = self._n_threads
         native.flash_attn_type = FLASH_ATTENTION[self._flash_attn]
         native.swa_full = False
+        native.offload_kqv = self._kv_offload
+        self._rope.fill(native)
         native.no_perf = True
         native.embeddings = True
         # Pooling is done here: llama.cpp would have to compute each input in one batch.
@@ -117,4 +129,5 @@ class LlamaEmbedder:
         if not lib.llama_get_memory(context):  # such a model needs a whole text in one batch
             lib.llama_free(context)
             raise InvalidRequest("This server cannot make embeddings with this model.")
+        self._model.adapters.apply(context)
         return context

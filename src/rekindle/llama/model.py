@@ -1,18 +1,24 @@
 """A GGUF file, loaded with its weights or for its vocabulary alone, and the facts in it."""
 
 import ctypes
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from rekindle.config.placement import PlacementSettings, adapter_files
 from rekindle.errors import StartupError
 from rekindle.generation.request import Sampling
-from rekindle.llama.library import first_error, lib, recent_errors
+from rekindle.llama.library import first_error, lib, listen_to_log, recent_errors
+from rekindle.llama.placement.adapters import LoraAdapters
+from rekindle.llama.placement.model_params import ModelParams
+from rekindle.llama.placement.rope import TrainedRope
 from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
+_log = logging.getLogger("rekindle.llama")
 _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
 
 
@@ -37,6 +43,7 @@ class ModelFacts:
     is_recurrent: bool
     is_hybrid: bool
     rope_depends_on_n_ctx: bool  # separate factors for short and for long contexts
+    trained_rope: TrainedRope
     pooling: Pooling
     default_sampling: Sampling
 
@@ -45,31 +52,44 @@ class GgufModel:
     """A loaded model. Immutable, and shared by all of its contexts."""
 
     def __init__(
-        self, path: Path, *, gpu_layers: int, on_progress: Callable[[float], bool] | None = None
+        self,
+        path: Path,
+        *,
+        gpu_layers: int,
+        placement: PlacementSettings = PlacementSettings(),  # noqa: B008 - frozen
+        on_progress: Callable[[float], bool] | None = None,
     ) -> None:
-        """Load the file. `on_progress` gets the loaded fraction; return False to cancel."""
+        """Load the file and its adapters. Raises StartupError.
+
+        `on_progress` gets the loaded fraction; return False to cancel.
+        """
         self.path = path
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        self._params = ModelParams(placement, gpu_layers)
         # The callback must live until the load ends.
         callback = lib.llama_progress_callback(
             lambda fraction, _user_data: on_progress is None or on_progress(fraction)
         )
-        params.progress_callback = callback
+        self._params.native.progress_callback = callback
         recent_errors.clear()
-        self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        with listen_to_log(_warn_of_unlocked):
+            self.handle = lib.llama_model_load_from_file(str(path).encode(), self._params.native)
         if not self.handle:
             raise StartupError(_load_failure(path))
-        if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
+        try:
+            if not _is_decoder(self.handle):
+                raise StartupError(f"The model {path} is not a decoder-only model.")
+            # Before any context: llama.cpp counts their nodes when it makes one.
+            self.adapters = LoraAdapters(self.handle, adapter_files(placement))
+        except StartupError:
             lib.llama_model_free(self.handle)
-            raise StartupError(f"The model {path} is not a decoder-only model.")
+            raise
         self.vocabulary = _vocabulary(self.handle)
         self.facts = _read_facts(self.handle)
 
     def close(self) -> None:
         if self.handle:
             self.vocabulary.close()
-            lib.llama_model_free(self.handle)
+            lib.llama_model_free(self.handle)  # frees the adapters too
             self.handle = None
 
 
@@ -93,6 +113,7 @@ class VocabularyFile:
             raise StartupError(_load_failure(path))
         self.vocabulary = _vocabulary(self._handle)
         self.architecture = _metadata(self._handle, "general.architecture") or "unknown"
+        self.is_decoder = _is_decoder(self._handle)
         self.chat_template = _chat_template(self._handle)
         self.default_sampling = _default_sampling(self._handle)
 
@@ -102,6 +123,16 @@ class VocabularyFile:
             self.vocabulary.close()
             lib.llama_model_free(self._handle)
             self._handle = None
+
+
+def _is_decoder(handle: Any) -> bool:
+    has_encoder: bool = lib.llama_model_has_encoder(handle)
+    return not has_encoder and lib.llama_model_has_decoder(handle)
+
+
+def _warn_of_unlocked(line: str) -> None:
+    if "failed to mlock" in line and line.endswith("\n"):
+        _log.warning("memory: the weights are not locked: %s", line.strip())
 
 
 def _vocabulary(handle: Any) -> Vocabulary:
@@ -135,8 +166,23 @@ def _read_facts(handle: Any) -> ModelFacts:
             handle, f"{architecture}.rope.scaling.original_context_length"
         )
         is not None,
+        trained_rope=_trained_rope(handle, architecture),
         pooling=_pooling(handle, architecture),
         default_sampling=_default_sampling(handle),
+    )
+
+
+def _trained_rope(handle: Any, architecture: str) -> TrainedRope:
+    def read(key: str) -> str | None:
+        return _metadata(handle, f"{architecture}.rope.{key}")
+
+    base = TrainedRope()
+    n_ctx_train: int = lib.llama_model_n_ctx_train(handle)
+    return TrainedRope(
+        scaling=read("scaling.type") or base.scaling,
+        freq_base=float(read("freq_base") or base.freq_base),
+        freq_scale=lib.llama_model_rope_freq_scale_train(handle),
+        orig_ctx=int(read("scaling.original_context_length") or n_ctx_train),
     )
 
 

@@ -7,6 +7,16 @@ from typing import Generic, Protocol, TypeVar
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class LoraCard:
+    """A LoRA adapter that applies to every request of the model."""
+
+    path: str
+    scale: float
+    task_name: str
+    prompt_prefix: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     id: str  # every reply carries it, even if the client asked for another name
@@ -22,6 +32,7 @@ class ModelCard:
     n_params: int = 0  # 0 and "": unknown, as for a model of vLLM
     size_bytes: int = 0
     quantization: str = ""
+    adapters: tuple[LoraCard, ...] = ()  # in the order that they were given
 
 
 class ModelState(StrEnum):

@@ -8,20 +8,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from rekindle.config.choices import Fit
+from rekindle.config.placement import adapter_files
 from rekindle.config.settings import Settings
 from rekindle.errors import EngineDied, ShuttingDown, StartupError
 from rekindle.generation.status import CacheCounters
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.link.messages import Begin, Load, LoadedModel
 from rekindle.llama.model import VocabularyFile
-from rekindle.models.card import ModelCard
+from rekindle.models.card import LoraCard, ModelCard
 from rekindle.models.chat_setup import ReadTemplate, read_template, set_up_chat
+from rekindle.models.files.gguf_check import check_gguf
 from rekindle.models.serving_model import LoadProgress, ServerParts, ServingModel
 from rekindle.models.source import ModelFile
-from rekindle.models.stores import ModelStores, file_state
+from rekindle.models.stores import ModelStores, cache_memory_bytes, state_of
 from rekindle.supervisor.engine import SupervisedEngine
 from rekindle.supervisor.process import EngineProcess
 
@@ -31,8 +36,9 @@ class OpenedEngine(NamedTuple):
 
     process: EngineProcess
     model: LoadedModel
-    load: Load
-    file_state: str  # before the load
+    load: Load  # of the next process, if this one dies
+    files: list[Path]
+    files_state: str  # before the load
 
 
 OpenedModel = Future[OpenedEngine]
@@ -83,7 +89,12 @@ class ClosableTokenizer:
 def open_ahead(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
 ) -> OpenedModel:
-    """Start the engine process, which loads the model while Python imports the other modules."""
+    """Start the engine process, which loads the model while Python imports the other modules.
+
+    Raises StartupError for an adapter that cannot be read.
+    """
+    for path in adapter_paths(settings):
+        check_gguf(path)
     executor = ThreadPoolExecutor(max_workers=1)
     opened = executor.submit(_open, settings, file, on_progress)
     executor.shutdown(wait=False)
@@ -93,13 +104,20 @@ def open_ahead(
 def _open(
     settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
 ) -> OpenedEngine:
-    load = Load(file.path, settings.engine, logging.getLogger("rekindle").getEffectiveLevel())
-    state = file_state(file)
+    load = Load(
+        file.path,
+        settings.engine,
+        logging.getLogger("rekindle").getEffectiveLevel(),
+        settings.placement,
+        cache_memory_bytes(settings.cache),
+    )
+    files = [*file.files, *adapter_paths(settings)]
+    state = state_of(files)
     process = EngineProcess()
     try:
         model = process.load(load, on_progress)
-        _check_files(file, state)
-        return OpenedEngine(process, model, load, state)
+        _check_files(files, state)
+        return OpenedEngine(process, model, _as_loaded(load, model), files, state)
     except EngineDied as error:
         process.close()
         raise StartupError(error.message) from error
@@ -108,12 +126,27 @@ def _open(
         raise
 
 
-def _check_files(file: ModelFile, state: str) -> None:
+def adapter_paths(settings: Settings) -> list[Path]:
+    return [each.path for each in adapter_files(settings.placement)]
+
+
+def _as_loaded(load: Load, model: LoadedModel) -> Load:
+    """Return the order that loads the model in the same way, however much memory is free then."""
+    return Load(
+        load.path,
+        replace(load.engine, ctx_size=model.ctx_size, gpu_layers=model.gpu_layers),
+        load.log_level,
+        replace(load.placement, n_cpu_moe=model.n_cpu_moe, fit=Fit.OFF),
+    )
+
+
+def _check_files(files: Sequence[Path], state: str) -> None:
     """Raise StartupError if the files are not those of `state`."""
-    if file_state(file) != state:
+    if state_of(files) != state:
+        has_adapters = " or one of its adapters" if len(files) > 1 else ""
         raise StartupError(
-            f"The model file {file.path} has changed since it was loaded. Unload the model and"
-            " load it again."
+            f"The model file {files[0]}{has_adapters} has changed since it was loaded. Unload the"
+            " model and load it again."
         )
 
 
@@ -132,6 +165,7 @@ def load_llama(
     opened = opened or open_ahead(parts.settings, file, progress.on_weights)
     try:
         weights = stores.weights(file, progress.on_digest)
+        adapters = stores.adapters(adapter_paths(parts.settings))
         vocabulary = VocabularyFile(file.path)
     except BaseException:
         opened.add_done_callback(_close_opened)
@@ -147,7 +181,7 @@ def load_llama(
             raise
         engine = opened.result()
         try:
-            return _assemble(parts, name, file, stores, weights, vocabulary, read, engine)
+            return _assemble(parts, name, file, stores, weights, adapters, vocabulary, read, engine)
         except BaseException:
             engine.process.close()
             stores.close(CacheCounters(), {})
@@ -168,12 +202,13 @@ def _assemble(
     file: ModelFile,
     stores: ModelStores,
     weights: str,
+    adapters: tuple[str, ...],
     vocabulary_file: VocabularyFile,
     read: ReadTemplate,
     opened: OpenedEngine,
 ) -> ServingModel:
     settings, model = parts.settings, opened.model
-    begin = Begin(weights, settings.cache, stores.memory_share())
+    begin = Begin(weights, settings.cache, stores.memory_share(), adapters)
     opened.process.send(begin)
     engine = SupervisedEngine(
         opened.process,
@@ -181,7 +216,7 @@ def _assemble(
         opened.load,
         begin,
         start_process=EngineProcess,
-        check_files=partial(_check_files, file, opened.file_state),
+        check_files=partial(_check_files, opened.files, opened.files_state),
         queue_size=settings.engine.queue_size,
         hang_seconds=settings.engine.engine_hang,
     )
@@ -213,6 +248,10 @@ def _assemble(
         chat_template=read.template.source,
         bos_text=tokenizer.bos_text,
         eos_text=tokenizer.eos_text,
+        adapters=tuple(
+            LoraCard(str(each.path), each.scale, each.task_name, each.prompt_prefix)
+            for each in model.adapters
+        ),
     )
 
     def close() -> None:

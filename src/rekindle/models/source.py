@@ -14,6 +14,7 @@ from pathlib import Path
 from rekindle.config.model import ModelSettings
 from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
+from rekindle.llama.placement.gguf_header import SHARD, shards
 from rekindle.models.files.download import FORMS, download
 from rekindle.models.files.embedded import EMBEDDED_NAME, embedded_model
 from rekindle.models.files.gguf_check import check_gguf
@@ -21,7 +22,6 @@ from rekindle.models.files.hub_files import find_file
 
 _log = logging.getLogger(__name__)
 
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT_SUFFIX = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", re.IGNORECASE)
 
 
@@ -32,7 +32,7 @@ class ModelFile:
 
     @property
     def files(self) -> list[Path]:
-        return _shards(self.path)
+        return shards(self.path)
 
     @property
     def n_bytes(self) -> int:
@@ -103,7 +103,7 @@ def _in_folder(folder: Path) -> list[NamedModel]:
         ) from error
     if not paths:
         raise StartupError(f"The models folder {folder} has no GGUF file.")
-    first_shards = dict.fromkeys(_shards(path)[0] for path in paths)
+    first_shards = dict.fromkeys(shards(path)[0] for path in paths)
     return [NamedModel(_stem(path.name), str(path)) for path in first_shards]
 
 
@@ -113,32 +113,22 @@ def _named(source: str) -> NamedModel:
     path = Path(source).expanduser()
     if not path.is_file():
         raise StartupError(f"There is no file at {path}.")
-    return NamedModel(_stem(path.name), str(_shards(path)[0]))
+    return NamedModel(_stem(path.name), str(shards(path)[0]))
 
 
 def resolve_model(model: str | None) -> ModelFile:
     """Return the checked file of MODEL, after a download if needed. Raises StartupError."""
     if model is None:
         return ModelFile(embedded_model(), EMBEDDED_NAME)
-    paths = _downloaded(model) if model.startswith("hf:") else _shards(Path(model).expanduser())
+    paths = _downloaded(model) if model.startswith("hf:") else shards(Path(model).expanduser())
     for path in paths:
         check_gguf(path)
     stem = _stem(paths[0].name)
     return ModelFile(paths[0], _QUANT_SUFFIX.sub("", stem) or stem)
 
 
-def _shards(path: Path) -> list[Path]:
-    """Return the paths of all shards of a split model, given any one; else `path` alone."""
-    if not (match := _SHARD.search(path.name)):
-        return [path]
-    stem, count = path.name[: match.start()], int(match[2])
-    return [
-        path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)
-    ]
-
-
 def _stem(file_name: str) -> str:
-    return _SHARD.sub("", file_name).removesuffix(".gguf")
+    return SHARD.sub("", file_name).removesuffix(".gguf")
 
 
 def _downloaded(model: str) -> list[Path]:
@@ -149,5 +139,5 @@ def _downloaded(model: str) -> list[Path]:
             parts = [*repository.split("/"), find_file(repository, quant or None, model)]
     if len(parts) < 3 or not all(parts) or not parts[-1].endswith(".gguf"):
         raise StartupError(f"{model} must be written as {FORMS}.")
-    repository, files = "/".join(parts[:2]), _shards(Path(*parts[2:]))
+    repository, files = "/".join(parts[:2]), shards(Path(*parts[2:]))
     return [download(repository, file.as_posix(), model) for file in files]

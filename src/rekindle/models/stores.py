@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -90,9 +90,16 @@ class ModelStores:
     def weights(self, file: ModelFile, on_progress: Callable[[int, int], None]) -> str:
         """Return an id that only these weights have. Raises StartupError."""
         if not self._is_lasting:
-            return file_state(file)  # no need to read and hash gigabytes
+            return state_of(file.files)  # no need to read and hash gigabytes
         known = DigestFile(_directory(self._settings) / DIGESTS_NAME)
         return weights_digest(file.files, known=known, on_progress=on_progress)
+
+    def adapters(self, paths: Sequence[Path]) -> tuple[str, ...]:
+        """Return an id for the content of each LoRA adapter. Raises StartupError."""
+        if not self._is_lasting:
+            return tuple(state_of([path]) for path in paths)
+        known = DigestFile(_directory(self._settings) / DIGESTS_NAME)
+        return tuple(weights_digest([path], known=known, on_progress=None) for path in paths)
 
     def open_turns(self, weights: str) -> TurnStore:
         """Return the turn store of these weights. Turns do not depend on the KV types."""
@@ -176,11 +183,11 @@ def _directory(settings: CacheSettings) -> Path:
     return cache_directory(settings.cache_dir)
 
 
-def file_state(file: ModelFile) -> str:
+def state_of(paths: Sequence[Path]) -> str:
     """Return a text that differs when one of the files was replaced or rewritten."""
     try:
-        stats = [(str(path.resolve()), path.stat()) for path in file.files]
+        stats = [(str(path.resolve()), path.stat()) for path in paths]
     except OSError as error:
-        raise StartupError(f"The file {file.path} cannot be read: {error.strerror}.") from error
+        raise StartupError(f"The file {paths[0]} cannot be read: {error.strerror}.") from error
     states = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
     return sha256(repr(states).encode("utf-8", "surrogateescape")).hexdigest()

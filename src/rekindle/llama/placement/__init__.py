@@ -1,0 +1,1 @@
+"""Where the weights go, how positions are rotated, which adapters apply, and what fits."""

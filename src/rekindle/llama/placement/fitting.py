@@ -1,0 +1,129 @@
+"""Fits an order to load a model to the memory of this machine, and says so in the log."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from rekindle.config.choices import Fit
+from rekindle.config.engine import EngineSettings
+from rekindle.config.placement import (
+    PlacementSettings,
+    adapter_files,
+    device_names,
+    tensor_overrides,
+)
+from rekindle.llama.devices import chosen_gpus, free_bytes
+from rekindle.llama.placement.fit import Fitted, Memory, Wishes, fit
+from rekindle.llama.placement.footprint import Footprint, RowFormat, footprint
+from rekindle.llama.placement.gguf_header import read_header
+
+_log = logging.getLogger("rekindle.llama")
+
+_GB = 10**9
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def fitted(
+    path: Path,
+    engine: EngineSettings,
+    placement: PlacementSettings,
+    *,
+    n_draft_rows: int,
+    reserved_bytes: int,
+) -> tuple[EngineSettings, PlacementSettings]:
+    """Return the settings with the choices of `--fit`. Raises StartupError."""
+    if placement.fit is Fit.OFF:
+        return engine, placement
+    gpus = chosen_gpus(device_names(placement))
+    if engine.ctx_size and (engine.gpu_layers >= 0 or not gpus):
+        return engine, placement  # nothing is left open
+    model = footprint(read_header(path), tensor_overrides(placement))
+    if not model.n_ctx_train or not model.layers:
+        return engine, placement  # llama.cpp will say what is wrong with the file
+    memory = free_memory(placement, gpus, reserved_bytes)
+    found = fit(
+        model, row_format(engine), wishes(engine, placement, n_draft_rows=n_draft_rows), memory
+    )
+    _tell(model, engine, found, memory)
+    choice = found.choice
+    is_shorter = engine.ctx_size == 0 and choice.n_ctx < model.n_ctx_train
+    # -1 stays -1: llama.cpp may count layers that the header does not show.
+    has_fewer = bool(gpus) and choice.gpu_layers <= len(model.layers)
+    return (
+        replace(
+            engine,
+            ctx_size=choice.n_ctx if is_shorter else engine.ctx_size,
+            gpu_layers=choice.gpu_layers if has_fewer else engine.gpu_layers,
+        ),
+        replace(placement, n_cpu_moe=choice.n_cpu_moe),
+    )
+
+
+def row_format(engine: EngineSettings) -> RowFormat:
+    return RowFormat(
+        engine.cache_type_k,
+        engine.cache_type_v,
+        engine.swa_full,
+        n_sequences=engine.parallel + 1,  # one more for the scratch sequence
+        n_ubatch=engine.ubatch_size,
+    )
+
+
+def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows: int) -> Wishes:
+    adapters = {each.path for each in adapter_files(placement)}
+    return Wishes(
+        n_ctx=engine.ctx_size,
+        min_ctx=placement.fit_ctx,
+        gpu_layers=engine.gpu_layers,
+        n_cpu_moe=placement.n_cpu_moe,
+        cpu_moe=placement.cpu_moe,
+        kv_offload=placement.kv_offload,
+        n_outputs=engine.parallel + 1 + n_draft_rows,
+        places_tensors=bool(tensor_overrides(placement) or placement.tensor_split),
+        extra_bytes=sum(path.stat().st_size for path in adapters if path.is_file()),
+    )
+
+
+def free_memory(placement: PlacementSettings, gpus: list[int], reserved_bytes: int) -> Memory:
+    """Return what a model may take: free bytes less the margin, and less what is reserved."""
+    margin = placement.fit_target
+    host = available_host_bytes() - reserved_bytes - margin
+    return Memory(max(host, 0), tuple(max(free_bytes(gpu) - margin, 0) for gpu in gpus))
+
+
+def available_host_bytes() -> int:
+    """Return the memory that programs could allocate now, in this container."""
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, LookupError):
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int((_CGROUP / "memory.max").read_text("ascii"))
+        used = int((_CGROUP / "memory.current").read_text("ascii"))
+        pairs = (_CGROUP / "memory.stat").read_text("ascii").splitlines()
+        cached = dict(pair.split() for pair in pairs).get("inactive_file", "0")
+        return min(available, max(limit - used + int(cached), 0))
+    except (OSError, ValueError):
+        return available
+
+
+def _tell(model: Footprint, engine: EngineSettings, found: Fitted, memory: Memory) -> None:
+    choice, needs = found.choice, found.needs
+    parts = [f"fit: context={choice.n_ctx}"]
+    if memory.gpus:
+        parts.append(f"gpu_layers={choice.gpu_layers} of {len(model.layers) + 1}")
+        if choice.n_cpu_moe:
+            parts.append(f"n_cpu_moe={choice.n_cpu_moe}")
+    budget = f"{needs.host / _GB:.1f} of {memory.host / _GB:.1f} GB on the host"
+    if memory.gpus:
+        budget += f", {needs.gpu / _GB:.1f} of {sum(memory.gpus) / _GB:.1f} GB on the GPU"
+    n_wanted = engine.ctx_size or model.n_ctx_train
+    is_smaller = choice.n_ctx < n_wanted
+    why = f"the trained {n_wanted} tokens do not fit" if is_smaller else "as wanted"
+    if not found.fits:
+        why = "nothing fits, this is the smallest choice; expect swapping or a failed start"
+    level = logging.INFO if found.fits and not is_smaller else logging.WARNING
+    _log.log(level, "%s: %s (%s)", " ".join(parts), why, budget)
