@@ -34,6 +34,18 @@ class MessagesErrorBody(TypedDict):
     request_id: str
 
 
+class GoogleErrorDetail(TypedDict):
+    code: int
+    message: str
+    status: str
+
+
+class GoogleErrorBody(TypedDict):
+    """An error in the shape of Google's APIs."""
+
+    error: GoogleErrorDetail
+
+
 def _same(status: int) -> int:
     return status
 
@@ -63,6 +75,19 @@ ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 
+GOOGLE_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
 
 def _openai_body(_status: int, detail: ErrorDetail, _request_id: str) -> ErrorBody:
     return ErrorBody(error=detail)
@@ -86,11 +111,28 @@ def _anthropic_message(detail: ErrorDetail) -> str:
     return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
 
 
+def _google_body(status: int, detail: ErrorDetail, _request_id: str) -> GoogleErrorBody:
+    name = GOOGLE_STATUSES.get(status, "INVALID_ARGUMENT")
+    inner = GoogleErrorDetail(code=status, message=_google_message(detail), status=name)
+    return GoogleErrorBody(error=inner)
+
+
+def _google_message(detail: ErrorDetail) -> str:
+    """Use Google's words for a long prompt, which clients look for."""
+    if detail["code"] != "context_length_exceeded":
+        return detail["message"]
+    return (
+        f"The input token count ({detail['n_prompt_tokens']}) exceeds the maximum number of"
+        f" tokens allowed ({detail['n_ctx'] - 1})."
+    )
+
+
 OPENAI = ErrorShape(name="openai", roots=(), body=_openai_body)  # everywhere else
 ANTHROPIC = ErrorShape(
     name="anthropic", roots=("/v1/messages",), body=_anthropic_body, status=_anthropic_status
 )
-SHAPES = (ANTHROPIC,)
+GOOGLE = ErrorShape(name="google", roots=("/v1beta",), body=_google_body)
+SHAPES = (ANTHROPIC, GOOGLE)
 
 
 def shape_of(path: str) -> ErrorShape:

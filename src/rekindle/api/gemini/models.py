@@ -1,0 +1,49 @@
+"""Gemini's models endpoints: list and show."""
+
+from fastapi import Request, Response
+
+from rekindle import __version__
+from rekindle.api.gemini.bodies import GeminiModelBody, GeminiModelList
+from rekindle.api.gemini.wire_format import MODEL
+from rekindle.api.http.context import RequestContext
+from rekindle.api.http.error_shapes import GoogleErrorBody
+from rekindle.api.json import json_response
+from rekindle.api.openapi import Routes
+from rekindle.models.card import ListedModel
+
+METHODS = (
+    *("generateContent", "streamGenerateContent", "countTokens", "createCachedContent"),
+    *("embedContent", "batchEmbedContents"),
+)
+
+
+class GeminiModelsApi:
+    def __init__(self, context: RequestContext) -> None:
+        self._models = context.models
+
+    def add_routes(self, routes: Routes) -> None:
+        listed, error = "/v1beta/models", GoogleErrorBody
+        routes.add("GET", listed, self.models, gives=GeminiModelList, error=error)
+        routes.add("GET", MODEL, self.model, gives=GeminiModelBody, error=error)
+
+    async def models(self, _request: Request) -> Response:
+        models = [_body(each) for each in self._models.listed()]
+        return json_response(GeminiModelList(models=models))
+
+    async def model(self, model_id: str) -> Response:
+        return json_response(_body(self._models.find(model_id)))
+
+
+def _body(model: ListedModel) -> GeminiModelBody:
+    body = GeminiModelBody(
+        name=f"models/{model.id}",
+        baseModelId=model.id,
+        version=__version__,
+        displayName=model.id,
+        description=f"Served by Rekindle, {model.state}.",
+        supportedGenerationMethods=list(METHODS),
+    )
+    if model.card is not None:
+        body["inputTokenLimit"] = model.card.n_ctx
+        body["outputTokenLimit"] = model.card.n_ctx
+    return body
