@@ -26,7 +26,7 @@ from rekindle.api.errors import answer_http_exception, answer_rekindle_error
 from rekindle.api.gemini.embeddings import ContentEmbeddings
 from rekindle.api.gemini.models import GeminiModelsApi
 from rekindle.api.gemini.routes import GeminiApi
-from rekindle.api.gemini.wire_format import GeminiFormats
+from rekindle.api.gemini.wire_format import PREFIXES, GeminiFormats
 from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.middleware import HeadAsGet, RequestScope
@@ -80,8 +80,9 @@ def create_app(
         ModelsApi(context).add_routes(routes, prefix)
         StoredResponsesApi(context, stored_responses).add_routes(routes, prefix)
     add_token_count(routes, context)
-    GeminiApi(context, pipeline, gemini, stored_responses).add_routes(routes)
-    ContentEmbeddings(context).add_routes(routes)
+    for prefix in PREFIXES:
+        GeminiApi(context, pipeline, gemini, stored_responses).add_routes(routes, prefix)
+        ContentEmbeddings(context).add_routes(routes, prefix)
     GeminiModelsApi(context).add_routes(routes)
     CacheApi(context, pipeline, formats, forget).add_routes(routes)
     DashboardApi(context, feed).add_routes(routes)

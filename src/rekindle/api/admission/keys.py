@@ -1,9 +1,9 @@
 """API keys: which request is admitted, whose it is, and what only the administrator may do."""
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,7 +13,8 @@ from rekindle.api.http.error_shapes import GOOGLE
 
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
-KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # Anthropic's and Google's
+GOOGLE_HEADER = "x-goog-api-key"
+KEY_HEADERS = ("x-api-key", GOOGLE_HEADER)  # the first is Anthropic's
 QUERY_KEY = b"key="  # Google's
 SCOPE_KEY = "rekindle.key_holder"  # of a request's ASGI scope
 
@@ -34,14 +35,9 @@ class Keys:
     clients: tuple[str, ...] = ()
     admin: str | None = None  # None: every client may do what an administrator may
 
-    def identify(
-        self, headers: Mapping[str, str], in_query: Sequence[str] = ()
-    ) -> KeyHolder | None:
-        """Return who sends a request with these headers; None: it has no valid key.
-
-        `in_query`: the keys in the request's query.
-        """
-        offered = [*_offered(headers), *in_query]
+    def identify(self, headers: Mapping[str, str]) -> KeyHolder | None:
+        """Return who sends a request with these headers; None: it has no valid key."""
+        offered = _offered(headers)
         known = self.clients if self.admin is None else (*self.clients, self.admin)
         # Compare every pair, so that the time does not depend on which one matches.
         matches = [
@@ -68,7 +64,8 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            holder = self._keys.identify(Headers(scope=scope), _taken_from_query(scope))
+            _move_from_query(scope)
+            holder = self._keys.identify(Headers(scope=scope))
             if holder is None and not _is_open(scope["path"]):
                 await _UNAUTHORIZED.response(scope)(scope, receive, send)
                 return
@@ -84,15 +81,19 @@ def _offered(headers: Mapping[str, str]) -> list[str]:
     return [key for key in (bearer, *others) if key]
 
 
-def _taken_from_query(scope: Scope) -> list[str]:
-    """Remove Google's `key=` from the query, so that nobody behind can log it."""
+def _move_from_query(scope: Scope) -> None:
+    """Make a header of Google's `key=` in the query, so that nobody behind can log it."""
     query: bytes = scope["query_string"]
     if QUERY_KEY not in query or not GOOGLE.covers(scope["path"]):
-        return []
+        return
     pairs = query.split(b"&")
-    scope["query_string"] = b"&".join(each for each in pairs if not each.startswith(QUERY_KEY))
-    keys = (each.removeprefix(QUERY_KEY) for each in pairs if each.startswith(QUERY_KEY))
-    return [key for each in keys if (key := unquote_plus(each, "latin-1"))]
+    keys = [unquote_to_bytes(each[len(QUERY_KEY) :]) for each in pairs if _is_key(each)]
+    scope["query_string"] = b"&".join(each for each in pairs if not _is_key(each))
+    scope["headers"] = [*scope["headers"], *((GOOGLE_HEADER.encode(), key) for key in keys)]
+
+
+def _is_key(pair: bytes) -> bool:
+    return pair.startswith(QUERY_KEY)
 
 
 def _is_open(path: str) -> bool:

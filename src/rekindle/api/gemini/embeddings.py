@@ -25,11 +25,11 @@ class ContentEmbeddings:
         self._models = context.models
         self._bodies = context.bodies
 
-    def add_routes(self, routes: Routes) -> None:
+    def add_routes(self, routes: Routes, prefix: str) -> None:
         one, error = EmbedContentRequest, GoogleErrorBody
         routes.add(
             "POST",
-            f"{MODEL}:embedContent",
+            f"{prefix}{MODEL}:embedContent",
             self.embed_one,
             takes=[one],
             gives=EmbedContentBody,
@@ -37,7 +37,7 @@ class ContentEmbeddings:
         )
         routes.add(
             "POST",
-            f"{MODEL}:batchEmbedContents",
+            f"{prefix}{MODEL}:batchEmbedContents",
             self.embed_all,
             takes=[BatchEmbedContentsRequest],
             gives=BatchEmbedContentsBody,

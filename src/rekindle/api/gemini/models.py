@@ -1,8 +1,11 @@
 """Gemini's models endpoints: list and show."""
 
-from fastapi import Request, Response
+from collections.abc import Mapping, Sequence
+
+from fastapi import Response
 
 from rekindle import __version__
+from rekindle.api.admission.keys import GOOGLE_HEADER
 from rekindle.api.gemini.bodies import GeminiModelBody, GeminiModelList
 from rekindle.api.gemini.wire_format import MODEL
 from rekindle.api.http.context import RequestContext
@@ -24,17 +27,25 @@ class GeminiModelsApi:
     def add_routes(self, routes: Routes) -> None:
         listed, error = "/v1beta/models", GoogleErrorBody
         routes.add("GET", listed, self.models, gives=GeminiModelList, error=error)
-        routes.add("GET", MODEL, self.model, gives=GeminiModelBody, error=error)
+        routes.add("GET", f"/v1beta{MODEL}", self.model, gives=GeminiModelBody, error=error)
 
-    async def models(self, _request: Request) -> Response:
-        models = [_body(each) for each in self._models.listed()]
-        return json_response(GeminiModelList(models=models))
+    async def models(self) -> Response:
+        return json_response(model_list(self._models.listed()))
 
     async def model(self, model_id: str) -> Response:
-        return json_response(_body(self._models.find(model_id)))
+        return json_response(model_body(self._models.find(model_id)))
 
 
-def _body(model: ListedModel) -> GeminiModelBody:
+def is_google_client(headers: Mapping[str, str]) -> bool:
+    """Tell whether one of Google's SDKs sent a request. OpenAI's list of models has their path."""
+    return any(name in headers for name in (GOOGLE_HEADER, "x-goog-api-client"))
+
+
+def model_list(models: Sequence[ListedModel]) -> GeminiModelList:
+    return GeminiModelList(models=[model_body(each) for each in models])
+
+
+def model_body(model: ListedModel) -> GeminiModelBody:
     body = GeminiModelBody(
         name=f"models/{model.id}",
         baseModelId=model.id,

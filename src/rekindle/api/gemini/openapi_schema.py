@@ -62,7 +62,7 @@ def _inner(value: Any) -> Any:
 
 def _says_nothing(key: str, value: Any) -> bool:
     if key == "type":
-        return value == "TYPE_UNSPECIFIED"
+        return bool(value == "TYPE_UNSPECIFIED")
     return key == "format" and isinstance(value, str) and value in NUMBER_FORMATS
 
 

@@ -55,19 +55,19 @@ class GeminiApi:
         self._store = store
         self._cached_content = cached_content_format(store)
 
-    def add_routes(self, routes: Routes) -> None:
+    def add_routes(self, routes: Routes, prefix: str) -> None:
         add = partial(routes.add, error=GoogleErrorBody)
         add(
             "POST",
-            f"{MODEL}:streamGenerateContent",
+            f"{prefix}{MODEL}:streamGenerateContent",
             self.stream,
             takes=[GenerateContentRequest],
             streams=[GenerateContentBody],
             media={JSON: {"schema": {"type": "array", "items": {"type": "object"}}}},
         )
-        counted, count = [CountContentRequest], f"{MODEL}:countTokens"
+        counted, count = [CountContentRequest], f"{prefix}{MODEL}:countTokens"
         add("POST", count, self.count_tokens, takes=counted, gives=TotalTokens)
-        contents, gives = f"/v1beta/{FOLDER}", CachedContentBody
+        contents, gives = f"{prefix}/{FOLDER}", CachedContentBody
         one = f"{contents}/{{content_id}}"
         add("POST", contents, self.create, takes=[CachedContentRequest], gives=gives)
         add("GET", one, self.show, gives=gives)

@@ -25,7 +25,8 @@ from rekindle.config import Overflow
 from rekindle.generation.stored_responses import ResponseStore
 
 JSON = "application/json"
-MODEL = "/v1beta/models/{model_id:path}"  # `path`, because names may contain slashes
+PREFIXES = ("/v1beta", "/v1")  # Google's SDKs use one or the other
+MODEL = "/models/{model_id:path}"  # `path`, because names may contain slashes
 Format = WireFormat[GenerateContentRequest]
 
 
@@ -58,10 +59,11 @@ def cached_of(body: CountedRequest, store: ResponseStore, namespace: str) -> Cac
 
 
 def _format(store: ResponseStore, framing: Framing, *, is_stream: bool) -> Format:
+    operation = "streamGenerateContent" if is_stream else "generateContent"
     return WireFormat(
         name="gemini",
-        operation="streamGenerateContent" if is_stream else "generateContent",
-        paths=() if is_stream else (f"{MODEL}:generateContent",),
+        operation=operation,
+        paths=tuple(f"{prefix}{MODEL}:{operation}" for prefix in PREFIXES),
         schema=GenerateContentRequest,
         body=GenerateContentBody,
         event=GenerateContentBody,

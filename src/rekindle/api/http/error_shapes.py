@@ -52,15 +52,17 @@ def _same(status: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorShape:
-    """How errors look below `roots`."""
+    """How errors look below `roots`, and at paths that end in one of `verbs`."""
 
     name: str
     roots: tuple[str, ...]
+    verbs: frozenset[str] = frozenset()
     body: Callable[[int, ErrorDetail, str], object]  # of status, detail and request id
     status: Callable[[int], int] = _same  # from ours
 
     def covers(self, path: str) -> bool:
-        return any(path == root or path.startswith(f"{root}/") for root in self.roots)
+        is_below = any(path == root or path.startswith(f"{root}/") for root in self.roots)
+        return is_below or path.rpartition(":")[2] in self.verbs
 
 
 ANTHROPIC_TYPES = {
@@ -131,7 +133,21 @@ OPENAI = ErrorShape(name="openai", roots=(), body=_openai_body)  # everywhere el
 ANTHROPIC = ErrorShape(
     name="anthropic", roots=("/v1/messages",), body=_anthropic_body, status=_anthropic_status
 )
-GOOGLE = ErrorShape(name="google", roots=("/v1beta",), body=_google_body)
+GOOGLE_VERBS = frozenset(
+    {
+        "generateContent",
+        "streamGenerateContent",
+        "countTokens",
+        "embedContent",
+        "batchEmbedContents",
+    }
+)
+GOOGLE = ErrorShape(
+    name="google",
+    roots=("/v1beta", "/v1/cachedContents"),
+    verbs=GOOGLE_VERBS,  # Google's SDKs use `/v1/models/NAME:VERB` as well
+    body=_google_body,
+)
 SHAPES = (ANTHROPIC, GOOGLE)
 
 
