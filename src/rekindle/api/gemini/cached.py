@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered
 from rekindle.api.errors import NotFound
-from rekindle.api.gemini.bodies import CachedContentBody, CachedUsage, GenerateContentBody
+from rekindle.api.gemini.bodies import CachedContentBody, CachedUsage
 from rekindle.api.gemini.contents import stored_conversation
 from rekindle.api.gemini.request import no_tokens
 from rekindle.api.gemini.schema import CachedContentRequest, CachedContentUpdate, PromptFields
@@ -104,7 +104,6 @@ def cached_content_format(store: ResponseStore) -> WireFormat[CachedContentReque
         paths=(),
         schema=CachedContentRequest,
         body=CachedContentBody,
-        event=GenerateContentBody,
         error=GoogleErrorBody,
         id_prefix="",
         read=partial(_read, store),

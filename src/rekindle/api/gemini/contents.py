@@ -50,7 +50,7 @@ def read_contents(
         raise fault("contents", " is required.")
     head = stored or body
     reader = _ContentReader(media)
-    before = tuple(reader.head(head))
+    before = _system(head)
     if stored is not None:
         before += tuple(reader.read(stored.contents or (), "cachedContent.contents"))
     messages = (*before, *reader.read(body.contents, "contents"))
@@ -66,7 +66,7 @@ def read_contents(
 def stored_conversation(stored: PromptFields, media: MediaReader) -> Conversation:
     """Make the conversation of a cached content alone."""
     reader = _ContentReader(media)
-    messages = (*reader.head(stored), *reader.read(stored.contents or (), "contents"))
+    messages = (*_system(stored), *reader.read(stored.contents or (), "contents"))
     if not messages:
         raise fault("contents", " is required, or `systemInstruction`.")
     return Conversation(messages=messages, tools=tools_of(stored.tools or ()))
@@ -94,14 +94,6 @@ class _ContentReader:
         self._unanswered: list[ToolCall] = []  # of the last turn
         self._id_by_name: dict[str, str] = {}  # of the last call of each function
         self._n_calls = 0
-
-    def head(self, prompt: PromptFields) -> Iterator[Message]:
-        content = prompt.system_instruction
-        if content is None:
-            return
-        parts = tuple(self._texts(content.parts or (), "systemInstruction.parts"))
-        if parts:
-            yield Message(Role.SYSTEM, parts)
 
     def read(self, contents: Sequence[GeminiContent], path: str) -> Iterator[Message]:
         """Yield the messages. The SDKs send each chunk of a streamed reply as a content."""
@@ -207,6 +199,13 @@ class _ContentReader:
         if text is None:
             raise fault(path, " is not supported. Send text.")
         return text
+
+
+def _system(prompt: PromptFields) -> tuple[Message, ...]:
+    instruction = prompt.system_instruction
+    texts = [part.text for part in instruction.parts or ()] if instruction else []
+    parts = tuple(Text(text) for text in texts if text)
+    return (Message(Role.SYSTEM, parts),) if parts else ()
 
 
 def _response_text(response: FunctionResponse) -> str:

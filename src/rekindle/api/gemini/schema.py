@@ -111,6 +111,15 @@ class GeminiContent(GeminiModel):
     parts: Annotated[Listed[GeminiPart], Field(max_length=MAX_PARTS)] | None = None
 
 
+class InstructionPart(GeminiModel):
+    text: str = ""
+
+
+class SystemInstruction(GeminiModel):
+    parts: Annotated[Listed[InstructionPart], Field(max_length=MAX_PARTS)] | None = None
+    role: Annotated[str | None, Ignored()] = None
+
+
 Contents = Annotated[Listed[GeminiContent], Field(max_length=MAX_MESSAGES)]
 
 
@@ -188,7 +197,7 @@ class PromptFields(GeminiModel):
     """The fields that make a prompt."""
 
     contents: Contents | None = None
-    system_instruction: GeminiContent | None = None
+    system_instruction: SystemInstruction | None = None
     tools: Annotated[Listed[GeminiTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_config: ToolConfig | None = None
 
@@ -203,6 +212,7 @@ class CountedRequest(PromptFields):
 
 class GenerateContentRequest(CountedRequest, CommonFields):
     overflow: Literal["error", "trim"] | None = None  # ours, as in chat completions
+    stream: Annotated[bool | None, Ignored()] = None  # the path decides
     safety_settings: Annotated[Any, Ignored()] = None
     labels: Annotated[Any, Ignored()] = None
     store: Annotated[Any, Ignored()] = None

@@ -66,7 +66,7 @@ def _format(store: ResponseStore, framing: Framing, *, is_stream: bool) -> Forma
         paths=tuple(f"{prefix}{MODEL}:{operation}" for prefix in PREFIXES),
         schema=GenerateContentRequest,
         body=GenerateContentBody,
-        event=GenerateContentBody,
+        event=GenerateContentBody if is_stream else None,
         error=GoogleErrorBody,
         id_prefix="",
         read=partial(_read, store, framing),
