@@ -50,6 +50,18 @@ def test_schema(sent: dict[str, Any], meant: dict[str, Any]) -> None:
     assert json_schema_of(sent) == meant
 
 
+def test_objects_of_a_reply_are_closed_at_every_depth() -> None:
+    inner = {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}
+    schema = {
+        "properties": {"list": {"items": inner}, "open": {**inner, "additionalProperties": True}}
+    }
+    closed = json_schema_of(schema, is_closed=True)
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["list"]["items"]["additionalProperties"] is False
+    assert closed["properties"]["open"]["additionalProperties"] is True
+    assert "additionalProperties" not in json_schema_of(inner)
+
+
 def test_properties_have_the_order_that_is_asked_for() -> None:
     schema = json_schema_of(
         {

@@ -5,6 +5,7 @@ of any other client, so their prompts share a prefix.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -30,10 +31,11 @@ NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double", "enum"})
 DROPPED = frozenset({"nullable", "propertyOrdering", "example"})
 
 
-def json_schema_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+def json_schema_of(schema: Mapping[str, Any], *, is_closed: bool = False) -> dict[str, Any]:
+    """Convert a schema. `is_closed`: objects have the listed properties alone, as Gemini's do."""
     given = {SPELLINGS.get(key, key): value for key, value in schema.items()}
     converted = {
-        key: _keyword(key, value)
+        key: _keyword(key, value, is_closed=is_closed)
         for key, value in given.items()
         if key not in DROPPED and not _says_nothing(key, value)
     }
@@ -41,23 +43,26 @@ def json_schema_of(schema: Mapping[str, Any]) -> dict[str, Any]:
         _order(converted, order)
     if given.get("nullable") is True:
         _allow_null(converted)
+    if is_closed and "properties" in converted:
+        converted.setdefault("additionalProperties", False)
     return converted
 
 
-def _keyword(key: str, value: Any) -> Any:
+def _keyword(key: str, value: Any, *, is_closed: bool) -> Any:
+    inner = partial(_inner, is_closed=is_closed)
     if key == "type" and isinstance(value, str):
         return value.lower() if value in TYPES else value
     if key in NAMED and isinstance(value, dict):
-        return {name: _inner(each) for name, each in value.items()}
+        return {name: inner(each) for name, each in value.items()}
     if key in INNER:
-        return [_inner(each) for each in value] if isinstance(value, list) else _inner(value)
+        return [inner(each) for each in value] if isinstance(value, list) else inner(value)
     if key in COUNTS and isinstance(value, str) and value.isdecimal() and len(value) < 20:
         return int(value)
     return value
 
 
-def _inner(value: Any) -> Any:
-    return json_schema_of(value) if isinstance(value, dict) else value
+def _inner(value: Any, *, is_closed: bool) -> Any:
+    return json_schema_of(value, is_closed=is_closed) if isinstance(value, dict) else value
 
 
 def _says_nothing(key: str, value: Any) -> bool:

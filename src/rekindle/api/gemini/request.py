@@ -55,7 +55,7 @@ def no_tokens(defaults: Sampling, _n_vocab: int) -> ReplyOptions:
 def _grammar(config: GenerationConfig) -> Grammar | None:
     schema = config.response_json_schema
     if schema is None and config.response_schema is not None:
-        schema = json_schema_of(config.response_schema)
+        schema = json_schema_of(config.response_schema, is_closed=True)
     if config.response_mime_type == ENUM:
         return _one_of(schema.get("enum") if schema else None)
     if schema is None and config.response_mime_type != "application/json":
