@@ -1,6 +1,7 @@
 """Google's SDK against the real server with the embedded model."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -184,7 +185,8 @@ def test_a_cached_content_is_computed_once(sdk: genai.Client, server: ServerProc
     )
     assert kept.name is not None
     stored = httpx.get(f"{server.url}/v1/cache", params={"limit": 1000}).json()["data"]
-    assert kept.name in [name for entry in stored for name in entry["names"]]
+    [entry] = [entry for entry in stored if entry["name"] == kept.name]
+    assert entry["pinned_until"] > time.time() + 500
     asked = config(cached_content=kept.name)
     reply = sdk.models.generate_content(model="any", contents="Who is it?", config=asked)
     n_prompt, n_cached, _ = counts(reply)

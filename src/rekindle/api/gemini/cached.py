@@ -44,7 +44,7 @@ class CachedRecord(BaseModel):
 
     prompt: PromptFields
     model: str
-    display_name: str | None
+    display_name: str | None = None
     created_at: float  # seconds since the epoch, like the next two
     updated_at: float
     expires_at: float
