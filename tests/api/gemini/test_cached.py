@@ -1,13 +1,13 @@
 """Cached contents: kept under a name, continued, isolated, and gone when they expire."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from rekindle.api.gemini import cached
 from rekindle.chat.reply.events import ToolMode
 from tests.api.client import client_of
 from tests.api.fakes import HELLO, FakeResponder, api_settings
@@ -99,8 +99,8 @@ def test_an_expired_content_is_gone_and_its_life_can_be_extended(
         short = (await keep(client, ttl="10s"))["name"]
         longer = (await keep(client, ttl="10s"))["name"]
         await client.patch(ONE.format(longer), json={"ttl": "100s"})
-        now = cached.time.time()
-        monkeypatch.setattr(cached.time, "time", lambda: now + 50)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 50)
         for name, status in ((short, 404), (longer, 200)):
             assert (await client.get(ONE.format(name))).status_code == status
             reply = await client.post(GENERATE, json={**ASK, "cachedContent": name})

@@ -54,7 +54,7 @@ def test_whole_reply(client: genai.Client, replay: Replay) -> None:
     reply = client.models.generate_content(model="any", contents="hi", config=THINKING)
     assert reply.candidates is not None
     assert reply.candidates[0].content is not None
-    thought, text, write, now = reply.candidates[0].content.parts or ()
+    thought, text, write, now = reply.candidates[0].content.parts or []
     assert (thought.text, thought.thought) == ("Let me see.", True)
     assert (text.text, text.thought) == ("Writing.", None)
     check_calls([write.function_call, now.function_call])
@@ -139,7 +139,7 @@ def test_texts_are_embedded(client: genai.Client, replay: Replay) -> None:
         contents=["a", "b"],
         config=types.EmbedContentConfig(output_dimensionality=2),
     )
-    first, second = reply.embeddings or ()
+    first, second = reply.embeddings or []
     assert first.values == pytest.approx([0.6, 0.8])
     assert second.values == pytest.approx([0.6, 0.8])
 
