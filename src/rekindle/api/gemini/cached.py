@@ -1,8 +1,8 @@
 """Cached contents: prompts that clients compute once, keep under a name, and continue.
 
 A cached content is the request that made it, in the store of responses. Its rows are ordinary
-rows of the cache, pinned until the content expires. So a content whose rows were evicted still
-works, and is computed again.
+rows of the cache, pinned until the content expires. A content whose rows were evicted is computed
+again.
 """
 
 import re

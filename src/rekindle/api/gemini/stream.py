@@ -35,7 +35,7 @@ NO_TEXT = b'{"text":""}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
-    """What stands around the chunks of a stream."""
+    """The bytes around the chunks of a stream."""
 
     begin: bytes
     head: bytes  # of each chunk
