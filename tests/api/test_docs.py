@@ -19,6 +19,7 @@ from rekindle.api.cache.bodies import (
     TierProps,
     TierTokens,
 )
+from rekindle.api.gemini.schema import CachedContentRequest, GenerateContentRequest
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
@@ -79,6 +80,10 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Embeddings") == dict(fields_of(EmbeddingsRequest))
     assert documented("Responses") == dict(fields_of(CreateResponseRequest))
     assert documented("Messages") == dict(fields_of(MessagesRequest))
+    gemini = dict(fields_of(GenerateContentRequest))
+    assert documented("Gemini") == gemini
+    cached = dict(fields_of(CachedContentRequest))
+    assert documented("Cached contents") == dict(cached.items() - gemini.items())
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 
@@ -102,7 +107,7 @@ def test_every_key_about_the_cache_is_documented() -> None:
 def test_every_endpoint_is_documented() -> None:
     _, _, after = DOCUMENT.partition("\n## Endpoints\n")
     cells = re.findall(r"^\| (`.+?`) \|", after.split("\n## ")[0], re.MULTILINE)
-    listed = {path for cell in cells for path in re.findall(r"/[\w./{}-]*", cell)}
+    listed = {path for cell in cells for path in re.findall(r"/[\w./{}:-]*", cell)}
     served = {
         route.path.replace(":path", "")
         for route in app_of(FakeResponder()).routes

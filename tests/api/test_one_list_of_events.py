@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from google import genai
+from google.genai import types
 
 from rekindle.chat.reply.events import (
     FinishReason,
@@ -29,6 +31,7 @@ from rekindle.chat.reply.events import (
 from tests.api.anthropic import test_streams as test_anthropic_streams
 from tests.api.client import USER, post
 from tests.api.fakes import FakeResponder, Script, calling, done
+from tests.api.gemini import test_streams as test_gemini_streams
 from tests.api.openai import test_streams
 from tests.api.responses import test_streams as test_responses_streams
 
@@ -102,7 +105,8 @@ def streamed(path: str, subject: dict[str, Any], script: Script) -> str:
     """Return the stream as a client gets it, apart from ids and times."""
     reply = post(path, {**subject, "stream": True}, FakeResponder(script))
     assert reply.status_code == 200, reply.text
-    stream = test_streams.masked(test_responses_streams.masked(reply.text))
+    text = test_gemini_streams.masked(reply.text)
+    stream = test_streams.masked(test_responses_streams.masked(text))
     return test_anthropic_streams.masked(stream, reply.headers["x-request-id"])
 
 
@@ -197,9 +201,38 @@ def hear_message(url: str) -> Heard:
     )
 
 
+def hear_content(url: str) -> Heard:
+    client = genai.Client(api_key="none", http_options=types.HttpOptions(base_url=url))
+    thinking = types.ThinkingConfig(include_thoughts=True)
+    config = types.GenerateContentConfig(thinking_config=thinking)
+    with closing(client):
+        stream = client.models.generate_content_stream(model="tiny", contents="hi", config=config)
+        chunks = list(stream)
+    candidates = [candidate for chunk in chunks for candidate in chunk.candidates or ()]
+    reasons = [each.finish_reason for each in candidates if each.finish_reason]
+    assert reasons == [types.FinishReason.STOP]
+    parts = [part for chunk in chunks for part in chunk.parts or ()]
+    calls = [part.function_call for part in parts if part.function_call]
+    usage = chunks[-1].usage_metadata
+    assert usage is not None
+    return Heard(
+        text="".join(part.text or "" for part in parts if not part.thought),
+        reasoning="".join(part.text or "" for part in parts if part.thought),
+        calls=tuple((each.id or "", each.name or "", each.args) for each in calls),
+        n_prompt=usage.prompt_token_count or 0,
+        n_cached=usage.cached_content_token_count or 0,
+        n_generated=usage.candidates_token_count or 0,
+    )
+
+
 USAGE = {"stream_options": {"include_usage": True}}
 CHAT = {"messages": [USER], **USAGE}
 MESSAGES = {"messages": [USER], "max_tokens": 99}
+GEMINI_PATH = "/v1beta/models/tiny:streamGenerateContent?alt=sse"
+GEMINI = {
+    "contents": [{"parts": [{"text": "hi"}]}],
+    "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+}
 PATCH = {"input": "hi", "tools": [{"type": "custom", "name": "patch"}]}
 DIALECTS = [
     Dialect("chat", "/v1/chat/completions", CHAT, hear_chat),
@@ -208,10 +241,12 @@ DIALECTS = [
     ),
     Dialect("responses", "/v1/responses", {"input": "hi"}, hear_response),
     Dialect("messages", "/v1/messages", MESSAGES, hear_message),
+    Dialect("gemini", GEMINI_PATH, GEMINI, hear_content),
     Dialect("chat_partial", "/v1/chat/completions", CHAT, hear_chat, PARTIAL_EVENTS),
     Dialect("responses_partial", "/v1/responses", {"input": "hi"}, hear_response, PARTIAL_EVENTS),
     Dialect("responses_custom", "/v1/responses", PATCH, hear_response, CUSTOM_EVENTS),
     Dialect("messages_partial", "/v1/messages", MESSAGES, hear_message, PARTIAL_EVENTS),
+    Dialect("gemini_partial", GEMINI_PATH, GEMINI, hear_content, PARTIAL_EVENTS),
 ]
 
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)

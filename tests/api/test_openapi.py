@@ -51,10 +51,17 @@ def test_posts_have_bodies_errors_have_a_shape_and_streams_a_media_type() -> Non
             assert responses.keys() == {"200", "default"}
             error = responses["default"]["content"]["application/json"]["schema"]
             assert error["$ref"].endswith("ErrorBody")
-            takes_body = method == "post" and not path.endswith(("/load", "/unload"))
+            takes_body = method in ("post", "patch") and not path.endswith(("/load", "/unload"))
             assert ("requestBody" in operation) == takes_body
             streams = "text/event-stream" in responses["200"].get("content", {})
-            assert streams == path.endswith(("/completions", "/messages", "/responses", "/events"))
+            endings = (
+                "/completions",
+                "/messages",
+                "/responses",
+                "/events",
+                "streamGenerateContent",
+            )
+            assert streams == path.endswith(endings)
 
 
 def test_replies_fit_the_types_that_describe_them() -> None:

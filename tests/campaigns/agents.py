@@ -5,7 +5,8 @@
 
 FOLDER has the agents, one npm prefix each: `npm install --prefix FOLDER/opencode opencode-ai`,
 likewise pi (@earendil-works/pi-coding-agent), qwen-code (@qwen-code/qwen-code), claude-code
-(@anthropic-ai/claude-code), codex (@openai/codex), and node24 (node@24), which runs them.
+(@anthropic-ai/claude-code), codex (@openai/codex), gemini-cli (@google/gemini-cli), and node24
+(node@24), which runs them.
 
 Each agent talks to a server of its own, whose model follows a script:
 

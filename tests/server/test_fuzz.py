@@ -30,6 +30,7 @@ N_CASES, N_PARTS = 5_000, 20
 SEED = 18
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 OPENAI_ERROR = {"error": {"message": "m", "type": "t", "param": None, "code": None}}
+GOOGLE_ERROR = {"error": {"code": 400, "message": "", "status": "INVALID_ARGUMENT"}}
 MESSAGES_ERROR = {"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"}
 
 
@@ -95,8 +96,13 @@ def test_a_failing_case_is_read_from_its_file_as_it_was(
         (CHAT, 400, MESSAGES_ERROR, False),
         (MESSAGES, 400, MESSAGES_ERROR, True),
         (MESSAGES, 400, OPENAI_ERROR, False),
+        ("/v1beta/models/x", 404, GOOGLE_ERROR, True),
+        ("/v1/models/x:countTokens", 400, GOOGLE_ERROR, True),
+        ("/v1/models/x%3AcountTokens", 400, OPENAI_ERROR, False),
+        ("/v1/models/x", 404, GOOGLE_ERROR, False),
         (CHAT, 500, OPENAI_ERROR, False),
         (CHAT, 400, "no JSON", False),
+        ("/v1beta/models", 500, GOOGLE_ERROR, False),
         (
             MESSAGES,
             529,
@@ -120,6 +126,9 @@ def test_a_stream_that_ends_in_a_server_error_is_found() -> None:
     frames = b'data: {"choices": []}\n\ndata: {"error": {"type": "server_error"}}\n\n'
     answer = Answer(200, {"content-type": "text/event-stream; charset=utf-8"}, frames)
     assert problem_of(WireCase(Kind.SCHEMA, 0, path=CHAT), answer) is not None
+    items = b'[{"candidates": []},{"error": {"code": 500, "status": "INTERNAL"}}]'
+    array = Answer(200, {"content-type": "application/json"}, items)
+    assert problem_of(WireCase(Kind.SCHEMA, 0, path="/v1beta/models/x:f"), array) is not None
 
 
 def test_growing_memory_and_errors_in_the_log_are_found() -> None:

@@ -205,6 +205,29 @@ enabled = false
     )
 
 
+def _gemini(program: Path, order: Order) -> Start:
+    settings = {
+        "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "modelConfigs": {
+            "overrides": [
+                {
+                    "match": {"model": order.model},
+                    "modelConfig": {"generateContentConfig": {"maxOutputTokens": order.max_tokens}},
+                }
+            ]
+        },
+    }
+    _write(order.home / ".gemini/settings.json", settings)
+    options = ["--yolo", "--skip-trust", "--output-format", "stream-json"]
+    return Start(
+        [str(program), "--model", order.model, *options, "--prompt", order.prompt],
+        {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": order.url},
+    )
+
+
 def _never(_line: Any) -> str:
     return ""
 
@@ -214,6 +237,7 @@ PI = "pi/node_modules/.bin/pi"
 QWEN = "qwen-code/node_modules/.bin/qwen"
 CLAUDE = "claude-code/node_modules/@anthropic-ai/claude-code-linux-*/claude"
 CODEX = "codex/node_modules/.bin/codex"
+GEMINI = "gemini-cli/node_modules/.bin/gemini"
 
 AGENTS = [
     Agent("opencode.chat", OPENCODE, _opencode("@ai-sdk/openai-compatible"), _never),
@@ -229,4 +253,5 @@ AGENTS = [
     Agent("codex.responses", CODEX, _codex, _never, sends_max_tokens=False),
     # A name that Codex knows: then its tool for patches takes free text, not JSON.
     Agent("codex-patch.responses", CODEX, _codex, _never, model="gpt-5.5", sends_max_tokens=False),
+    Agent("gemini-cli.gemini", GEMINI, _gemini, _never),
 ]

@@ -24,6 +24,10 @@ from rekindle.api.cache.routes import CacheApi
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
+from rekindle.api.gemini.embeddings import ContentEmbeddings
+from rekindle.api.gemini.models import GeminiModelsApi
+from rekindle.api.gemini.routes import GeminiApi
+from rekindle.api.gemini.wire_format import PREFIXES, GeminiFormats
 from rekindle.api.http.context import ApiSettings, RequestContext
 from rekindle.api.http.drain import Drain, DrainGate
 from rekindle.api.http.middleware import HeadAsGet, RequestScope
@@ -66,7 +70,8 @@ def create_app(
     context = RequestContext(models, telemetry, settings, BodyReader(telemetry))
     pipeline = Pipeline(context)
     responses = responses_format(stored_responses, telemetry, max_bytes=settings.body_limit_bytes)
-    formats = (CHAT, COMPLETIONS, MESSAGES, responses)
+    gemini = GeminiFormats(stored_responses)
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses, gemini.whole)
     for wire_format in formats:
         pipeline.add_routes(routes, wire_format)
     NativeApi(context).add_routes(routes)
@@ -76,6 +81,10 @@ def create_app(
         ModelsApi(context).add_routes(routes, prefix)
         StoredResponsesApi(context, stored_responses).add_routes(routes, prefix)
     add_token_count(routes, context)
+    for prefix in PREFIXES:
+        GeminiApi(context, pipeline, gemini, stored_responses).add_routes(routes, prefix)
+        ContentEmbeddings(context).add_routes(routes, prefix)
+    GeminiModelsApi(context).add_routes(routes)
     CacheApi(context, pipeline, formats, forget).add_routes(routes)
     DashboardApi(context, feed).add_routes(routes)
 

@@ -39,6 +39,11 @@ def assistant_message(reasoning: str, text: str, calls: Iterable[ToolCall]) -> M
     return Message(Role.ASSISTANT, (*parts, *calls))
 
 
+def is_open(last: Message) -> bool:
+    """Tell whether the reply continues the last message, as Anthropic and Google define it."""
+    return last.role is Role.ASSISTANT and bool(last.parts) and isinstance(last.parts[-1], Text)
+
+
 def part_text(part: TextPart, path: str, media: MediaReader) -> str:
     """Return the text of a part, or about its media. Raise InvalidRequest for other parts."""
     if part.type == "refusal":

@@ -83,7 +83,7 @@ class WireFormat(Generic[B]):
     paths: tuple[str, ...]
     schema: type[B]
     body: type  # of a whole reply
-    event: type  # of a streamed reply
+    event: type | None = None  # of a streamed reply; None: the path never streams
     error: type = ErrorBody
     id_prefix: str
     # Takes the headers as well.
@@ -114,7 +114,7 @@ class Pipeline:
                 name=wire_format.operation,
                 takes=[wire_format.schema],
                 gives=wire_format.body,
-                streams=[wire_format.event],
+                streams=[wire_format.event] if wire_format.event else [],
                 stream_type=wire_format.media_type,
                 error=wire_format.error,
             )

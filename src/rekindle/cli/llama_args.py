@@ -66,7 +66,7 @@ class _Translation:
         self._hub: dict[str, str] = {}  # --hf-repo and --hf-file
 
     def of(self, arguments: Sequence[str]) -> Translated:
-        waiting = _Waiting(arguments)
+        waiting = _Remaining(arguments)
         for argument in waiting:
             if argument == "--":
                 self._models += waiting
@@ -85,7 +85,7 @@ class _Translation:
             [*self._out, *(["--", *self._models] if self._models else [])], self._unused
         )
 
-    def _take(self, argument: str, waiting: "_Waiting") -> None:
+    def _take(self, argument: str, waiting: "_Remaining") -> None:
         name, equals, value = argument, "", ""
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")
@@ -111,7 +111,7 @@ class _Translation:
         else:
             self._set(self._settings[flag.setting], flag, waiting)
 
-    def _take_model(self, flag: LlamaFlag, name: str, waiting: "_Waiting") -> None:
+    def _take_model(self, flag: LlamaFlag, name: str, waiting: "_Remaining") -> None:
         [value] = waiting.take(1) or [""]
         if not value:
             raise StartupError(f"{name} needs a value.")
@@ -122,7 +122,7 @@ class _Translation:
         else:
             self._models.append(value)
 
-    def _set(self, setting: Setting, flag: LlamaFlag, waiting: "_Waiting") -> None:
+    def _set(self, setting: Setting, flag: LlamaFlag, waiting: "_Remaining") -> None:
         """Set a value that the flag has itself, or that may follow it."""
         value = flag.fixed
         if value is None:
@@ -131,7 +131,7 @@ class _Translation:
         self._out += [setting.flag, value]
 
 
-class _Waiting:
+class _Remaining:
     """The arguments that are not read yet."""
 
     def __init__(self, arguments: Sequence[str]) -> None:

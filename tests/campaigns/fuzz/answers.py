@@ -1,16 +1,25 @@
 """What every answer must be: no 5xx, errors in the dialect of the API, whole JSON and streams."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from tests.campaigns.fuzz.case import Kind, WireCase
 from tests.campaigns.fuzz.client import Answer
 
-ANTHROPIC_ROOT = "/v1/messages"
+ANTHROPIC_ROOTS = ("/v1/messages",)
+GOOGLE_ROOTS = ("/v1beta", "/v1/cachedContents")
+GOOGLE_VERBS = (
+    *(":generateContent", ":streamGenerateContent", ":countTokens"),
+    *(":embedContent", ":batchEmbedContents"),
+)
 # 503: the limit on connections, or a model that is being unloaded. 529: Anthropic's 429.
-ALLOWED = {(503, "too_many_connections"), (503, "shutting_down"), (529, "overloaded_error")}
-FAULTS = ("internal_error", "engine_error", "engine_failed", "api_error")
+ALLOWED = {
+    *((503, "too_many_connections"), (503, "shutting_down"), (503, "UNAVAILABLE")),
+    (529, "overloaded_error"),
+}
+FAULTS = ("internal_error", "engine_error", "engine_failed", "api_error", "INTERNAL")
 SSE, JSON = "text/event-stream", "application/json"
 
 
@@ -27,20 +36,28 @@ def problem_of(case: WireCase, answer: Answer) -> str | None:
     return _stream_problem(answer) if answer.media_type == SSE else None
 
 
-def ids_in(answer: Answer) -> tuple[list[str], list[str]]:
-    """Return ids of responses and keys of prefixes that an answer tells."""
+class ToldIds(NamedTuple):
+    responses: list[str]
+    prefixes: list[str]  # their keys
+    contents: list[str]
+
+
+def ids_in(answer: Answer) -> ToldIds:
+    """Return the ids that an answer tells."""
+    told = ToldIds([], [], [])
     if answer.status != 200 or answer.media_type != JSON or not 0 < len(answer.body) < 200_000:
-        return [], []
+        return told
     value = json.loads(answer.body)
     if not isinstance(value, dict):
-        return [], []
-    responses, keys = [], []
+        return told
+    if isinstance(name := value.get("name"), str) and name.startswith("cachedContents/"):
+        told.contents.append(name.partition("/")[2])
     if isinstance(id := value.get("id"), str) and id.startswith("resp_"):
-        responses.append(id)
+        told.responses.append(id)
     for entry in value.get("entries") or value.get("data") or ():
         if isinstance(entry, dict) and isinstance(entry.get("key"), str):
-            keys.append(entry["key"])
-    return responses, keys
+            told.prefixes.append(entry["key"])
+    return told
 
 
 def _server_error(answer: Answer) -> str | None:
@@ -61,13 +78,21 @@ def _error_problem(case: WireCase, answer: Answer) -> str | None:
         body = json.loads(answer.body)
     except ValueError as error:
         return f"status {answer.status}, not JSON ({error}): {answer.body[:200]!r}"
-    is_right = _is_anthropic(body) if _path_is_anthropic(case.path) else _is_openai(body)
+    is_right = _shape_at(unquote(case.path.partition("?")[0]))(body)
     return None if is_right else f"status {answer.status} in another dialect: {answer.body[:200]!r}"
 
 
-def _path_is_anthropic(path: str) -> bool:
-    plain = unquote(path.partition("?")[0])
-    return plain == ANTHROPIC_ROOT or plain.startswith(f"{ANTHROPIC_ROOT}/")
+def _shape_at(path: str) -> Callable[[Any], bool]:
+    """Return the check of errors at this path."""
+    if _is_below(path, ANTHROPIC_ROOTS):
+        return _is_anthropic
+    if _is_below(path, GOOGLE_ROOTS) or path.endswith(GOOGLE_VERBS):
+        return _is_google
+    return _is_openai
+
+
+def _is_below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
 
 
 def _is_openai(body: Any) -> bool:
@@ -91,10 +116,20 @@ def _is_anthropic(body: Any) -> bool:
     )
 
 
+def _is_google(body: Any) -> bool:
+    error = body.get("error") if isinstance(body, dict) else None
+    return (
+        isinstance(error, dict)
+        and isinstance(error.get("code"), int)
+        and isinstance(error.get("message"), str)
+        and isinstance(error.get("status"), str)
+    )
+
+
 def _code(data: bytes) -> str | None:
     try:
         error = json.loads(data)["error"]
-        code: str | None = error.get("code") or error["type"]
+        code: str | None = error.get("status") or error.get("code") or error["type"]
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return code
@@ -102,9 +137,12 @@ def _code(data: bytes) -> str | None:
 
 def _json_problem(answer: Answer) -> str | None:
     try:
-        json.loads(answer.body)
+        value = json.loads(answer.body)
     except ValueError as error:
         return f"status {answer.status}, not JSON ({error}): {answer.body[:200]!r}"
+    items = value if isinstance(value, list) else []  # Gemini's streams are arrays
+    if any(isinstance(each, dict) and _is_fault(each) for each in items):
+        return f"an error in a stream: {answer.body[-300:]!r}"
     return None
 
 
@@ -125,4 +163,5 @@ def _is_fault(frame: dict[str, Any]) -> bool:
     error = frame.get("error") or (frame.get("response") or {}).get("error")
     if not isinstance(error, dict):
         return False
-    return bool({error.get("code"), error.get("type")} & {*FAULTS, "server_error"})
+    names = {error.get("code"), error.get("type"), error.get("status")}
+    return bool(names & {*FAULTS, "server_error"})

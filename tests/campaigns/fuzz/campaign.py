@@ -162,9 +162,10 @@ class Campaign:
         self.report.statuses[str(answer.status)] += 1
         if problem := answers.problem_of(case, answer):
             return problem
-        responses, prefixes = answers.ids_in(answer)
-        self._known.responses.extend(responses)
-        self._known.prefixes.extend(prefixes)
+        told = answers.ids_in(answer)
+        self._known.responses.extend(told.responses)
+        self._known.prefixes.extend(told.prefixes)
+        self._known.contents.extend(told.contents)
         return None
 
     async def _replayed(self, case: WireCase) -> str | None:

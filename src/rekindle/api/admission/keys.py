@@ -3,14 +3,19 @@
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.api.errors import failure
+from rekindle.api.http.error_shapes import GOOGLE
 
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
+GOOGLE_HEADER = "x-goog-api-key"
+KEY_HEADERS = ("x-api-key", GOOGLE_HEADER)  # the first is Anthropic's
+QUERY_KEY = b"key="  # Google's
 SCOPE_KEY = "rekindle.key_holder"  # of a request's ASGI scope
 
 
@@ -59,6 +64,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            _move_from_query(scope)
             holder = self._keys.identify(Headers(scope=scope))
             if holder is None and not _is_open(scope["path"]):
                 await _UNAUTHORIZED.response(scope)(scope, receive, send)
@@ -71,7 +77,23 @@ def _offered(headers: Mapping[str, str]) -> list[str]:
     """List the API keys that a request offers; none is empty."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return [key for key in (bearer, headers.get("x-api-key", "")) if key]
+    others = (headers.get(name, "") for name in KEY_HEADERS)
+    return [key for key in (bearer, *others) if key]
+
+
+def _move_from_query(scope: Scope) -> None:
+    """Make a header of Google's `key=` in the query, so that nobody behind can log it."""
+    query: bytes = scope["query_string"]
+    if QUERY_KEY not in query or not GOOGLE.covers(scope["path"]):
+        return
+    pairs = query.split(b"&")
+    keys = [unquote_to_bytes(each[len(QUERY_KEY) :]) for each in pairs if _is_key(each)]
+    scope["query_string"] = b"&".join(each for each in pairs if not _is_key(each))
+    scope["headers"] = [*scope["headers"], *((GOOGLE_HEADER.encode(), key) for key in keys)]
+
+
+def _is_key(pair: bytes) -> bool:
+    return pair.startswith(QUERY_KEY)
 
 
 def _is_open(path: str) -> bool:
@@ -80,7 +102,7 @@ def _is_open(path: str) -> bool:
 
 _UNAUTHORIZED = failure(
     401,
-    "A valid API key is required, as a bearer token or in `x-api-key`.",
+    "A valid API key is required, as a bearer token, in `x-api-key` or in `x-goog-api-key`.",
     "invalid_api_key",
     headers={"www-authenticate": "Bearer"},
 )

@@ -14,7 +14,7 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import OfferedTools, tools_of
 from rekindle.api.body import fault
-from rekindle.api.content import assistant_message
+from rekindle.api.content import assistant_message, is_open
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.tools import CallIds
 from rekindle.chat.conversation import (
@@ -41,7 +41,7 @@ def conversation_of(body: CountTokensRequest, media: MediaReader) -> Conversatio
         tools=offered.head,
         more_tools=tuple(reader.loaded.values()),
         template_kwargs=_template_kwargs(body),
-        continue_last=_is_open(messages[-1]),
+        continue_last=is_open(messages[-1]),
     )
 
 
@@ -177,11 +177,6 @@ def _template_kwargs(body: CountTokensRequest) -> dict[str, Any]:
     if body.output_config is not None and body.output_config.effort is not None:
         kwargs["reasoning_effort"] = body.output_config.effort
     return kwargs
-
-
-def _is_open(last: Message) -> bool:
-    """Tell whether the reply continues the last message, as Anthropic defines it."""
-    return last.role is Role.ASSISTANT and bool(last.parts) and isinstance(last.parts[-1], Text)
 
 
 def _needed(value: str | None, path: str) -> str:

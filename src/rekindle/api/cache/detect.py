@@ -13,6 +13,8 @@ ANTHROPIC_BLOCKS = (
 
 def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """Name the format by the fields that no other format has."""
+    if "contents" in body:
+        return "gemini"
     if "prompt" in body:
         return "completions"
     if "input" in body:

@@ -34,21 +34,35 @@ class MessagesErrorBody(TypedDict):
     request_id: str
 
 
+class GoogleErrorDetail(TypedDict):
+    code: int
+    message: str
+    status: str
+
+
+class GoogleErrorBody(TypedDict):
+    """An error in the shape of Google's APIs."""
+
+    error: GoogleErrorDetail
+
+
 def _same(status: int) -> int:
     return status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorShape:
-    """How errors look below `roots`."""
+    """How errors look below `roots`, and at paths that end in one of `verbs`."""
 
     name: str
     roots: tuple[str, ...]
+    verbs: frozenset[str] = frozenset()
     body: Callable[[int, ErrorDetail, str], object]  # of status, detail and request id
     status: Callable[[int], int] = _same  # from ours
 
     def covers(self, path: str) -> bool:
-        return any(path == root or path.startswith(f"{root}/") for root in self.roots)
+        is_below = any(path == root or path.startswith(f"{root}/") for root in self.roots)
+        return is_below or path.rpartition(":")[2] in self.verbs
 
 
 ANTHROPIC_TYPES = {
@@ -61,6 +75,19 @@ ANTHROPIC_TYPES = {
     503: "api_error",
     504: "timeout_error",
     529: "overloaded_error",
+}
+
+GOOGLE_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
 }
 
 
@@ -86,11 +113,42 @@ def _anthropic_message(detail: ErrorDetail) -> str:
     return f"prompt is too long: {detail['n_prompt_tokens']} tokens > {detail['n_ctx'] - 1} maximum"
 
 
+def _google_body(status: int, detail: ErrorDetail, _request_id: str) -> GoogleErrorBody:
+    name = GOOGLE_STATUSES.get(status, "INVALID_ARGUMENT")
+    inner = GoogleErrorDetail(code=status, message=_google_message(detail), status=name)
+    return GoogleErrorBody(error=inner)
+
+
+def _google_message(detail: ErrorDetail) -> str:
+    """Use Google's words for a long prompt, which clients look for."""
+    if detail["code"] != "context_length_exceeded":
+        return detail["message"]
+    return (
+        f"The input token count ({detail['n_prompt_tokens']}) exceeds the maximum number of"
+        f" tokens allowed ({detail['n_ctx'] - 1})."
+    )
+
+
 OPENAI = ErrorShape(name="openai", roots=(), body=_openai_body)  # everywhere else
 ANTHROPIC = ErrorShape(
     name="anthropic", roots=("/v1/messages",), body=_anthropic_body, status=_anthropic_status
 )
-SHAPES = (ANTHROPIC,)
+GOOGLE_VERBS = frozenset(
+    {
+        "generateContent",
+        "streamGenerateContent",
+        "countTokens",
+        "embedContent",
+        "batchEmbedContents",
+    }
+)
+GOOGLE = ErrorShape(
+    name="google",
+    roots=("/v1beta", "/v1/cachedContents"),
+    verbs=GOOGLE_VERBS,  # Google's SDKs use `/v1/models/NAME:VERB` as well
+    body=_google_body,
+)
+SHAPES = (ANTHROPIC, GOOGLE)
 
 
 def shape_of(path: str) -> ErrorShape:

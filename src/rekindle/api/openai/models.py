@@ -2,11 +2,12 @@
 
 from typing import Literal, NotRequired
 
-from fastapi import Request
+from fastapi import Request, Response
 from typing_extensions import TypedDict
 
+from rekindle.api.gemini.models import is_google_client, model_body, model_list
 from rekindle.api.http.context import RequestContext
-from rekindle.api.json import body_from
+from rekindle.api.json import body_from, json_response
 from rekindle.api.openai.bodies import ModelMeta
 from rekindle.api.openapi import Routes
 from rekindle.models.card import ListedModel
@@ -32,18 +33,23 @@ class ModelsApi:
         self._models = context.models
 
     def add_routes(self, routes: Routes, prefix: str) -> None:
-        routes.add("GET", f"{prefix}/models", self.models)
+        routes.add("GET", f"{prefix}/models", self.models, gives=ModelList)
         # `path`, because names such as `owner/model` contain slashes.
         one = f"{prefix}/models/{{model_id:path}}"
         routes.add("POST", f"{one}/load", self.load)
         routes.add("POST", f"{one}/unload", self.unload)
-        routes.add("GET", one, self.model)
+        routes.add("GET", one, self.model, gives=ModelBody)
 
-    async def models(self) -> ModelList:
-        return ModelList(object="list", data=[_body(each) for each in self._models.listed()])
+    async def models(self, request: Request) -> Response:
+        models = self._models.listed()
+        if is_google_client(request.headers):
+            return json_response(model_list(models))
+        return json_response(ModelList(object="list", data=[_body(each) for each in models]))
 
-    async def model(self, model_id: str) -> ModelBody:
-        return _body(self._models.find(model_id))
+    async def model(self, request: Request, model_id: str) -> Response:
+        model = self._models.find(model_id)
+        is_google = is_google_client(request.headers)
+        return json_response(model_body(model) if is_google else _body(model))
 
     async def load(self, model_id: str) -> ModelBody:
         await self._models.load(model_id)

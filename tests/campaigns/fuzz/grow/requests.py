@@ -61,6 +61,7 @@ class Known:
     keys: Sequence[str]  # API keys
     responses: deque[str] = field(default_factory=lambda: deque(maxlen=N_KNOWN))
     prefixes: deque[str] = field(default_factory=lambda: deque(maxlen=N_KNOWN))
+    contents: deque[str] = field(default_factory=lambda: deque(maxlen=N_KNOWN))
 
 
 class HttpCases:
@@ -162,6 +163,8 @@ class HttpCases:
         if known.responses and isinstance(body.get("input"), list) and noise.random() < 0.2:
             item = {"type": "item_reference", "id": noise.choice(known.responses)}
             body["input"] += [item] * (MANY_REFERENCES if noise.random() < 0.1 else 1)
+        if known.contents and "cachedContent" in body:
+            body["cachedContent"] = f"cachedContents/{noise.choice(known.contents)}"
         if "model" in body:
             body["model"] = noise.choice((*known.models, *known.models, "unknown"))
 
@@ -170,8 +173,11 @@ class HttpCases:
         known = self._known
         filled = []
         for step in path.split("/"):
-            if step == "{model_id}":
-                filled.append(self._one_of(known.models, noise))
+            name, colon, verb = step.partition(":")  # Gemini's verbs
+            if name == "{model_id}":
+                filled.append(self._one_of(known.models, noise) + colon + verb)
+            elif step == "{content_id}":
+                filled.append(self._one_of(known.contents, noise))
             elif step == "{response_id}":
                 filled.append(self._one_of(known.responses, noise))
             elif step == "{key}":
@@ -265,6 +271,9 @@ def _enlarge(body: Json, noise: random.Random) -> None:
 def _limit(body: Json, path: str, noise: random.Random) -> None:
     """Keep replies short."""
     if not isinstance(body, dict):
+        return
+    if path.endswith("enerateContent"):
+        body["generationConfig"] = {"maxOutputTokens": noise.choice((0, 1, 2, 4, 8, 16))}
         return
     name = LIMITS.get(path.rpartition("/")[2])
     if name is None:

@@ -1,0 +1,45 @@
+"""Embeddings: the work that every wire format asks for in the same way."""
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from fastapi import Request
+
+from rekindle.api.http.disconnect import unless_client_leaves
+from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.chat.responder import Responder
+from rekindle.errors import InvalidRequest
+
+
+async def embed(
+    request: Request, responder: Responder, inputs: Sequence[EmbeddingInput]
+) -> Embeddings:
+    """Make the vectors. Raise ClientGone if the client leaves before they are made."""
+    # Clients choose request ids and may repeat one; the engine's must be unique.
+    name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
+    return await unless_client_leaves(request.receive, responder.embed(inputs, request_id=name))
+
+
+def check_dimensions(dimensions: int | None, responder: Responder, field: str) -> None:
+    """Refuse more dimensions than the model's vectors have. `field` asks for them."""
+    status = responder.status().embedder
+    if dimensions and status and dimensions > status.n_dimensions:
+        raise InvalidRequest(
+            f"`{field}` is {dimensions}, but the embeddings of this model have"
+            f" {status.n_dimensions}.",
+            field,
+        )
+
+
+def shortened(vector: bytes, n_dimensions: int | None) -> bytes:
+    """Keep the first dimensions, scaled to length 1. None: keep all."""
+    if n_dimensions is None:
+        return vector
+    kept = np.frombuffer(vector, "<f4")[:n_dimensions].astype(np.float64)
+    return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4").tobytes()
+
+
+def numbers(vector: bytes) -> list[float]:
+    listed: list[float] = np.frombuffer(vector, "<f4").tolist()
+    return listed
