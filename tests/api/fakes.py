@@ -426,6 +426,8 @@ class FixedModels:
     def __init__(self, responder: FakeResponder, card: ModelCard) -> None:
         self.n_uses = 0
         self.n_leases = 0  # ever
+        self.unloads: list[str] = []
+        self.kept_alive: list[tuple[str | None, float]] = []
         self._responder = responder
         self._card = card
 
@@ -443,15 +445,18 @@ class FixedModels:
         return [self.find(self._card.id)]
 
     def find(self, name: str) -> ListedModel:
-        if name != self._card.id:
+        if name.removesuffix(":latest") != self._card.id:
             raise UnknownModel(name, [self._card.id])
-        return ListedModel(name, self._card.created, ModelState.LOADED, self._card)
+        return ListedModel(self._card.id, self._card.created, ModelState.LOADED, self._card)
 
     async def load(self, name: str) -> None:
         self.find(name)
 
     async def unload(self, name: str) -> None:
-        self.find(name)
+        self.unloads.append(self.find(name).id)
+
+    def keep_alive(self, name: str | None, seconds: float) -> None:
+        self.kept_alive.append((name, seconds))
 
     def status(self, name: str | None) -> EngineStatus:
         return self._responder.status()

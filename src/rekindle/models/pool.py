@@ -7,8 +7,10 @@ order of arrival. A model in use is never unloaded.
 import asyncio
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from rekindle.chat.responder import Responder
@@ -21,6 +23,7 @@ _log = logging.getLogger("rekindle.models")
 
 PROGRESS_SECONDS = 5.0  # between two log lines about one load; picked
 MIN_WATCH_SECONDS = 0.01  # picked
+LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class Loader(Protocol):
@@ -38,8 +41,15 @@ class Loader(Protocol):
 class _PooledModel:
     """One model, loaded or not, and its uses."""
 
-    def __init__(self, name: str, clock: Callable[[], float], on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float],
+        on_idle: Callable[[], None],
+        keep_alive_seconds: float,
+    ) -> None:
         self.name = name
+        self.keep_alive_seconds = keep_alive_seconds
         self.created = int(time.time())
         self.loaded: ServingModel | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -69,7 +79,13 @@ class _PooledModel:
         else:
             state = ModelState.UNLOADED if self.loaded is None else ModelState.LOADED
         card = self.loaded.card if self.loaded is not None else None
-        return ListedModel(self.name, self.created, state, card)
+        return ListedModel(self.name, self.created, state, card, self.seconds_left)
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the time until the model is unloaded, if no request comes. inf: it stays."""
+        idle_seconds = 0.0 if self.n_uses else self._clock() - self.used_at
+        return max(self.keep_alive_seconds - idle_seconds, 0.0)
 
     def check_unused(self) -> None:
         """Raises ModelInUse."""
@@ -92,12 +108,16 @@ class ModelPool:
         keep_alive_seconds: float,  # 0: idle models stay loaded
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._models = {name: _PooledModel(name, clock, self._shrink_when_idle) for name in names}
+        self._keep_alive_seconds = keep_alive_seconds or math.inf
+        self._models = {
+            name: _PooledModel(name, clock, self._when_idle, self._keep_alive_seconds)
+            for name in names
+        }
         self._loader = loader
         self._default = default
         self._memory_bytes = memory_bytes
-        self._keep_alive_seconds = keep_alive_seconds
         self._clock = clock
+        self._has_idle = asyncio.Event()  # the watch looks again
         self._changing = asyncio.Lock()  # held during each load and unload
         self._is_closing = False
         # Called with each model that was loaded later, and the time at which its load began.
@@ -114,8 +134,7 @@ class ModelPool:
         for serving in self.serving():
             serving.engine.start()
             serving.responder.prove_grammars()
-        if self._keep_alive_seconds:
-            self._spawn(self._watch())
+        self._spawn(self._watch())
 
     async def lease(self, name: str | None) -> Lease[Responder]:
         model = self._wanted(name)
@@ -145,6 +164,9 @@ class ModelPool:
             if model.loaded is not None:
                 await self._unload(model, "requested")
 
+    def keep_alive(self, name: str | None, seconds: float) -> None:
+        self._wanted(name).keep_alive_seconds = seconds
+
     def status(self, name: str | None) -> EngineStatus | None:
         loaded = self._wanted(name).loaded
         return loaded.engine.status() if loaded is not None else None
@@ -158,11 +180,11 @@ class ModelPool:
         await asyncio.gather(*(serving.engine.refresh() for serving in self.serving()))
 
     async def unload_idle(self) -> None:
-        """Unload models that were idle for `keep_alive_seconds`."""
+        """Unload models that were idle for as long as they are kept."""
         for model in self._loaded():
             async with self._changing:
-                if self._is_expired(model):
-                    await self._unload(model, f"idle for {self._keep_alive_seconds:g} s")
+                if model.loaded is not None and not model.n_uses and not model.seconds_left:
+                    await self._unload(model, f"idle for {model.keep_alive_seconds:g} s")
 
     async def shut_down(self, grace_seconds: float) -> None:
         self._is_closing = True
@@ -200,9 +222,10 @@ class ModelPool:
         return max(candidates, key=lambda model: model.used_at)
 
     def _exactly(self, name: str) -> _PooledModel:
-        if name not in self._models:
+        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST))
+        if model is None:
             raise UnknownModel(name, list(self._models))
-        return self._models[name]
+        return model
 
     def _loaded(self) -> list[_PooledModel]:
         return [model for model in self._models.values() if model.loaded is not None]
@@ -276,24 +299,24 @@ class ModelPool:
         finally:
             model.loaded = None
             model.is_leaving = False
+            model.keep_alive_seconds = self._keep_alive_seconds
             del loaded
             await asyncio.to_thread(_collect_garbage)
 
-    def _is_expired(self, model: _PooledModel) -> bool:
-        is_unused = model.loaded is not None and model.n_uses == 0
-        return is_unused and self._clock() - model.used_at >= self._keep_alive_seconds
-
     async def _watch(self) -> None:
         while True:
-            left = [
-                model.used_at + self._keep_alive_seconds - self._clock() for model in self._unused()
-            ]
-            seconds = min([*left, self._keep_alive_seconds])
-            await asyncio.sleep(max(seconds, MIN_WATCH_SECONDS))
+            self._has_idle.clear()
+            seconds = min((model.seconds_left for model in self._unused()), default=math.inf)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._has_idle.wait(),
+                    None if seconds == math.inf else max(seconds, MIN_WATCH_SECONDS),
+                )
             await self.unload_idle()
 
-    def _shrink_when_idle(self) -> None:
+    def _when_idle(self) -> None:
         """Check the budget again: the size of a context is known only after its first use."""
+        self._has_idle.set()
         if self._exceeds_memory:
             self._spawn(self._shrink())
 
