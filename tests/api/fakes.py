@@ -314,6 +314,15 @@ class FakeResponder:
         text = self.tokenizer.detokenize(tokens, render_special=True).decode()
         return Prompt(tuple(tokens), (), text)
 
+    async def prepare_after(
+        self, tokens: Sequence[int], conversation: Conversation, *, namespace: str = ""
+    ) -> Prompt:
+        earlier = await self.prepare_tokens(tokens)
+        prompt = await self.prepare_chat(conversation, namespace=namespace)
+        return replace(
+            prompt, tokens=earlier.tokens + prompt.tokens, text=earlier.text + prompt.text
+        )
+
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> FakeStream:
         script = self._script(len(self.started)) if callable(self._script) else self._script
         if script and isinstance(script[0], RekindleError):
@@ -323,9 +332,12 @@ class FakeResponder:
         self.asked.set()
         return stream
 
-    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[EmbeddingInput], *, request_id: str, truncates: bool = False
+    ) -> Embeddings:
         """(3, 4, index) / length, whatever the input; or what the script begins with."""
         self.embedded.append(inputs)
+        self.truncates = truncates
         self.asked.set()
         script = self._script(0) if callable(self._script) else self._script
         try:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rekindle.api.body import fault
-from rekindle.api.cache_controls import CommonFields
+from rekindle.api.body import WireModel, fault
 from rekindle.chat.conversation import Tool
 from rekindle.chat.dialects.syntax.cursor import NAME_LIMIT, WORD_CHARACTER
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -85,7 +84,7 @@ def nothing_to_call() -> InvalidRequest:
     return fault("tool_choice", ": a call is required, but `tools` has nothing to call.")
 
 
-def sampling_of(body: CommonFields, defaults: Sampling, grammar: Grammar | None) -> Sampling:
+def sampling_of(body: WireModel, defaults: Sampling, grammar: Grammar | None) -> Sampling:
     """Replace the defaults that the request sets."""
     fields = SAMPLING_FIELDS & type(body).model_fields.keys()
     given = {name: value for name in fields if (value := getattr(body, name)) is not None}

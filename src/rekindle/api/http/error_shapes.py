@@ -34,6 +34,10 @@ class MessagesErrorBody(TypedDict):
     request_id: str
 
 
+class OllamaErrorBody(TypedDict):
+    error: str
+
+
 def _same(status: int) -> int:
     return status
 
@@ -74,6 +78,10 @@ def _anthropic_body(status: int, detail: ErrorDetail, request_id: str) -> Messag
     return MessagesErrorBody(type="error", error=inner, request_id=request_id)
 
 
+def _ollama_body(_status: int, detail: ErrorDetail, _request_id: str) -> OllamaErrorBody:
+    return OllamaErrorBody(error=detail["message"])
+
+
 def _anthropic_status(status: int) -> int:
     # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
     return 529 if status == 429 else status
@@ -90,7 +98,8 @@ OPENAI = ErrorShape(name="openai", roots=(), body=_openai_body)  # everywhere el
 ANTHROPIC = ErrorShape(
     name="anthropic", roots=("/v1/messages",), body=_anthropic_body, status=_anthropic_status
 )
-SHAPES = (ANTHROPIC,)
+OLLAMA = ErrorShape(name="ollama", roots=("/api",), body=_ollama_body)
+SHAPES = (ANTHROPIC, OLLAMA)
 
 
 def shape_of(path: str) -> ErrorShape:

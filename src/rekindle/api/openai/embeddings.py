@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -35,7 +36,7 @@ class EmbeddingsApi:
     async def embeddings(self, request: Request) -> Response:
         body = await self._bodies.read(request, EmbeddingsRequest)
         with await self._models.lease(body.model) as served:
-            _check_dimensions(body.dimensions, served.responder)
+            check_dimensions(body.dimensions, served.responder)
             # Clients choose request ids and may repeat one; the engine's must be unique.
             name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
             inputs = await self._bodies.work(request, partial(_inputs, body))
@@ -46,7 +47,13 @@ class EmbeddingsApi:
         return Response(data, media_type="application/json")
 
 
-def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
+def check_inputs(inputs: Sequence[EmbeddingInput]) -> None:
+    if len(inputs) > MAX_INPUTS:
+        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
+        raise InvalidRequest(message, "input")
+
+
+def check_dimensions(dimensions: int | None, responder: Responder) -> None:
     status = responder.status().embedder
     if dimensions and status and dimensions > status.n_dimensions:
         raise InvalidRequest(
@@ -59,17 +66,15 @@ def _check_dimensions(dimensions: int | None, responder: Responder) -> None:
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
         raise fault("input", " must not be empty.")
-    inputs = raw_inputs("input", body.input)
-    if len(inputs) > MAX_INPUTS:
-        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
-        raise InvalidRequest(message, "input")
-    return [EmbeddingInput(each.path, each.content) for each in inputs]
+    inputs = [EmbeddingInput(each.path, each.content) for each in raw_inputs("input", body.input)]
+    check_inputs(inputs)
+    return inputs
 
 
 def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
     vectors = made.vectors
     if body.dimensions is not None:
-        vectors = tuple(_shortened(vector, body.dimensions) for vector in vectors)
+        vectors = tuple(shortened(vector, body.dimensions) for vector in vectors)
     is_base64 = body.encoding_format == "base64"
     return to_json(
         EmbeddingList(
@@ -78,7 +83,7 @@ def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
                 Embedding(
                     object="embedding",
                     index=index,
-                    embedding=b64encode(vector).decode() if is_base64 else _numbers(vector),
+                    embedding=b64encode(vector).decode() if is_base64 else numbers(vector),
                 )
                 for index, vector in enumerate(vectors)
             ],
@@ -88,12 +93,12 @@ def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:
     )
 
 
-def _shortened(vector: bytes, n_dimensions: int) -> bytes:
+def shortened(vector: bytes, n_dimensions: int) -> bytes:
     """Keep the first dimensions, scaled to length 1."""
     kept = np.frombuffer(vector, "<f4")[:n_dimensions].astype(np.float64)
     return (kept / (np.linalg.norm(kept) or 1.0)).astype("<f4").tobytes()
 
 
-def _numbers(vector: bytes) -> list[float]:
+def numbers(vector: bytes) -> list[float]:
     numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
     return numbers
