@@ -26,6 +26,13 @@ from rekindle.api.native.schema import (
     RekindleProps,
     TokenizeRequest,
 )
+from rekindle.api.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -79,6 +86,15 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Embeddings") == dict(fields_of(EmbeddingsRequest))
     assert documented("Responses") == dict(fields_of(CreateResponseRequest))
     assert documented("Messages") == dict(fields_of(MessagesRequest))
+    ollama_chat = dict(fields_of(OllamaChatRequest))
+    ollama_generate = dict(fields_of(OllamaGenerateRequest))
+    shared = ollama_chat.items() & ollama_generate.items()
+    assert documented("Ollama's chat and generate") == dict(shared)
+    assert documented("Ollama's chat") == dict(ollama_chat.items() - shared)
+    assert documented("Ollama's generate") == dict(ollama_generate.items() - shared)
+    assert documented("Ollama's embed") == dict(fields_of(OllamaEmbedRequest))
+    assert documented("Ollama's embeddings") == dict(fields_of(OllamaEmbeddingsRequest))
+    assert documented("Ollama's show and pull") == dict(fields_of(OllamaShowRequest))
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 

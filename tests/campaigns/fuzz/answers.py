@@ -1,17 +1,24 @@
 """What every answer must be: no 5xx, errors in the dialect of the API, whole JSON and streams."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from tests.campaigns.fuzz.case import Kind, WireCase
 from tests.campaigns.fuzz.client import Answer
 
-ANTHROPIC_ROOT = "/v1/messages"
+ANTHROPIC_ROOT, OLLAMA_ROOT = "/v1/messages", "/api"
 # 503: the limit on connections, or a model that is being unloaded. 529: Anthropic's 429.
 ALLOWED = {(503, "too_many_connections"), (503, "shutting_down"), (529, "overloaded_error")}
+# Ollama's errors have no code.
+ALLOWED_MESSAGES = (
+    "The server is shutting down",
+    "The model was unloaded",
+    "The server has as many",
+)
 FAULTS = ("internal_error", "engine_error", "engine_failed", "api_error")
-SSE, JSON = "text/event-stream", "application/json"
+SSE, JSON, JSON_LINES = "text/event-stream", "application/json", "application/x-ndjson"
 
 
 def problem_of(case: WireCase, answer: Answer) -> str | None:
@@ -24,6 +31,8 @@ def problem_of(case: WireCase, answer: Answer) -> str | None:
         return None
     if answer.media_type == JSON:
         return _json_problem(answer)
+    if answer.media_type == JSON_LINES:
+        return _lines_problem(answer)
     return _stream_problem(answer) if answer.media_type == SSE else None
 
 
@@ -61,13 +70,19 @@ def _error_problem(case: WireCase, answer: Answer) -> str | None:
         body = json.loads(answer.body)
     except ValueError as error:
         return f"status {answer.status}, not JSON ({error}): {answer.body[:200]!r}"
-    is_right = _is_anthropic(body) if _path_is_anthropic(case.path) else _is_openai(body)
-    return None if is_right else f"status {answer.status} in another dialect: {answer.body[:200]!r}"
+    return (
+        None
+        if _shape_of(case.path)(body)
+        else f"status {answer.status} in another dialect: {answer.body[:200]!r}"
+    )
 
 
-def _path_is_anthropic(path: str) -> bool:
+def _shape_of(path: str) -> Callable[[Any], bool]:
+    """Return the check of an error's body that fits the path."""
     plain = unquote(path.partition("?")[0])
-    return plain == ANTHROPIC_ROOT or plain.startswith(f"{ANTHROPIC_ROOT}/")
+    checks = {ANTHROPIC_ROOT: _is_anthropic, OLLAMA_ROOT: _is_ollama}
+    roots = (root for root in checks if plain == root or plain.startswith(f"{root}/"))
+    return checks.get(next(roots, ""), _is_openai)
 
 
 def _is_openai(body: Any) -> bool:
@@ -91,9 +106,15 @@ def _is_anthropic(body: Any) -> bool:
     )
 
 
+def _is_ollama(body: Any) -> bool:
+    return isinstance(body, dict) and isinstance(body.get("error"), str)
+
+
 def _code(data: bytes) -> str | None:
     try:
         error = json.loads(data)["error"]
+        if isinstance(error, str):
+            return "shutting_down" if error.startswith(ALLOWED_MESSAGES) else None
         code: str | None = error.get("code") or error["type"]
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -119,6 +140,19 @@ def _stream_problem(answer: Answer) -> str | None:
         if isinstance(frame, dict) and _is_fault(frame):
             return f"an error in a stream: {line[:300]!r}"
     return None
+
+
+def _lines_problem(answer: Answer) -> str | None:
+    """Check a stream as clients read it: each line is an object, and the last one ends it."""
+    frame: Any = {}
+    for line in answer.body.splitlines():
+        try:
+            frame = json.loads(line)
+        except ValueError as error:
+            return f"a line is not JSON ({error}): {line[:200]!r}"
+    if "error" in frame:  # refusals come before a stream begins
+        return f"an error in a stream: {line[:300]!r}"
+    return None if frame.get("done") is True else "a stream without an end"
 
 
 def _is_fault(frame: dict[str, Any]) -> bool:
