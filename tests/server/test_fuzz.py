@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 N_CASES, N_PARTS = 5_000, 20
 SEED = 18
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 OPENAI_ERROR = {"error": {"message": "m", "type": "t", "param": None, "code": None}}
 MESSAGES_ERROR = {"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"}
 
@@ -95,6 +95,11 @@ def test_a_failing_case_is_read_from_its_file_as_it_was(
         (CHAT, 400, MESSAGES_ERROR, False),
         (MESSAGES, 400, MESSAGES_ERROR, True),
         (MESSAGES, 400, OPENAI_ERROR, False),
+        (OLLAMA, 404, {"error": "m"}, True),
+        (OLLAMA, 400, OPENAI_ERROR, False),
+        (OLLAMA, 500, {"error": "m"}, False),
+        (OLLAMA, 503, {"error": "The model was unloaded."}, True),
+        (CHAT, 400, {"error": "m"}, False),
         (CHAT, 500, OPENAI_ERROR, False),
         (CHAT, 400, "no JSON", False),
         (
@@ -120,6 +125,23 @@ def test_a_stream_that_ends_in_a_server_error_is_found() -> None:
     frames = b'data: {"choices": []}\n\ndata: {"error": {"type": "server_error"}}\n\n'
     answer = Answer(200, {"content-type": "text/event-stream; charset=utf-8"}, frames)
     assert problem_of(WireCase(Kind.SCHEMA, 0, path=CHAT), answer) is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_fine"),
+    [
+        (b'{"done": false}\n {"done": true}\n', True),
+        (b'{"done": false}\n', False),
+        (b'{"done": false}\n\n{"done": true}\n', False),
+        (b'{"done": false}\n{"error": "m"}\n', False),
+    ],
+)
+def test_a_stream_of_lines_that_breaks_clients_is_found(
+    lines: bytes,
+    is_fine: bool,  # noqa: FBT001
+) -> None:
+    answer = Answer(200, {"content-type": "application/x-ndjson"}, lines)
+    assert (problem_of(WireCase(Kind.SCHEMA, 0, path=OLLAMA), answer) is None) == is_fine
 
 
 def test_growing_memory_and_errors_in_the_log_are_found() -> None:

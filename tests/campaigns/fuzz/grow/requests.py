@@ -263,6 +263,8 @@ def _limit(body: Json, path: str, noise: random.Random) -> None:
     """Keep replies short. A mutation may remove the limit again."""
     if not isinstance(body, dict):
         return
+    if path.startswith("/api/"):
+        _limit_ollama(body, noise)
     name = LIMITS.get(path.rpartition("/")[2])
     if name is None:
         return
@@ -271,6 +273,17 @@ def _limit(body: Json, path: str, noise: random.Random) -> None:
     body[name] = noise.choice((0, 1, 2, 4, 8, 16))
     if isinstance(body.get("n"), int):
         body["n"] = noise.choice((1, 1, 2, 4))
+
+
+def _limit_ollama(body: Json, noise: random.Random) -> None:
+    """Keep replies short, and most models loaded."""
+    options = body.get("options")
+    if isinstance(options, dict):
+        options["num_predict"] = noise.choice((1, 2, 4, 8, 16))
+    elif "messages" in body or "prompt" in body:
+        body["options"] = {"num_predict": 4}
+    if noise.random() > RARE_SHARE:
+        body.pop("keep_alive", None)
 
 
 def _translated(path: str, body: Json, noise: random.Random) -> tuple[str, Json]:
