@@ -147,15 +147,21 @@ def _model(model: ListedModel, responder: Responder | None) -> OllamaModel:
             # What a conversation may have, not what the model was trained for.
             f"{card.architecture}.context_length": card.n_ctx,
         }
-    if responder is not None:
-        if responder.dialect_choice.dialect.reasoning is not None:
+        if responder is not None and _thinks(card, responder):
             shown["capabilities"].append("thinking")
-        if (embedder := responder.status().embedder) is not None:
+        if responder is not None and (embedder := responder.status().embedder) is not None:
             shown["capabilities"].append("embedding")
-            if card is not None:
-                key = f"{card.architecture}.embedding_length"
-                shown["model_info"][key] = embedder.n_dimensions
+            key = f"{card.architecture}.embedding_length"
+            shown["model_info"][key] = embedder.n_dimensions
     return shown
+
+
+def _thinks(card: ModelCard, responder: Responder) -> bool:
+    """Return whether the template knows reasoning. Dialects read it of any model."""
+    marks = responder.dialect_choice.dialect.reasoning
+    if marks is None:
+        return False
+    return any(mark.strip() in card.chat_template for mark in (marks.opening, marks.closing))
 
 
 def _details(card: ModelCard | None) -> OllamaDetails:
