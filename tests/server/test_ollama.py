@@ -76,11 +76,12 @@ def test_models_are_listed_and_shown(client: ollama.Client, server: ServerProces
 def test_a_format_holds_the_reply_to_its_schema(client: ollama.Client) -> None:
     options = {**GREEDY, "num_predict": 40}
     messages = [{"role": "user", "content": "Describe a ball."}]
-    reply = json.loads(client.chat("any", messages, format=SCHEMA, options=options).message.content)
+    chat = client.chat("any", messages, format=SCHEMA, options=options)
+    reply = json.loads(chat.message.content or "")
     assert reply.keys() == {"colour", "size"}
     assert reply["colour"] in ("red", "blue")
     generated = client.generate("any", "A ball as JSON.", format=SCHEMA, options=options)
-    assert json.loads(generated.response).keys() == {"colour", "size"}
+    assert json.loads(generated.response or "").keys() == {"colour", "size"}
 
 
 def test_vectors_are_those_of_the_other_api(client: ollama.Client, server: ServerProcess) -> None:

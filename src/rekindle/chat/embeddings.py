@@ -89,7 +89,7 @@ class EmbeddingMaker:
             [] if token is None else [token] for token in (self.tokenizer.bos_token, self.end_token)
         )
         if limit is not None:
-            del tokens[limit - len(start) - len(end) :]
+            del tokens[max(limit - len(start) - len(end), 0) :]
         return [*start, *tokens, *end]
 
     def _check(self, tokens: Sequence[int], path: str) -> None:

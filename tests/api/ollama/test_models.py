@@ -149,7 +149,9 @@ def test_a_model_that_is_here_needs_no_pull() -> None:
 def test_a_request_says_how_long_its_model_is_kept(keep_alive: object, seconds: float) -> None:
     models = FixedModels(FakeResponder(), CARD)
     ask("/api/chat", {"model": "m", "messages": [USER], "keep_alive": keep_alive}, models=models)
-    assert models.kept_alive == [("m", pytest.approx(seconds))]
+    [(name, kept)] = models.kept_alive
+    assert name == "m"
+    assert kept == pytest.approx(seconds)
     assert models.unloads == []
 
 
