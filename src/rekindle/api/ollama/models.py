@@ -1,7 +1,9 @@
 """What Ollama's clients ask about models: a list, details, which are loaded; no management."""
 
 import time
+from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -49,17 +51,20 @@ class OllamaModelsApi:
         self._models = context.models
 
     def add_routes(self, routes: Routes) -> None:
-        error = OllamaErrorBody
-        routes.add("GET", "/api/version", self.version, gives=OllamaVersion, error=error)
-        routes.add("GET", "/api/tags", self.tags, gives=OllamaModelList, error=error)
-        routes.add("GET", "/api/ps", self.running, gives=OllamaRunningList, error=error)
-        shown = [OllamaShowRequest]
-        routes.add("POST", "/api/show", self.show, takes=shown, gives=OllamaModel, error=error)
-        routes.add("POST", "/api/pull", self.pull, takes=shown, gives=OllamaStatus, error=error)
-        for name in ("push", "create", "copy"):
-            routes.add("POST", f"/api/{name}", self.refuse, gives=OllamaStatus, error=error)
-        routes.add("DELETE", "/api/delete", self.refuse, gives=OllamaStatus, error=error)
-        routes.add("POST", "/api/blobs/{digest}", self.refuse, gives=OllamaStatus, error=error)
+        def add(method: str, path: str, endpoint: Callable[..., Any], gives: type) -> None:
+            takes = [OllamaShowRequest] if method == "POST" else []
+            routes.add(method, path, endpoint, takes=takes, gives=gives, error=OllamaErrorBody)
+
+        add("GET", "/api/version", self.version, OllamaVersion)
+        add("GET", "/api/tags", self.tags, OllamaModelList)
+        add("GET", "/api/ps", self.running, OllamaRunningList)
+        add("POST", "/api/show", self.show, OllamaModel)
+        add("POST", "/api/pull", self.pull, OllamaStatus)
+        add("POST", "/api/push", self.refuse, OllamaStatus)
+        add("POST", "/api/create", self.refuse, OllamaStatus)
+        add("POST", "/api/copy", self.refuse, OllamaStatus)
+        add("POST", "/api/blobs/{digest}", self.refuse, OllamaStatus)
+        add("DELETE", "/api/delete", self.refuse, OllamaStatus)
 
     async def version(self) -> Response:
         return json_response(OllamaVersion(version=API_VERSION, rekindle=__version__))
