@@ -314,6 +314,15 @@ class FakeResponder:
         text = self.tokenizer.detokenize(tokens, render_special=True).decode()
         return Prompt(tuple(tokens), (), text)
 
+    async def prepare_after(
+        self, tokens: Sequence[int], conversation: Conversation, *, namespace: str = ""
+    ) -> Prompt:
+        earlier = await self.prepare_tokens(tokens)
+        prompt = await self.prepare_chat(conversation, namespace=namespace)
+        return replace(
+            prompt, tokens=earlier.tokens + prompt.tokens, text=earlier.text + prompt.text
+        )
+
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> FakeStream:
         script = self._script(len(self.started)) if callable(self._script) else self._script
         if script and isinstance(script[0], RekindleError):
@@ -323,9 +332,12 @@ class FakeResponder:
         self.asked.set()
         return stream
 
-    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[EmbeddingInput], *, request_id: str, truncates: bool = False
+    ) -> Embeddings:
         """(3, 4, index) / length, whatever the input; or what the script begins with."""
         self.embedded.append(inputs)
+        self.truncates = truncates
         self.asked.set()
         script = self._script(0) if callable(self._script) else self._script
         try:
@@ -426,6 +438,8 @@ class FixedModels:
     def __init__(self, responder: FakeResponder, card: ModelCard) -> None:
         self.n_uses = 0
         self.n_leases = 0  # ever
+        self.unloads: list[str] = []
+        self.kept_alive: list[tuple[str | None, float]] = []
         self._responder = responder
         self._card = card
 
@@ -443,15 +457,18 @@ class FixedModels:
         return [self.find(self._card.id)]
 
     def find(self, name: str) -> ListedModel:
-        if name != self._card.id:
+        if name.removesuffix(":latest") != self._card.id:
             raise UnknownModel(name, [self._card.id])
-        return ListedModel(name, self._card.created, ModelState.LOADED, self._card)
+        return ListedModel(self._card.id, self._card.created, ModelState.LOADED, self._card)
 
     async def load(self, name: str) -> None:
         self.find(name)
 
     async def unload(self, name: str) -> None:
-        self.find(name)
+        self.unloads.append(self.find(name).id)
+
+    def keep_alive(self, name: str | None, seconds: float) -> None:
+        self.kept_alive.append((name, seconds))
 
     def status(self, name: str | None) -> EngineStatus:
         return self._responder.status()

@@ -27,6 +27,13 @@ from rekindle.api.native.schema import (
     RekindleProps,
     TokenizeRequest,
 )
+from rekindle.api.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -84,6 +91,15 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Gemini") == gemini
     cached = dict(fields_of(CachedContentRequest))
     assert documented("Cached contents") == dict(cached.items() - gemini.items())
+    ollama_chat = dict(fields_of(OllamaChatRequest))
+    ollama_generate = dict(fields_of(OllamaGenerateRequest))
+    shared = ollama_chat.items() & ollama_generate.items()
+    assert documented("Ollama's chat and generate") == dict(shared)
+    assert documented("Ollama's chat") == dict(ollama_chat.items() - shared)
+    assert documented("Ollama's generate") == dict(ollama_generate.items() - shared)
+    assert documented("Ollama's embed") == dict(fields_of(OllamaEmbedRequest))
+    assert documented("Ollama's embeddings") == dict(fields_of(OllamaEmbeddingsRequest))
+    assert documented("Ollama's show and pull") == dict(fields_of(OllamaShowRequest))
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 

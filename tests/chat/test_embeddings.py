@@ -42,12 +42,13 @@ def make(
     engine: RecordingEngine | None = None,
     tokenizer: ByteTokenizer | None = None,
     end_token: int | None = None,
+    truncates: bool = False,
 ) -> Embeddings:
     maker = EmbeddingMaker(
         engine or EmbeddingEngine(), tokenizer or ByteTokenizer(), end_token=end_token
     )
     inputs = [EmbeddingInput(f"input.{index}", each) for index, each in enumerate(contents)]
-    return asyncio.run(maker.make(inputs, request_id="id"))
+    return asyncio.run(maker.make(inputs, request_id="id", truncates=truncates))
 
 
 def test_texts_and_ids_become_one_request() -> None:
@@ -82,6 +83,12 @@ def test_an_input_that_does_not_fit_is_named(
         make("12345678", content, engine=engine)
     assert refusal.value.param == param
     assert not engine.embedded, "something was computed before the refusal"
+
+
+def test_a_long_text_can_be_cut_but_keeps_the_tokens_around_it() -> None:
+    engine = EmbeddingEngine()
+    make("hello you all", "hi", engine=engine, tokenizer=WithBos(), end_token=2, truncates=True)
+    assert engine.embedded[0].inputs == ((1, *b"hello ", 2), (1, *b"hi", 2))
 
 
 def test_a_server_without_an_embedder_says_so() -> None:

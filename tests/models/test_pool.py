@@ -1,6 +1,7 @@
 """The pool on fakes: which models are loaded, unloaded, and kept."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,12 @@ def present(pool: ModelPool) -> str:
 async def use(pool: ModelPool, name: str | None) -> str:
     with await pool.lease(name) as served:
         return served.card.id
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - a task of the pool's own
+            await asyncio.sleep(0.001)
 
 
 async def began(loader: FakeLoader) -> None:
@@ -292,6 +299,53 @@ def test_a_pinned_model_stays_when_it_is_idle_and_when_others_need_its_memory() 
         setup.clock.now += 61
         await pool.unload_idle()
         assert present(pool) == "a"
+
+    run(scenario)
+
+
+def test_a_request_can_say_how_long_its_model_is_kept() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool(keep_alive_seconds=60)
+        pool.start()
+        pool.keep_alive("a", math.inf)
+        await use(pool, "a")
+        assert pool.find("a").seconds_left == math.inf
+        setup.clock.now += 1000
+        await pool.unload_idle()
+        assert present(pool) == "a"
+        pool.keep_alive("a", 0)
+        assert present(pool) == "a", "it is unloaded after its next use"
+        with await pool.lease("a"):
+            assert pool.find("a").seconds_left == 0
+        await until(lambda: present(pool) == "")
+        await use(pool, "a")
+        assert 59 < pool.find("a").seconds_left <= 60, "the next load is kept as the server is set"
+
+    run(scenario)
+
+
+def test_a_model_without_a_limit_can_still_be_given_one() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool(keep_alive_seconds=0)
+        pool.start()
+        await use(pool, "a")
+        assert pool.find("a").seconds_left == math.inf
+        pool.keep_alive("a", 5)
+        await use(pool, "a")
+        setup.clock.now += 6
+        await use(pool, "b")  # the watch looks again
+        await until(lambda: present(pool) == "b")
+
+    run(scenario)
+
+
+def test_the_tag_of_ollama_names_the_same_model() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool("a", "b:latest", "c")
+        assert await use(pool, "a:latest") == "a"
+        assert await use(pool, "b:latest") == "b:latest"
+        with pytest.raises(UnknownModel):
+            await use(pool, "a:7b")
 
     run(scenario)
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 N_CASES, N_PARTS = 5_000, 20
 SEED = 18
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 OPENAI_ERROR = {"error": {"message": "m", "type": "t", "param": None, "code": None}}
 GOOGLE_ERROR = {"error": {"code": 400, "message": "", "status": "INVALID_ARGUMENT"}}
 MESSAGES_ERROR = {"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"}
@@ -100,6 +100,11 @@ def test_a_failing_case_is_read_from_its_file_as_it_was(
         ("/v1/models/x:countTokens", 400, GOOGLE_ERROR, True),
         ("/v1/models/x%3AcountTokens", 400, OPENAI_ERROR, False),
         ("/v1/models/x", 404, GOOGLE_ERROR, False),
+        (OLLAMA, 404, {"error": "m"}, True),
+        (OLLAMA, 400, OPENAI_ERROR, False),
+        (OLLAMA, 500, {"error": "m"}, False),
+        (OLLAMA, 503, {"error": "The model was unloaded."}, True),
+        (CHAT, 400, {"error": "m"}, False),
         (CHAT, 500, OPENAI_ERROR, False),
         (CHAT, 400, "no JSON", False),
         ("/v1beta/models", 500, GOOGLE_ERROR, False),
@@ -129,6 +134,23 @@ def test_a_stream_that_ends_in_a_server_error_is_found() -> None:
     items = b'[{"candidates": []},{"error": {"code": 500, "status": "INTERNAL"}}]'
     array = Answer(200, {"content-type": "application/json"}, items)
     assert problem_of(WireCase(Kind.SCHEMA, 0, path="/v1beta/models/x:f"), array) is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_fine"),
+    [
+        (b'{"done": false}\n {"done": true}\n', True),
+        (b'{"done": false}\n', False),
+        (b'{"done": false}\n\n{"done": true}\n', False),
+        (b'{"done": false}\n{"error": "m"}\n', False),
+    ],
+)
+def test_a_stream_of_lines_that_breaks_clients_is_found(
+    lines: bytes,
+    is_fine: bool,  # noqa: FBT001
+) -> None:
+    answer = Answer(200, {"content-type": "application/x-ndjson"}, lines)
+    assert (problem_of(WireCase(Kind.SCHEMA, 0, path=OLLAMA), answer) is None) == is_fine
 
 
 def test_growing_memory_and_errors_in_the_log_are_found() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import cache
+from typing import Any
 
 from fastapi import FastAPI, Response
 from pydantic_core import to_json
@@ -34,11 +35,15 @@ from rekindle.api.http.middleware import HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import ForgetScope, Models
 from rekindle.api.native.routes import NativeApi
+from rekindle.api.ollama.embeddings import OllamaEmbeddingsApi
+from rekindle.api.ollama.keep_alive import Keeper
+from rekindle.api.ollama.models import OllamaModelsApi
+from rekindle.api.ollama.wire_format import ollama_formats
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.models import ModelsApi
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
 from rekindle.api.openapi import Routes
-from rekindle.api.pipeline import Pipeline
+from rekindle.api.pipeline import Pipeline, WireFormat
 from rekindle.api.responses.routes import StoredResponsesApi
 from rekindle.api.responses.wire_format import responses_format
 from rekindle.errors import RekindleError
@@ -71,7 +76,9 @@ def create_app(
     pipeline = Pipeline(context)
     responses = responses_format(stored_responses, telemetry, max_bytes=settings.body_limit_bytes)
     gemini = GeminiFormats(stored_responses)
-    formats = (CHAT, COMPLETIONS, MESSAGES, responses, gemini.whole)
+    keeper = Keeper(context)
+    formats: tuple[WireFormat[Any], ...]
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses, gemini.whole, *ollama_formats(keeper))
     for wire_format in formats:
         pipeline.add_routes(routes, wire_format)
     NativeApi(context).add_routes(routes)
@@ -85,6 +92,8 @@ def create_app(
         GeminiApi(context, pipeline, gemini, stored_responses).add_routes(routes, prefix)
         ContentEmbeddings(context).add_routes(routes, prefix)
     GeminiModelsApi(context).add_routes(routes)
+    OllamaModelsApi(context).add_routes(routes)
+    OllamaEmbeddingsApi(context, keeper).add_routes(routes)
     CacheApi(context, pipeline, formats, forget).add_routes(routes)
     DashboardApi(context, feed).add_routes(routes)
 

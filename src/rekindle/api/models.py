@@ -25,7 +25,7 @@ class Models(Protocol):
     def listed(self) -> Sequence[ListedModel]: ...
 
     def find(self, name: str) -> ListedModel:
-        """Raise UnknownModel if there is none."""
+        """Find a model by its name, with or without `:latest`. Raise UnknownModel."""
         ...
 
     async def load(self, name: str) -> None:
@@ -34,6 +34,13 @@ class Models(Protocol):
 
     async def unload(self, name: str) -> None:
         """Unload a model. Raise UnknownModel, or ModelInUse while it is in use or loading."""
+        ...
+
+    def keep_alive(self, name: str | None, seconds: float) -> None:
+        """Unload the model after so many idle seconds, from its next use on. inf: never.
+
+        Holds until the model is unloaded, or until the next call. Raise UnknownModel.
+        """
         ...
 
     def status(self, name: str | None) -> EngineStatus | None:

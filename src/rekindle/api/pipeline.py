@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -57,11 +57,20 @@ class RawPrompt:
     content: str | Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenContext:
+    """Token ids that the client keeps of an earlier prompt and its reply."""
+
+    path: str
+    tokens: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One request as its wire format reads it, and the functions that write its replies."""
 
     prompt: Conversation | Sequence[RawPrompt]
+    after: TokenContext | None = None  # what the conversation follows
     marks: tuple[Mark, ...]
     overflow: Overflow | None = None  # None: the server's default
     n_per_prompt: int = 1
@@ -92,6 +101,8 @@ class WireFormat(Generic[B]):
     keep_alive: bytes = KEEP_ALIVE
     media_type: str = MEDIA_TYPE  # of streams
     amend: Callable[[B, Request], B] | None = None  # adds what the path and the query say
+    # Acts on a request that is not only looked up. A response ends it.
+    before: Callable[[B, Request], Awaitable[Response | None]] | None = None
 
 
 class Pipeline:
@@ -120,15 +131,24 @@ class Pipeline:
             )
 
     async def reply(self, request: Request, wire_format: WireFormat[B]) -> Response:
-        body, caller, exchange = await self._read(request, wire_format)
+        body = await self._body(request, wire_format)
+        if wire_format.before is not None:
+            answer = await wire_format.before(body, request)
+            if answer is not None:
+                return answer
+        caller, exchange = await self._read(request, wire_format, body)
         for name in exchange.ignored:
             self._telemetry.count_ignored_field(name)
         for each in exchange.media_omitted:
             self._telemetry.count_media_omitted(each.kind, each.count)
+        began = time.monotonic()
         with await self._models.lease(body.model) as served:
+            load_seconds = time.monotonic() - began
             self._log_other_name(body.model, served.card.id)
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
-            starting = self._start(request, body, caller, exchange, served, wire_format.id_prefix)
+            starting = self._start(
+                request, body, caller, exchange, served, wire_format.id_prefix, load_seconds
+            )
             envelope, encoder, replies = await unless_client_leaves(request.receive, starting)
         if encoder is not None:
             return EventStream(
@@ -153,6 +173,7 @@ class Pipeline:
         exchange: Exchange,
         served: Lease,
         id_prefix: str,
+        load_seconds: float,
     ) -> tuple[Envelope, Encoder | None, Replies]:
         key = uuid.uuid4().hex
         envelope = Envelope(
@@ -161,6 +182,7 @@ class Pipeline:
             created=int(time.time()),
             model=served.card.id,
             wanted=await self._wanted(request, body, caller, exchange, served.responder),
+            load_seconds=load_seconds,
         )
         encoder = exchange.encoder(envelope) if body.stream else None
         replies = await start_replies(served, envelope, self._telemetry, request=request)
@@ -170,7 +192,8 @@ class Pipeline:
         self, request: Request, wire_format: WireFormat[B]
     ) -> tuple[Forecast, Miss | None]:
         """Forecast what the request's first prompt would find in the cache."""
-        body, caller, exchange = await self._read(request, wire_format)
+        body = await self._body(request, wire_format)
+        caller, exchange = await self._read(request, wire_format, body)
         with await self._models.lease(body.model) as served:
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
             prompts = await _prompts(
@@ -179,17 +202,18 @@ class Pipeline:
             session = self._context.caller(request).session
             return await served.responder.look_up(prompts[0], session=session)
 
-    async def _read(
-        self, request: Request, wire_format: WireFormat[B]
-    ) -> tuple[B, Caller, Exchange]:
+    async def _body(self, request: Request, wire_format: WireFormat[B]) -> B:
         body = await self._bodies.read(request, wire_format.schema)
-        if wire_format.amend is not None:
-            body = wire_format.amend(body, request)
+        return body if wire_format.amend is None else wire_format.amend(body, request)
+
+    async def _read(
+        self, request: Request, wire_format: WireFormat[B], body: B
+    ) -> tuple[Caller, Exchange]:
         caller = self._context.caller(request, hints_of(body))
         media = MediaReader(self._context.settings.media)
         read = partial(wire_format.read, body, caller, request.headers, media)
         exchange = await self._bodies.work(request, read, blocks=wire_format.blocks)
-        return body, caller, exchange
+        return caller, exchange
 
     async def _wanted(
         self,
@@ -263,6 +287,11 @@ def _with_budget(exchange: Exchange, limit: int | None) -> Exchange:
 async def _prompts(
     exchange: Exchange, responder: Responder, *, cache_prompt: bool, namespace: str
 ) -> list[Prompt]:
+    if isinstance(exchange.prompt, Conversation) and exchange.after is not None:
+        following = responder.prepare_after(
+            exchange.after.tokens, exchange.prompt, namespace=namespace
+        )
+        return [await _named(exchange.after.path, following)]
     if isinstance(exchange.prompt, Conversation):
         prompt = await responder.prepare_chat(
             exchange.prompt,
@@ -280,16 +309,23 @@ async def _prompts(
 async def _raw_prompt(
     raw: RawPrompt, responder: Responder, *, cache_prompt: bool, namespace: str
 ) -> Prompt:
+    if isinstance(raw.content, str):
+        preparing = responder.prepare_text(
+            raw.content, cache_prompt=cache_prompt, namespace=namespace
+        )
+    else:
+        preparing = responder.prepare_tokens(raw.content, namespace=namespace)
+    return await _named(raw.path, preparing)
+
+
+async def _named(path: str, preparing: Awaitable[Prompt]) -> Prompt:
+    """Await the prompt. An error names the field."""
     try:
-        if isinstance(raw.content, str):
-            return await responder.prepare_text(
-                raw.content, cache_prompt=cache_prompt, namespace=namespace
-            )
-        return await responder.prepare_tokens(raw.content, namespace=namespace)
+        return await preparing
     except InvalidRequest as error:
         # The responder sees one prompt, and calls it `prompt`.
         inner = (error.param or "prompt").removeprefix("prompt")
-        raise InvalidRequest(error.message, raw.path + inner) from None
+        raise InvalidRequest(error.message, path + inner) from None
 
 
 def _variants(options: ReplyOptions, n: int) -> Iterator[ReplyOptions]:

@@ -47,6 +47,7 @@ class Envelope:
     created: int  # seconds since the epoch
     model: str
     wanted: Sequence[WantedReply]
+    load_seconds: float = 0.0  # that the model took to be ready
 
 
 @dataclass(frozen=True, slots=True)

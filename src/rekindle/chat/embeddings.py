@@ -35,12 +35,14 @@ class EmbeddingMaker:
     tokenizer: Tokenizer
     end_token: int | None  # added to every text
 
-    async def make(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
+    async def make(
+        self, inputs: Sequence[EmbeddingInput], *, request_id: str, truncates: bool = False
+    ) -> Embeddings:
         status = self.engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
         tokens = await asyncio.to_thread(
-            lambda: tuple(self._tokens(each, status.n_ctx) for each in inputs)
+            lambda: tuple(self._tokens(each, status.n_ctx, truncates=truncates) for each in inputs)
         )
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()
@@ -62,9 +64,10 @@ class EmbeddingMaker:
             )
         return Embeddings(embedded.vectors, n_tokens)
 
-    def _tokens(self, one: EmbeddingInput, n_ctx: int) -> tuple[int, ...]:
+    def _tokens(self, one: EmbeddingInput, n_ctx: int, *, truncates: bool) -> tuple[int, ...]:
         content = one.content
-        tokens = self._from_text(content, one.path) if isinstance(content, str) else content
+        limit = n_ctx if truncates else None
+        tokens = self._from_text(content, one.path, limit) if isinstance(content, str) else content
         if not content or not tokens:
             raise InvalidRequest(f"`{one.path}` must not be empty.", one.path)
         if len(tokens) > n_ctx:  # before millions of ids are checked
@@ -77,13 +80,17 @@ class EmbeddingMaker:
             self._check(tokens, one.path)
         return tuple(tokens)
 
-    def _from_text(self, text: str, path: str) -> list[int]:
+    def _from_text(self, text: str, path: str, limit: int | None) -> list[int]:
         try:
             tokens = self.tokenizer.tokenize(text, parse_special=False)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, path) from error
-        framed = (self.tokenizer.bos_token, *tokens, self.end_token)
-        return [token for token in framed if token is not None]
+        start, end = (
+            [] if token is None else [token] for token in (self.tokenizer.bos_token, self.end_token)
+        )
+        if limit is not None:
+            del tokens[max(limit - len(start) - len(end), 0) :]
+        return [*start, *tokens, *end]
 
     def _check(self, tokens: Sequence[int], path: str) -> None:
         for index, token in enumerate(tokens):

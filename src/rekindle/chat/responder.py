@@ -125,11 +125,17 @@ class Responder:
         return await _timed(prompts.from_text, text, recalls=cache_prompt)
 
     async def prepare_tokens(self, tokens: Sequence[int], *, namespace: str = "") -> Prompt:
-        n_ctx = self._engine.status().n_ctx
-        if len(tokens) >= n_ctx:  # before millions of ids are checked
-            raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
+        self._check_size(tokens)
         prompts = self._prompts.within(namespace)
         return await _timed(prompts.from_tokens, tokens)
+
+    async def prepare_after(
+        self, tokens: Sequence[int], conversation: Conversation, *, namespace: str = ""
+    ) -> Prompt:
+        """Build the prompt of messages that follow these tokens, which end in a reply."""
+        self._check_size(tokens)
+        prompts = self._prompts.within(namespace)
+        return await _timed(prompts.after_tokens, tokens, conversation)
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
@@ -143,7 +149,7 @@ class Responder:
         account = self._accounts.open(asked, options, self._text_of, can_store=can_store)
         terms = replace(options.terms, rank=account.rank)
         on_end = None
-        if self._rewarmer is not None and options.cache_prompt:
+        if self._rewarmer is not None and options.cache_prompt and not prompt.n_before:
             on_end = partial(self._rewarmer.after, terms=terms)
         max_tokens = options.max_tokens
         if max_tokens is None:
@@ -186,17 +192,18 @@ class Responder:
             observe=self._observe,
         )
 
-    async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
-        return await self._embeddings.make(inputs, request_id=request_id)
+    async def embed(
+        self, inputs: Sequence[EmbeddingInput], *, request_id: str, truncates: bool = False
+    ) -> Embeddings:
+        """Make the vectors. `truncates`: of a text that is too long, the beginning is embedded."""
+        return await self._embeddings.make(inputs, request_id=request_id, truncates=truncates)
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         """Return what this prompt would find in the cache now, and why it would find no more.
 
         Nothing is computed or changed. Raises PromptTooLong, as `start` does.
         """
-        n_ctx = self._engine.status().n_ctx
-        if len(prompt.tokens) >= n_ctx:  # before millions of ids are sent to the engine
-            raise PromptTooLong(n_prompt=len(prompt.tokens), n_ctx=n_ctx)
+        self._check_size(prompt.tokens)
         forecast = await self.ask(LookUp(tokens=tuple(prompt.tokens), namespace=prompt.namespace))
         terms = CacheTerms(namespace=prompt.namespace, session=session)
         asked = await asyncio.to_thread(past_prompt, prompt, terms, model=self._model)
@@ -218,6 +225,12 @@ class Responder:
 
     def status(self) -> EngineStatus:
         return self._engine.status()
+
+    def _check_size(self, tokens: Sequence[int]) -> None:
+        """Raise PromptTooLong before millions of ids are checked or sent to the engine."""
+        n_ctx = self._engine.status().n_ctx
+        if len(tokens) >= n_ctx:
+            raise PromptTooLong(n_prompt=len(tokens), n_ctx=n_ctx)
 
     async def _planned(self, prompt: Prompt, options: ReplyOptions) -> tuple[ToolUse, PastPrompt]:
         """Plan the reply on a worker thread.

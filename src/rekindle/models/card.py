@@ -1,5 +1,6 @@
 """A model as the API sees it: its card, its state, and a lease while it is loaded."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -47,6 +48,7 @@ class ListedModel:
     created: int  # seconds since the epoch
     state: ModelState
     card: ModelCard | None  # None while the model is not loaded
+    seconds_left: float = math.inf  # until it is unloaded, if no request comes; inf: it stays
 
 
 class Uses(Protocol):

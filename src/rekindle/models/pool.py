@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Protocol
 
@@ -23,6 +24,7 @@ _log = logging.getLogger("rekindle.models")
 
 PROGRESS_SECONDS = 5.0  # between two log lines about one load; picked
 MIN_WATCH_SECONDS = 0.01  # picked
+LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class Loader(Protocol):
@@ -40,8 +42,15 @@ class Loader(Protocol):
 class _PooledModel:
     """One model, loaded or not, and its uses."""
 
-    def __init__(self, name: str, clock: Callable[[], float], on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float],
+        on_idle: Callable[[], None],
+        keep_alive_seconds: float,
+    ) -> None:
         self.name = name
+        self.keep_alive_seconds = keep_alive_seconds
         self.created = int(time.time())
         self.loaded: ServingModel | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -71,7 +80,13 @@ class _PooledModel:
         else:
             state = ModelState.UNLOADED if self.loaded is None else ModelState.LOADED
         card = self.loaded.card if self.loaded is not None else None
-        return ListedModel(self.name, self.created, state, card)
+        return ListedModel(self.name, self.created, state, card, self.seconds_left)
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the time until the model is unloaded, if no request comes. inf: it stays."""
+        idle_seconds = 0.0 if self.n_uses else self._clock() - self.used_at
+        return max(self.keep_alive_seconds - idle_seconds, 0.0)
 
     def check_unused(self) -> None:
         """Raises ModelInUse."""
@@ -96,15 +111,19 @@ class ModelPool:
         pinned: Collection[str] = (),  # models that stay loaded
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._models = {name: _PooledModel(name, clock, self._shrink_when_idle) for name in names}
+        self._keep_alive_seconds = {
+            name: own_keep_alive.get(name, keep_alive_seconds) or math.inf for name in names
+        }
+        self._models = {
+            name: _PooledModel(name, clock, self._when_idle, seconds)
+            for name, seconds in self._keep_alive_seconds.items()
+        }
         self._loader = loader
         self._default = default
         self._memory_bytes = memory_bytes
-        self._keep_alive_seconds = {
-            name: own_keep_alive.get(name, keep_alive_seconds) for name in names
-        }
         self._pinned = frozenset(pinned)
         self._clock = clock
+        self._has_idle = asyncio.Event()  # the watch looks again
         self._changing = asyncio.Lock()  # held during each load and unload
         self._is_closing = False
         # Called with each model that was loaded later, and the time at which its load began.
@@ -121,8 +140,7 @@ class ModelPool:
         for serving in self.serving():
             serving.engine.start()
             serving.responder.prove_grammars()
-        if any(self._keep_alive_seconds.values()):
-            self._spawn(self._watch())
+        self._spawn(self._watch())
 
     async def lease(self, name: str | None) -> Lease[Responder]:
         model = self._wanted(name)
@@ -152,6 +170,9 @@ class ModelPool:
             if model.loaded is not None:
                 await self._unload(model, "requested")
 
+    def keep_alive(self, name: str | None, seconds: float) -> None:
+        self._wanted(name).keep_alive_seconds = seconds
+
     def status(self, name: str | None) -> EngineStatus | None:
         loaded = self._wanted(name).loaded
         return loaded.engine.status() if loaded is not None else None
@@ -168,9 +189,8 @@ class ModelPool:
         """Unload models that were idle for as long as they are kept."""
         for model in self._loaded():
             async with self._changing:
-                if self._is_expired(model):
-                    seconds = self._keep_alive_seconds[model.name]
-                    await self._unload(model, f"idle for {seconds:g} s")
+                if model in self._unused() and not model.seconds_left:
+                    await self._unload(model, f"idle for {model.keep_alive_seconds:g} s")
 
     async def shut_down(self, grace_seconds: float) -> None:
         self._is_closing = True
@@ -208,9 +228,10 @@ class ModelPool:
         return max(candidates, key=lambda model: model.used_at)
 
     def _exactly(self, name: str) -> _PooledModel:
-        if name not in self._models:
+        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST))
+        if model is None:
             raise UnknownModel(name, list(self._models))
-        return self._models[name]
+        return model
 
     def _loaded(self) -> list[_PooledModel]:
         return [model for model in self._models.values() if model.loaded is not None]
@@ -287,26 +308,24 @@ class ModelPool:
         finally:
             model.loaded = None
             model.is_leaving = False
+            model.keep_alive_seconds = self._keep_alive_seconds[model.name]
             del loaded
             await asyncio.to_thread(_collect_garbage)
 
-    def _is_expired(self, model: _PooledModel) -> bool:
-        return model in self._unused() and self._seconds_left(model) <= 0
-
-    def _seconds_left(self, model: _PooledModel) -> float:
-        """Return the time until an unused model is unloaded."""
-        seconds = self._keep_alive_seconds[model.name] or math.inf
-        return model.used_at + seconds - self._clock()
-
     async def _watch(self) -> None:
-        shortest = min(filter(None, self._keep_alive_seconds.values()))
         while True:
-            left = [self._seconds_left(model) for model in self._unused()]
-            await asyncio.sleep(max(min([*left, shortest]), MIN_WATCH_SECONDS))
+            self._has_idle.clear()
+            seconds = min((model.seconds_left for model in self._unused()), default=math.inf)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._has_idle.wait(),
+                    None if seconds == math.inf else max(seconds, MIN_WATCH_SECONDS),
+                )
             await self.unload_idle()
 
-    def _shrink_when_idle(self) -> None:
+    def _when_idle(self) -> None:
         """Check the budget again: the size of a context is known only after its first use."""
+        self._has_idle.set()
         if self._exceeds_memory:
             self._spawn(self._shrink())
 

@@ -306,6 +306,9 @@ ASKED = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
     [
         ({"prompt": [1, 2]}, {}, "completions"),
         ({"input": "hi"}, {}, "responses"),
+        ({"messages": [ASKED], "options": {}}, {}, "ollama_chat"),
+        ({"messages": [ASKED], "think": True}, {}, "ollama_chat"),
+        ({"prompt": "hi", "system": "s", "keep_alive": 0}, {}, "ollama_generate"),
         ({"messages": [ASKED]}, {}, "chat"),
         ({"messages": [ASKED], "tools": [OPENAI_TOOL]}, {}, "chat"),
         ({"messages": [{"role": "system", "content": "s"}, ASKED]}, {}, "chat"),

@@ -14,13 +14,20 @@ GOOGLE_VERBS = (
     *(":generateContent", ":streamGenerateContent", ":countTokens"),
     *(":embedContent", ":batchEmbedContents"),
 )
+OLLAMA_ROOTS = ("/api",)
 # 503: the limit on connections, or a model that is being unloaded. 529: Anthropic's 429.
 ALLOWED = {
     *((503, "too_many_connections"), (503, "shutting_down"), (503, "UNAVAILABLE")),
     (529, "overloaded_error"),
 }
+# Ollama's errors have no code.
+ALLOWED_MESSAGES = (
+    "The server is shutting down",
+    "The model was unloaded",
+    "The server has as many",
+)
 FAULTS = ("internal_error", "engine_error", "engine_failed", "api_error", "INTERNAL")
-SSE, JSON = "text/event-stream", "application/json"
+SSE, JSON, JSON_LINES = "text/event-stream", "application/json", "application/x-ndjson"
 
 
 def problem_of(case: WireCase, answer: Answer) -> str | None:
@@ -33,6 +40,8 @@ def problem_of(case: WireCase, answer: Answer) -> str | None:
         return None
     if answer.media_type == JSON:
         return _json_problem(answer)
+    if answer.media_type == JSON_LINES:
+        return _lines_problem(answer)
     return _stream_problem(answer) if answer.media_type == SSE else None
 
 
@@ -88,7 +97,7 @@ def _shape_at(path: str) -> Callable[[Any], bool]:
         return _is_anthropic
     if _is_below(path, GOOGLE_ROOTS) or path.endswith(GOOGLE_VERBS):
         return _is_google
-    return _is_openai
+    return _is_ollama if _is_below(path, OLLAMA_ROOTS) else _is_openai
 
 
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:
@@ -126,9 +135,15 @@ def _is_google(body: Any) -> bool:
     )
 
 
+def _is_ollama(body: Any) -> bool:
+    return isinstance(body, dict) and isinstance(body.get("error"), str)
+
+
 def _code(data: bytes) -> str | None:
     try:
         error = json.loads(data)["error"]
+        if isinstance(error, str):
+            return "shutting_down" if error.startswith(ALLOWED_MESSAGES) else None
         code: str | None = error.get("status") or error.get("code") or error["type"]
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -157,6 +172,19 @@ def _stream_problem(answer: Answer) -> str | None:
         if isinstance(frame, dict) and _is_fault(frame):
             return f"an error in a stream: {line[:300]!r}"
     return None
+
+
+def _lines_problem(answer: Answer) -> str | None:
+    """Check a stream as clients read it: each line is an object, and the last one ends it."""
+    frame: Any = {}
+    for line in answer.body.splitlines():
+        try:
+            frame = json.loads(line)
+        except ValueError as error:
+            return f"a line is not JSON ({error}): {line[:200]!r}"
+    if "error" in frame:  # refusals come before a stream begins
+        return f"an error in a stream: {line[:300]!r}"
+    return None if frame.get("done") is True else "a stream without an end"
 
 
 def _is_fault(frame: dict[str, Any]) -> bool:

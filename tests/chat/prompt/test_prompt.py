@@ -77,6 +77,28 @@ def test_each_prompt_begins_with_the_tokens_up_to_its_predecessors_boundaries(
         assert second.tokens[:position] == first.tokens[:position]
 
 
+def test_messages_after_given_tokens_are_rendered_as_if_they_followed_a_reply(
+    prompts: PromptBuilder, vocabulary: Vocabulary
+) -> None:
+    earlier = prompts.from_conversation(Conversation(LONG.messages[:2])).tokens
+    reply = tuple(vocabulary.tokenize("1", parse_special=False))
+    after = prompts.after_tokens(earlier + reply, say((Role.USER, "two<|im_end|>")))
+    whole = prompts.from_conversation(
+        Conversation((*LONG.messages[:3], *say((Role.USER, "two<|im_end|>")).messages))
+    )
+    assert after.tokens == whole.tokens, "and text stays text"
+    assert after.text == whole.text
+    assert after.n_before == len(earlier + reply)
+
+
+def test_tokens_cannot_be_followed_where_the_template_drops_replies(
+    vocabulary: Vocabulary,
+) -> None:
+    template = "{{ '<|im_start|>' + messages[-1].content }}"
+    with pytest.raises(InvalidRequest, match="no way to continue"):
+        builder(template, vocabulary).after_tokens([1, 2], say((Role.USER, "two")))
+
+
 def test_a_control_string_in_a_message_is_text(
     prompts: PromptBuilder, vocabulary: Vocabulary
 ) -> None:

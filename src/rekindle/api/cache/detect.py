@@ -10,11 +10,15 @@ ANTHROPIC_BLOCKS = (
     "document",
 )  # a tuple: a type may be unhashable
 
+OLLAMA_KEYS = ("options", "keep_alive", "think")
+
 
 def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """Name the format by the fields that no other format has."""
     if "contents" in body:
         return "gemini"
+    if any(key in body for key in OLLAMA_KEYS):
+        return "ollama_generate" if "prompt" in body else "ollama_chat"
     if "prompt" in body:
         return "completions"
     if "input" in body:

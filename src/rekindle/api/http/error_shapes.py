@@ -46,6 +46,10 @@ class GoogleErrorBody(TypedDict):
     error: GoogleErrorDetail
 
 
+class OllamaErrorBody(TypedDict):
+    error: str
+
+
 def _same(status: int) -> int:
     return status
 
@@ -101,6 +105,10 @@ def _anthropic_body(status: int, detail: ErrorDetail, request_id: str) -> Messag
     return MessagesErrorBody(type="error", error=inner, request_id=request_id)
 
 
+def _ollama_body(_status: int, detail: ErrorDetail, _request_id: str) -> OllamaErrorBody:
+    return OllamaErrorBody(error=detail["message"])
+
+
 def _anthropic_status(status: int) -> int:
     # Anthropic reserves 429 for a client's own rate limit. A full queue is 529.
     return 529 if status == 429 else status
@@ -148,7 +156,8 @@ GOOGLE = ErrorShape(
     verbs=GOOGLE_VERBS,  # Google's SDKs use `/v1/models/NAME:VERB` as well
     body=_google_body,
 )
-SHAPES = (ANTHROPIC, GOOGLE)
+OLLAMA = ErrorShape(name="ollama", roots=("/api",), body=_ollama_body)
+SHAPES = (ANTHROPIC, GOOGLE, OLLAMA)
 
 
 def shape_of(path: str) -> ErrorShape:

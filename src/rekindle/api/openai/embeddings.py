@@ -13,11 +13,14 @@ from rekindle.api.openai.bodies import Embedding, EmbeddingList, EmbeddingUsage
 from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openai.schema import EmbeddingsRequest
 from rekindle.api.openapi import Routes
-from rekindle.api.requests.embedding import check_dimensions, embed, numbers, shortened
+from rekindle.api.requests.embedding import (
+    check_dimensions,
+    check_inputs,
+    embed,
+    numbers,
+    shortened,
+)
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
-from rekindle.errors import InvalidRequest
-
-MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingsApi:
@@ -43,11 +46,9 @@ class EmbeddingsApi:
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
         raise fault("input", " must not be empty.")
-    inputs = raw_inputs("input", body.input)
-    if len(inputs) > MAX_INPUTS:
-        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
-        raise InvalidRequest(message, "input")
-    return [EmbeddingInput(each.path, each.content) for each in inputs]
+    inputs = [EmbeddingInput(each.path, each.content) for each in raw_inputs("input", body.input)]
+    check_inputs(inputs)
+    return inputs
 
 
 def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:

@@ -11,14 +11,27 @@ from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest
 
+MAX_INPUTS = 2048  # OpenAI's limit
+
 
 async def embed(
-    request: Request, responder: Responder, inputs: Sequence[EmbeddingInput]
+    request: Request,
+    responder: Responder,
+    inputs: Sequence[EmbeddingInput],
+    *,
+    truncates: bool = False,
 ) -> Embeddings:
     """Make the vectors. Raise ClientGone if the client leaves before they are made."""
     # Clients choose request ids and may repeat one; the engine's must be unique.
     name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
-    return await unless_client_leaves(request.receive, responder.embed(inputs, request_id=name))
+    work = responder.embed(inputs, request_id=name, truncates=truncates)
+    return await unless_client_leaves(request.receive, work)
+
+
+def check_inputs(inputs: Sequence[EmbeddingInput]) -> None:
+    if len(inputs) > MAX_INPUTS:
+        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
+        raise InvalidRequest(message, "input")
 
 
 def check_dimensions(dimensions: int | None, responder: Responder, field: str) -> None:

@@ -12,16 +12,11 @@ from functools import cache, partial
 from threading import Lock
 
 from rekindle.bounded_cache import BoundedCache
-from rekindle.chat.conversation import (
-    Conversation,
-    Message,
-    Role,
-    Text,
-    n_leading_systems,
-)
+from rekindle.chat.conversation import Conversation, Message, Role, Text, n_leading_systems
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.prompt.boundaries import Boundaries
 from rekindle.chat.prompt.canonical_tools import schemas_of
+from rekindle.chat.prompt.continuation import pieces_after_reply
 from rekindle.chat.prompt.layout import Layout
 from rekindle.chat.prompt.meaning import (
     call_keys,
@@ -31,11 +26,7 @@ from rekindle.chat.prompt.meaning import (
     split_reasoning,
 )
 from rekindle.chat.prompt.overflow import FULL_SHARE, trim
-from rekindle.chat.prompt.reasoning_policy import (
-    ReasoningPolicy,
-    other_reasoning,
-    with_reasoning,
-)
+from rekindle.chat.prompt.reasoning_policy import ReasoningPolicy, other_reasoning, with_reasoning
 from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.prompt.text_splicer import TextSplicer
 from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
@@ -69,6 +60,7 @@ class Prompt:
     conversation: Conversation | None = None  # None: raw text or token ids
     begins_in_reasoning: bool = False
     remembered: tuple[tuple[int, int], ...] = ()  # token ranges of the spliced turns
+    n_before: int = 0  # tokens of the client's, before the conversation
     max_plain: int = 0  # tokens without spliced turns, at most
     n_dropped: int = 0  # messages left out because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
@@ -284,15 +276,29 @@ class PromptBuilder:
     def from_tokens(self, tokens: Sequence[int]) -> Prompt:
         n_vocab = self._tokenizer.n_vocab
         if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
-            for index, token in enumerate(tokens):
-                if 0 <= token < n_vocab:
-                    continue
-                raise InvalidRequest(
-                    f"{token} is not a token of this model: ids go from 0 to {n_vocab - 1}.",
-                    param=f"prompt.{index}",
-                )
+            wrong = (i for i, token in enumerate(tokens) if not 0 <= token < n_vocab)
+            index = next(wrong)
+            raise InvalidRequest(
+                f"{tokens[index]} is not a token of this model: ids go from 0 to {n_vocab - 1}.",
+                param=f"prompt.{index}",
+            )
         text = self._tokenizer.detokenize(tokens, render_special=True).decode("utf-8", "replace")
         return self._plain(TokenRun(tokens), text)
+
+    def after_tokens(self, tokens: Sequence[int], conversation: Conversation) -> Prompt:
+        """Build a prompt of ids that end in a reply, and of the messages that follow it."""
+        earlier = self.from_tokens(tokens)
+        pieces = pieces_after_reply(self._template, self._reasoning.switched_on(conversation))
+        text = "".join(piece.text for piece in pieces)
+        return Prompt(
+            (*earlier.tokens, *(token for piece in pieces for token in self._tokenize(piece))),
+            (),
+            earlier.text + text,
+            conversation=conversation,
+            begins_in_reasoning=self._begins_in_reasoning(text),
+            n_before=len(tokens),
+            namespace=self._namespace,
+        )
 
     def _plain(self, run: TokenRun, text: str) -> Prompt:
         if not run.tokens:

@@ -154,6 +154,7 @@ class ReplyDone:
     finish: FinishReason
     stats: ReplyStats
     stop_sequence: str | None = None  # the stop string that ended the reply
+    tokens: tuple[int, ...] = ()  # as sampled, for clients that keep them
 
 
 ReplyPart = ReplyText | ReplyReasoning | ReplyCallBegan | ReplyCallArguments | ReplyCall

@@ -123,7 +123,7 @@ class ReplyStream:
         reply = self._reply
         if self._on_end is not None:
             self._on_end(self._prompt, reply.tokens, reply.said, reply.call_ids)
-        return ReplyDone(reason, stats, reply.stop)
+        return ReplyDone(reason, stats, reply.stop, tuple(reply.tokens))
 
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event

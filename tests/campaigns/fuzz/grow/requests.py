@@ -275,6 +275,9 @@ def _limit(body: Json, path: str, noise: random.Random) -> None:
     if path.endswith("enerateContent"):
         body["generationConfig"] = {"maxOutputTokens": noise.choice((0, 1, 2, 4, 8, 16))}
         return
+    if path.startswith("/api/"):
+        _limit_ollama(body, noise)
+        return
     name = LIMITS.get(path.rpartition("/")[2])
     if name is None:
         return
@@ -291,6 +294,17 @@ def _limit_again(body: Json, path: str, noise: random.Random) -> None:
         name = LIMITS.get(path.rpartition("/")[2])
         if name is not None and body.get(name) is None:
             body[name] = 4
+
+
+def _limit_ollama(body: Json, noise: random.Random) -> None:
+    """Keep replies short, and most models loaded."""
+    options = body.get("options")
+    if isinstance(options, dict):
+        options["num_predict"] = noise.choice((1, 2, 4, 8, 16))
+    elif "messages" in body or "prompt" in body:
+        body["options"] = {"num_predict": 4}
+    if noise.random() > RARE_SHARE:
+        body.pop("keep_alive", None)
 
 
 def _translated(path: str, body: Json, noise: random.Random) -> tuple[str, Json]:

@@ -1,0 +1,39 @@
+"""Conversion of Ollama's options to `ReplyOptions`."""
+
+from dataclasses import replace
+
+from rekindle.api.ollama.schema import OllamaFields, OllamaOptions
+from rekindle.api.pipeline import N_SEEDS
+from rekindle.api.tools import json_grammar, sampling_of
+from rekindle.chat.reply.events import ReplyOptions
+from rekindle.config.choices import Overflow
+from rekindle.generation.request import Grammar, Sampling
+
+
+def options_of(body: OllamaFields, defaults: Sampling, _n_vocab: int) -> ReplyOptions:
+    options = body.options or OllamaOptions()
+    sampling = sampling_of(options, defaults, _grammar(body))
+    if options.seed is not None and options.seed >= 0:
+        sampling = replace(sampling, seed=options.seed % N_SEEDS)
+    limit = options.num_predict
+    return ReplyOptions(
+        sampling=sampling,
+        # In Ollama, 0 and negative numbers mean no limit.
+        max_tokens=limit if limit is not None and limit > 0 else None,
+        stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ()),
+        n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def overflow_of(body: OllamaFields) -> Overflow | None:
+    if body.truncate is None:
+        return None
+    return Overflow.TRIM if body.truncate else Overflow.ERROR
+
+
+def _grammar(body: OllamaFields) -> Grammar | None:
+    if not body.format:
+        return None
+    if isinstance(body.format, str):
+        return json_grammar("json_object", None, "format")
+    return json_grammar("json_schema", body.format, "format")

@@ -1,0 +1,100 @@
+"""Ollama's chat and generate as wire formats."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from rekindle.api.body import fault
+from rekindle.api.http.caller import Caller
+from rekindle.api.http.error_shapes import OllamaErrorBody
+from rekindle.api.ollama.bodies import OllamaChat, OllamaGeneration
+from rekindle.api.ollama.keep_alive import Keeper
+from rekindle.api.ollama.messages import (
+    chat_conversation,
+    generate_conversation,
+    reasoning_budget_of,
+)
+from rekindle.api.ollama.request import options_of, overflow_of
+from rekindle.api.ollama.response import chat_reply, generation
+from rekindle.api.ollama.schema import OllamaChatRequest, OllamaFields, OllamaGenerateRequest
+from rekindle.api.ollama.stream import KEEP_ALIVE, MEDIA_TYPE, chat_lines, generate_lines
+from rekindle.api.pipeline import Exchange, RawPrompt, TokenContext, WireFormat
+from rekindle.api.requests.media import MediaReader
+
+F = TypeVar("F", bound=OllamaFields)
+
+
+def ollama_formats(keeper: Keeper) -> tuple[WireFormat[Any], ...]:
+    chat = WireFormat(
+        name="ollama_chat",
+        operation="ollama_chat",
+        paths=("/api/chat",),
+        schema=OllamaChatRequest,
+        body=OllamaChat,
+        event=OllamaChat,
+        error=OllamaErrorBody,
+        id_prefix="ollama-",
+        read=_read_chat,
+        keep_alive=KEEP_ALIVE,
+        media_type=MEDIA_TYPE,
+        amend=_streamed,
+        before=keeper.before_reply,
+    )
+    generate = WireFormat(
+        name="ollama_generate",
+        operation="ollama_generate",
+        paths=("/api/generate",),
+        schema=OllamaGenerateRequest,
+        body=OllamaGeneration,
+        event=OllamaGeneration,
+        error=OllamaErrorBody,
+        id_prefix="ollama-",
+        read=_read_generate,
+        keep_alive=KEEP_ALIVE,
+        media_type=MEDIA_TYPE,
+        amend=_streamed,
+        before=keeper.before_reply,
+    )
+    return (chat, generate)
+
+
+def _streamed(body: F, _: Request) -> F:
+    """Stream unless the client says no: Ollama's default."""
+    return body if body.stream is not None else body.model_copy(update={"stream": True})
+
+
+def _read_chat(
+    body: OllamaChatRequest, _: Caller, __: Mapping[str, str], media: MediaReader
+) -> Exchange:
+    conversation = chat_conversation(body, media)
+    return Exchange(
+        prompt=conversation,
+        marks=(),
+        overflow=overflow_of(body),
+        media_omitted=media.omitted,
+        reasoning_budget=reasoning_budget_of(body),
+        options=partial(options_of, body),
+        encoder=partial(chat_lines, body),
+        whole=partial(chat_reply, body),
+    )
+
+
+def _read_generate(
+    body: OllamaGenerateRequest, _: Caller, __: Mapping[str, str], media: MediaReader
+) -> Exchange:
+    if body.raw and (body.system or body.context):
+        raise fault("raw", " excludes `system` and `context`: write them into the prompt.")
+    conversation = generate_conversation(body, media)
+    return Exchange(
+        prompt=[RawPrompt("prompt", body.prompt or "")] if body.raw else conversation,
+        marks=(),
+        after=TokenContext("context", body.context) if body.context else None,
+        overflow=overflow_of(body),
+        media_omitted=media.omitted,
+        reasoning_budget=reasoning_budget_of(body),
+        options=partial(options_of, body),
+        encoder=partial(generate_lines, body),
+        whole=partial(generation, body),
+    )
