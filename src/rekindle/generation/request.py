@@ -98,6 +98,7 @@ DEFAULT_SAMPLERS = (
     SamplerName.XTC,
     SamplerName.TEMPERATURE,
 )
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ class Sampling:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64  # -1: the whole context
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     mirostat: int = 0  # 1 or 2: that version of it; 0: off
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
@@ -139,11 +140,40 @@ class Sampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens of the prompt or the reply change later logits."""
-        return self.repeat_last_n != 0 and (
-            self.repeat_penalty != 1.0
-            or self.frequency_penalty != 0.0
-            or self.presence_penalty != 0.0
+        """Whether tokens of the prompt or the reply change the logits, before other samplers."""
+        return (
+            self.repeat_last_n != 0
+            and (
+                self.repeat_penalty != 1.0
+                or self.frequency_penalty != 0.0
+                or self.presence_penalty != 0.0
+            )
+            and self.samplers[:1] == (SamplerName.PENALTIES,)
+            and not self.mirostat
+        )
+
+    @property
+    def has_own_breakers(self) -> bool:
+        """Whether DRY has to look for sequence breakers that it may not know."""
+        return self.dry_multiplier != 0.0 and self.dry_sequence_breakers != DRY_BREAKERS
+
+    @property
+    def has_xtc(self) -> bool:
+        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether only penalties, top k, typical p, top p, min p and the temperature choose."""
+        return not (
+            self.mirostat
+            or self.samplers != DEFAULT_SAMPLERS
+            or self.dry_multiplier != 0.0
+            or self.has_xtc
+            or self.top_n_sigma > 0.0
+            or self.dynatemp_range > 0.0
+            or self.min_keep > 1
+            or self.post_sampling_probs
+            or (self.temperature == 0.0 and self.typical_p < 1.0)
         )
 
 
@@ -206,6 +236,7 @@ class Resumed:
     spans: Spans | None  # cached parts of the prompt; None: not reported yet
     seconds: float  # since the request arrived
     is_landing: bool = False  # the last token was forced, to end a call in time
+    sampler_state: tuple[float, ...] = ()  # after the last token, as its event reported it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

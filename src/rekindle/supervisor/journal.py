@@ -38,6 +38,7 @@ class Unfinished:
     arrived_at: float
     reply: list[int] = field(default_factory=list)
     is_landing: bool = False  # the last token was forced, to end a call in time
+    sampler_state: tuple[float, ...] = ()  # after the last token
     spans: Spans | None = None  # of the last report about the prompt
     is_evaluated: bool = False
     n_done: int = 0  # positions computed, the most in any life of the engine
@@ -55,6 +56,7 @@ class Unfinished:
             case TokenSampled(token):
                 self.reply.append(token)
                 self.is_landing = event.lands
+                self.sampler_state = event.sampler_state
                 self.n_done = self._n_prompt + len(self.reply)
             case PrefillProgress(n_done, _, _, spans):
                 if self.is_evaluated:
@@ -126,6 +128,7 @@ class Unfinished:
             spans=self.spans,
             seconds=seconds,
             is_landing=self.is_landing,
+            sampler_state=self.sampler_state,
         )
         return replace(request, resumed=resumed)
 
