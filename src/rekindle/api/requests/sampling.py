@@ -203,7 +203,9 @@ def sampler_names(samplers: str | list[str]) -> Iterator[SamplerName]:
 def grammar_of(body: SamplingFields) -> Grammar | None:
     """Return the grammar of `grammar` or `json_schema`. As in llama-server, `grammar` wins."""
     if body.grammar:
-        return Grammar(GrammarKind.GBNF, body.grammar, field="grammar")
+        is_lark = body.grammar.startswith("%llguidance")  # as in llama-server
+        kind = GrammarKind.LARK if is_lark else GrammarKind.GBNF
+        return Grammar(kind, body.grammar, field="grammar")
     if body.json_schema is None or "grammar" in body.model_fields_set:
         return None
     schema = {"type": "object"} if body.json_schema == {} else body.json_schema

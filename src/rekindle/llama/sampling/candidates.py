@@ -62,6 +62,11 @@ class Candidates:
         return tokens
 
     @property
+    def logits(self) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._rest["logit"]
+        return logits
+
+    @property
     def probabilities(self) -> NDArray[np.float32]:
         probabilities: NDArray[np.float32] = self._rest["p"]
         return probabilities
