@@ -15,7 +15,7 @@ import llguidance
 from rekindle.bounded_cache import BoundedCache
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.generation.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from rekindle.llama.grammar.gbnf.lark import gbnf_to_lark
+from rekindle.llama.gbnf.lark import gbnf_to_lark
 from rekindle.llama.grammar.matcher import Matcher, reason
 from rekindle.llama.grammar.shortest_end import EndFinder
 from rekindle.llama.grammar.tokenizer import GrammarTokenizer

@@ -2,7 +2,7 @@
 
 import re
 
-from rekindle.llama.grammar.gbnf.nodes import (
+from rekindle.llama.gbnf.nodes import (
     EMPTY,
     LAST_CHARACTER,
     Alt,

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rekindle.llama.grammar.gbnf.nodes import (
+from rekindle.llama.gbnf.nodes import (
     LAST_CHARACTER,
     Alt,
     Chars,

@@ -9,8 +9,8 @@ characters if need be. They are exact but slower: a mask of JSON takes 7 ms inst
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import groupby
 
-from rekindle.llama.grammar.gbnf.lexemes import Lexemes
-from rekindle.llama.grammar.gbnf.nodes import (
+from rekindle.llama.gbnf.lexemes import Lexemes
+from rekindle.llama.gbnf.nodes import (
     Alt,
     Chars,
     Lexeme,
@@ -24,7 +24,7 @@ from rekindle.llama.grammar.gbnf.nodes import (
     inner,
     refs,
 )
-from rekindle.llama.grammar.gbnf.parser import ROOT, GbnfError, parse
+from rekindle.llama.gbnf.parser import ROOT, GbnfError, parse
 
 MAX_INLINED = 20_000  # sets of characters in one regular expression; picked
 NOTHING = r"[^\x{0}-\x{10FFFF}]"  # no character
