@@ -31,7 +31,8 @@ def chat_options(
         raise fault("top_logprobs", " requires `logprobs` to be true.")
     tool_choice = tool_choice_of(body, tools)
     sampling = _sampling(body, defaults, n_vocab)
-    check_grammar(sampling.grammar, tool_choice, "response_format")
+    if sampling.grammar is not None:
+        check_grammar(sampling.grammar, tool_choice, _field_of(sampling.grammar))
     if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
         raise fault(
             "ignore_eos", " excludes a required `tool_choice`: the call must be able to end."
@@ -78,9 +79,14 @@ def raw_inputs(
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
     sampling = llama_sampling_of(body, defaults, n_vocab, _grammar(body.response_format))
     if sampling.grammar is not None and body.ignore_eos:
-        field = sampling.grammar.field.partition(".")[0]
+        field = _field_of(sampling.grammar)
         raise fault("ignore_eos", f" excludes `{field}`: the reply must be able to end.")
     return sampling
+
+
+def _field_of(grammar: Grammar) -> str:
+    """Return the field of the body that asks for a grammar."""
+    return grammar.field.partition(".")[0]
 
 
 def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:

@@ -164,7 +164,8 @@ class ArgumentGrammar:
         if not opening:
             return self._rules.raw_until(name, closing, pattern)
         marked = self._rules.raw_until(f"{name}_marked", end + closing.lstrip(), pattern)
-        bare = self._rules.raw_until(f"{name}_bare", closing, rf"([^{opening[0]}]{_ANY_TEXT})?")
+        unmarked = whole_pattern(schema) or rf"([^{opening[0]}]{_ANY_TEXT})?"
+        bare = self._rules.raw_until(f"{name}_bare", closing, unmarked)
         literal = self._rules.literal(opening)
         return self._rules.one_of(name, (f"{literal} {marked}", bare))
 
