@@ -58,6 +58,9 @@ def main() -> None:
             [],
             0,
         ),
+        "DRY, 64 tokens": (Sampling(seed=1, dry_multiplier=0.8), prompt, 0),
+        "XTC": (Sampling(seed=1, xtc_probability=0.5), prompt, 0),
+        "Mirostat 2": (Sampling(seed=1, mirostat=2), prompt, 0),
         "penalties, 64 tokens": (penalties, prompt, 0),
         "greedy, penalties, 64 tokens": (
             Sampling(temperature=0, repeat_penalty=1.1),

@@ -106,6 +106,23 @@ def test_a_call_that_is_being_ended_continues_to_end_after_a_death() -> None:
         assert len(fate.lives) == 2, step
 
 
+def test_a_sampler_that_remembers_continues_after_a_death() -> None:
+    """What Mirostat remembers does not follow from the tokens: it comes with them."""
+
+    async def scenario(fate: Fate) -> None:
+        asked = request("a", n_prompt=3, max_tokens=8)
+        asked = replace(asked, sampling=replace(asked.sampling, mirostat=2))
+        async with running(fate) as engine:
+            got = await events(engine.submit(asked))
+        states = [event.sampler_state for event in got if isinstance(event, TokenSampled)]
+        assert states == [(float(n),) for n in range(1, 9)]
+
+    for step in range(8):
+        fate = Fate(at_decodes={step})
+        asyncio.run(scenario(fate))
+        assert len(fate.lives) == 2, step
+
+
 def test_deaths_at_any_two_neighbouring_steps_leave_every_stream_whole(tmp_path: Path) -> None:
     for step in range(0, 16, 3):
         fate = Fate(at_decodes={step, step + 1})

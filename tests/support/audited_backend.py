@@ -145,9 +145,16 @@ class AuditedBackend:
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> Sampler:
         sampler = self.inner.new_sampler(
-            sampling, tokens, n_reply, n_top_logprobs, n_left=n_left, is_landing=is_landing
+            sampling,
+            tokens,
+            n_reply,
+            n_top_logprobs,
+            n_left=n_left,
+            is_landing=is_landing,
+            state=state,
         )
         self.samplers.append(WatchedSampler(sampler))
         return self.samplers[-1]

@@ -1,7 +1,8 @@
 """A fake backend with exact arithmetic and samplers that have a state, as the real ones.
 
 The next token depends on the last two, so replies repeat themselves, and on everything that a
-sampler can be asked for: temperature and seed, penalties, biases, a grammar, log probabilities.
+sampler can be asked for: temperature and seed, penalties, biases, a grammar, log probabilities,
+a state that does not follow from the tokens.
 """
 
 import zlib
@@ -27,8 +28,15 @@ def score(*what: object) -> float:
 class ExactSampler(FakeSampler):
     """Its grammar lets even and odd tokens alternate, and ends after an even one."""
 
-    def __init__(self, sampling: Sampling, reply: Sequence[int], n_top: int | None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        sampling: Sampling,
+        reply: Sequence[int],
+        n_top: int | None,
+        state: tuple[float, ...],
+    ) -> None:
+        # With Mirostat, tokens also depend on the scores of those before.
+        super().__init__(state=state or (0.0,) * bool(sampling.mirostat))
         self._sampling = sampling
         self._n_top = n_top
         self._position = 0
@@ -45,17 +53,19 @@ class ExactSampler(FakeSampler):
             scores = {token: scores[token] for token in (*allowed, *([0] * (not self._parity)))}
         token = max(scores, key=lambda each: (scores[each], each))
         self._accept(token)
+        self.state = tuple((each + int(scores[token])) % 3 for each in self.state)
         logprobs = None
         if self._n_top is not None:
             best = sorted(scores, key=lambda each: -scores[each])[: self._n_top]
             logprobs = TokenLogprobs(scores[token], tuple((each, scores[each]) for each in best))
-        return TokenSampled(token, logprobs)
+        return TokenSampled(token, logprobs, sampler_state=self.state)
 
     def _score(self, last: tuple[int, ...], token: int) -> float:
         sampling = self._sampling
         found = score(last, token) - 3.0 * (token == END)
         found += dict(sampling.logit_bias).get(token, 0.0)
         found -= sampling.frequency_penalty * self._counts[token]
+        found += 0.02 * score(token, *self.state) if self.state else 0.0
         if sampling.temperature:
             found += sampling.temperature * score(sampling.seed, self._position, token)
         return found
@@ -77,11 +87,12 @@ class ExactBackend(FakeBackend):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> ExactSampler:
         if sampling.grammar is not None and sampling.grammar.source == "bad":
             raise InvalidRequest("bad grammar")
         reply = tokens[len(tokens) - n_reply :]
-        sampler = ExactSampler(sampling, reply, n_top_logprobs)
+        sampler = ExactSampler(sampling, reply, n_top_logprobs, state)
         self.samplers.append(sampler)
         return sampler
 

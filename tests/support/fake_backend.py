@@ -41,8 +41,11 @@ class InspectedBackend(Backend, Protocol):
 
 
 class FakeSampler:
-    def __init__(self, *, n_left: int = 0, is_landing: bool = False) -> None:
+    def __init__(
+        self, *, n_left: int = 0, is_landing: bool = False, state: tuple[float, ...] = ()
+    ) -> None:
         self.closed = False
+        self.state = state  # with Mirostat: the number of tokens that were sampled
         self.n_left = n_left  # when it was made
         self.is_landing = is_landing
 
@@ -174,7 +177,8 @@ class FakeBackend:
             return ValueError("no token fits")
         token = self._reply(self._rows[row])
         sampler.is_landing |= token == self.lands_at
-        return TokenSampled(token, lands=sampler.is_landing)
+        sampler.state = tuple(n + 1 for n in sampler.state)
+        return TokenSampled(token, lands=sampler.is_landing, sampler_state=sampler.state)
 
     def new_sampler(
         self,
@@ -185,10 +189,12 @@ class FakeBackend:
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> FakeSampler:
         if sampling.grammar is not None:
             self.check_grammar(sampling.grammar)
-        self.samplers.append(FakeSampler(n_left=n_left, is_landing=is_landing))
+        state = state or (0.0,) * bool(sampling.mirostat)
+        self.samplers.append(FakeSampler(n_left=n_left, is_landing=is_landing, state=state))
         return self.samplers[-1]
 
     def check_grammar(self, grammar: Grammar) -> None:

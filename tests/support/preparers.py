@@ -23,12 +23,14 @@ class SteppedPreparer:
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
+        self.light: list[bool] = []  # of all jobs, in their order
 
     def start(self) -> None:
         pass
 
     def submit(self, job: Job, *, is_light: bool) -> None:
         self.jobs.append(job)
+        self.light.append(is_light)
 
     def work(self) -> None:
         self.jobs.popleft()()

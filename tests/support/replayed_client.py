@@ -271,6 +271,7 @@ class ScriptedBackend(FakeBackend):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> FakeSampler:
         assert sampling.seed is not None
         self._script.prompts[sampling.seed] = tuple(tokens)

@@ -15,6 +15,7 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import Grammar, Sampling
 from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
+from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.support.fake_backend import FakeBackend, FakeSampler
@@ -92,6 +93,7 @@ class ScriptedModel(FakeBackend):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> FakeSampler:
         prompt = tuple(tokens[: len(tokens) - n_reply])
         if not n_reply:
@@ -104,6 +106,7 @@ class ScriptedModel(FakeBackend):
         sampler = LlamaSampler(
             replace(sampling, temperature=0.0, repeat_last_n=0),
             self._vocabulary,
+            DrySamplers(self._vocabulary),
             grammar=self._grammar(grammar) if grammar else None,
             finder=self._grammars.end_finder(grammar) if grammar and lands else None,
             n_top_logprobs=n_top_logprobs,
@@ -111,6 +114,7 @@ class ScriptedModel(FakeBackend):
             n_reply=n_reply,
             n_left=n_left,
             is_landing=is_landing,
+            state=state,
         )
         return ScriptSampler(sampler, said)
 

@@ -115,10 +115,17 @@ class MortalBackend(FakeBackend):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> FakeSampler:
         self._fate.seeds.append(sampling.seed)
         return super().new_sampler(
-            sampling, tokens, n_reply, n_top_logprobs, n_left=n_left, is_landing=is_landing
+            sampling,
+            tokens,
+            n_reply,
+            n_top_logprobs,
+            n_left=n_left,
+            is_landing=is_landing,
+            state=state,
         )
 
     def import_rows(self, slot: int, start: int, stop: int, rows: Payload) -> None:

@@ -70,6 +70,8 @@ class Tool:
 
     name: str
     definition_json: str
+    # Regular expressions for string arguments, by name. The model does not see them.
+    patterns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

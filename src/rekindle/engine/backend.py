@@ -53,11 +53,13 @@ class Backend(Protocol):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> Sampler:
         """Return a sampler for the token after `tokens`. Any thread may call it.
 
         The last `n_reply` tokens are the reply's. The sampler is in the state of one that has
-        sampled them itself; `is_landing` says whether it forced the last one to end a call.
+        sampled them itself; `is_landing` says whether it forced the last one to end a call, and
+        `state` is the `sampler_state` that came with the last one.
         After `n_left` more tokens the reply is cut off: a grammar with a `landing` ends before.
         Compiles the grammar if it is not known. Raises InvalidRequest.
         """

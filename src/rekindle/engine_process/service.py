@@ -295,8 +295,8 @@ class EngineService:
 
 def _event(number: int, event: TokenEvent | Embedded | RekindleError) -> Event:
     match event:
-        case TokenSampled(token, logprobs, lands, drafted):
-            return Token(number, token, logprobs, lands, drafted)
+        case TokenSampled(token, logprobs, lands, drafted, state):
+            return Token(number, token, logprobs, lands, drafted, state)
         case PrefillProgress():
             return Progress(number, event)
         case PromptEvaluated():

@@ -101,6 +101,8 @@ class TokenSampled:
     logprobs: TokenLogprobs | None = None
     lands: bool = False  # forced, so that a call ends before the reply is cut off
     drafted: Drafted | None = None  # the draft of this step, with the step's last event
+    # What the sampler remembers of probabilities, for a sampler that continues the reply.
+    sampler_state: tuple[float, ...] = ()
 
 
 class StopCause(StrEnum):

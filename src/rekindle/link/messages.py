@@ -178,6 +178,7 @@ class Token(Message, frozen=True, gc=False):
     logprobs: TokenLogprobs | None = None
     lands: bool = False
     drafted: Drafted | None = None
+    sampler_state: tuple[float, ...] = ()
 
 
 class Progress(Message, frozen=True):

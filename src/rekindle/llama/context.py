@@ -24,6 +24,7 @@ from rekindle.llama.library import first_error, lib, logits_address, recent_erro
 from rekindle.llama.model import GgufModel
 from rekindle.llama.placement.rope import RopeParams
 from rekindle.llama.probe import NOT_PROBED, probe
+from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler, greedy_tokens
 from rekindle.llama.state import SlotMemory, StateAccess
 
@@ -59,6 +60,7 @@ class LlamaBackend:
         self._model = model
         self._vocabulary = model.vocabulary
         self._grammars = GrammarCompiler(model.vocabulary)
+        self._dry_samplers = DrySamplers(model.vocabulary)
         self._context = _make_context(model, params)
         self._memory = SlotMemory(self._context, scratch=params.n_slots)
         self._state = StateAccess(self._memory, ModelClass.OPAQUE)
@@ -124,7 +126,9 @@ class LlamaBackend:
             try:
                 index = self._output_indices[row]
                 token, logprobs = sampler.sample(self._context, index, logits[row])
-                results.append(TokenSampled(token, logprobs, sampler.is_landing))
+                results.append(
+                    TokenSampled(token, logprobs, sampler.is_landing, None, sampler.state)
+                )
             except Exception as error:  # one reply must not fail another
                 results.append(error)
         return results
@@ -149,14 +153,18 @@ class LlamaBackend:
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> LlamaSampler:
         if not 0 <= sampling.repeat_last_n <= self.n_ctx:
             sampling = replace(sampling, repeat_last_n=self.n_ctx)
+        if not 0 <= sampling.dry_penalty_last_n <= self.n_ctx:
+            sampling = replace(sampling, dry_penalty_last_n=self.n_ctx)
         grammar = sampling.grammar
         lands = grammar is not None and grammar.landing is not None
         return LlamaSampler(
             sampling,
             self._vocabulary,
+            self._dry_samplers,
             grammar=self._grammar(grammar) if grammar else None,
             finder=self._grammars.end_finder(grammar) if grammar and lands else None,
             n_top_logprobs=n_top_logprobs,
@@ -164,6 +172,7 @@ class LlamaBackend:
             n_reply=n_reply,
             n_left=n_left,
             is_landing=is_landing,
+            state=state,
         )
 
     def _grammar(self, grammar: Grammar) -> Matcher | LazyGrammar:

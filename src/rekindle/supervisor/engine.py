@@ -362,8 +362,8 @@ class SupervisedEngine:
             return  # cancelled a moment ago
         was_suspect = unfinished.is_suspect
         match event:
-            case Token(_, token, logprobs, lands, drafted):  # by far the most frequent
-                sampled = TokenSampled(token, logprobs, lands, drafted)
+            case Token(_, token, logprobs, lands, drafted, state):  # by far the most frequent
+                sampled = TokenSampled(token, logprobs, lands, drafted, state)
                 unfinished.note(sampled)
                 self._replies.deliver(unfinished.request.id, sampled)
             case Failure(_, error):

@@ -38,6 +38,7 @@ class Unfinished:
     arrived_at: float
     reply: list[int] = field(default_factory=list)
     is_landing: bool = False  # the last token was forced, to end a call in time
+    sampler_state: tuple[float, ...] = ()  # after the last token
     spans: Spans | None = None  # of the last report about the prompt
     is_evaluated: bool = False
     n_done: int = 0  # positions computed, the most in any life of the engine
@@ -55,6 +56,7 @@ class Unfinished:
             case TokenSampled(token):
                 self.reply.append(token)
                 self.is_landing = event.lands
+                self.sampler_state = event.sampler_state
                 self.n_done = self._n_prompt + len(self.reply)
             case PrefillProgress(n_done, _, _, spans):
                 if self.is_evaluated:
@@ -126,6 +128,7 @@ class Unfinished:
             spans=self.spans,
             seconds=seconds,
             is_landing=self.is_landing,
+            sampler_state=self.sampler_state,
         )
         return replace(request, resumed=resumed)
 
@@ -214,6 +217,9 @@ def as_journaled(request: GenerationRequest, n_ctx: int) -> GenerationRequest:
         seed=seed,
         top_k=min(sampling.top_k, INT32_MAX),
         repeat_last_n=min(sampling.repeat_last_n, INT32_MAX),
+        dry_allowed_length=min(sampling.dry_allowed_length, INT32_MAX),
+        dry_penalty_last_n=min(sampling.dry_penalty_last_n, INT32_MAX),
+        min_keep=min(sampling.min_keep, INT32_MAX),
     )
     most = request.max_tokens if request.max_tokens is None else min(request.max_tokens, n_ctx)
     return replace(request, sampling=sampling, max_tokens=most)

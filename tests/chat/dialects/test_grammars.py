@@ -13,7 +13,13 @@ import pytest
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.dialects.families import HERMES
 from rekindle.chat.dialects.formatted import formatted
-from rekindle.chat.dialects.syntax.lark import Literal, Schemas, literals, usable_schemas
+from rekindle.chat.dialects.syntax.lark import (
+    Literal,
+    Schemas,
+    anchored,
+    literals,
+    usable_schemas,
+)
 from rekindle.chat.reply.parser import ParsedReply, parse
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind
@@ -223,6 +229,26 @@ def test_the_grammar_refuses_arguments_that_the_schema_does_not_allow(name: str,
     source = dialect.grammar(TOOLS, parallel=True, literal=literals({}))
     for wrong in ({}, {"query": "x", "mode": "none"}, {"query": "x", "nothing": "y"}):
         assert not lab.accepts_text(source, written(ALL[name], [("search", wrong)])), wrong
+
+
+PATTERNED: dict[str, Any] = {
+    "measure": {
+        "type": "object",
+        "properties": {"input": {"type": "string", "pattern": anchored(r"wave/[0-9]{2}\n\"x\"")}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_grammar_enforces_the_pattern_of_a_whole_text(name: str, lab: Lab) -> None:
+    dialect = formatted(name, ALL[name])
+    source = dialect.grammar(PATTERNED, parallel=True, literal=literals({}))
+    for text, is_good in (('wave/12\n"x"', True), ("wave/12", False), ('a wave/12\n"x"', False)):
+        call = written(ALL[name], [("measure", {"input": text})])
+        call = call.replace(repr(text), json.dumps(text))  # with a pattern, only double quotes
+        assert lab.accepts_text(source, call) is is_good, call
 
 
 AWKWARD: dict[str, Any] = {

@@ -41,6 +41,7 @@ class Hooked(FakeBackend):
         *,
         n_left: int = 0,
         is_landing: bool = False,
+        state: tuple[float, ...] = (),
     ) -> FakeSampler:
         if sampling.grammar is not None:
             self.before_sampler()
@@ -101,6 +102,29 @@ def test_a_late_sampler_changes_no_chunk(model_class: ModelClass, n_prompt: int)
         bench.run()
         batches.append(bench.backend.batches)
     assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "light"),
+    [
+        (Sampling(mirostat=2), [True]),
+        (Sampling(dry_multiplier=1.0), [True]),
+        (Sampling(dry_multiplier=1.0, dry_sequence_breakers=("word",)), [True, False]),
+        (Sampling(dry_sequence_breakers=("word",)), []),
+    ],
+)
+def test_breakers_that_take_long_to_find_delay_no_light_sampler(
+    sampling: Sampling, light: list[bool]
+) -> None:
+    preparer = SteppedPreparer()
+    bench = Bench(FakeBackend(), preparer=preparer)
+    bench.submit("a", PROMPT, sampling=sampling)
+    bench.step()
+    while preparer.jobs:
+        preparer.work()
+    bench.run()
+    assert preparer.light == light
+    assert bench.tokens("a") == expected_reply(PROMPT, 8)
 
 
 def test_a_sampler_without_grammar_and_penalties_does_not_wait() -> None:

@@ -61,6 +61,7 @@ def some_requests(noise: random.Random) -> Iterator[Asked]:
                 temperature=0.0 if is_greedy else noise.choice((0.05, 0.3)),
                 seed=noise.randrange(3),
                 frequency_penalty=noise.choice((0.0, 0.0, 0.0, 0.05)),
+                mirostat=noise.choice((0, 0, 0, 0, 2)),
                 logit_bias=noise.choice(((), (), ((3, 2.0), (0, -1.0)))),
                 grammar=noise.choice((None, None, Grammar(GrammarKind.LARK, "alternate"))),
             ),
@@ -137,4 +138,4 @@ def test_a_thousand_random_requests_have_the_same_events_with_and_without_drafts
         assert none == 0
         n_requests += len(requests)
         n_accepted += accepted
-    assert n_accepted > 10 * n_requests
+    assert n_accepted > 8 * n_requests

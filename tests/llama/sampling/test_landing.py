@@ -31,6 +31,7 @@ from rekindle.llama.grammar.compiler import GrammarCompiler
 from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.grammar.shortest_end import completes
 from rekindle.llama.model import GgufModel
+from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.sampler import LlamaSampler
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 from tests.chat.dialects.cases import CASES, Case
@@ -144,6 +145,7 @@ class Lab:
         return LlamaSampler(
             Sampling(temperature=0),
             self.vocabulary,
+            DrySamplers(self.vocabulary),
             grammar=LazyGrammar(matcher, grammar.start, self.vocabulary) if is_lazy else matcher,
             finder=self.compiler.end_finder(grammar) if grammar.landing else None,
             n_top_logprobs=None,

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from rekindle.errors import EngineError
 from rekindle.generation.events import TokenSampled
-from rekindle.generation.request import Grammar, GrammarKind, GrammarStart, Sampling, Trigger
+from rekindle.generation.request import (
+    Grammar,
+    GrammarKind,
+    GrammarStart,
+    SamplerName,
+    Sampling,
+    Trigger,
+)
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.model import GgufModel
 from tests.llama.driver import make_backend, prefill
@@ -76,7 +83,8 @@ def resume(
 ) -> list[TokenSampled]:
     """Return what a new sampler says to the rows after the first `n_reply` tokens."""
     tokens = [*prompt, *reply.tokens[:n_reply]]
-    sampler = backend.new_sampler(sampling, tokens, n_reply, n_top_logprobs)
+    state = reply.sampled[n_reply - 1].sampler_state if n_reply else ()
+    sampler = backend.new_sampler(sampling, tokens, n_reply, n_top_logprobs, state=state)
     resumed = []
     for row in reply.rows[n_reply:]:
         backend._logits()[0] = row
@@ -102,6 +110,27 @@ KINDS = {
     "penalties": Sampling(
         seed=6, repeat_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.3, repeat_last_n=-1
     ),
+    "dry": Sampling(
+        seed=6, dry_multiplier=3.0, dry_allowed_length=0, dry_penalty_last_n=24, temperature=1.2
+    ),
+    "greedy dry": Sampling(temperature=0, dry_multiplier=3.0, dry_penalty_last_n=-1),
+    "xtc": Sampling(seed=6, xtc_probability=0.5, temperature=1.2),
+    "dynatemp": Sampling(seed=7, dynatemp_range=0.6, top_n_sigma=1.5),
+    "mirostat": Sampling(seed=7, mirostat=1, mirostat_tau=3.0),
+    "mirostat 2": Sampling(seed=7, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.5),
+    "mirostat schema": Sampling(
+        seed=3, mirostat=2, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)
+    ),
+    "adaptive p": Sampling(
+        seed=3, samplers=(SamplerName.TOP_K, SamplerName.ADAPTIVE_P), adaptive_target=0.4
+    ),
+    "penalties after top k": Sampling(
+        seed=3,
+        samplers=(SamplerName.TOP_K, SamplerName.PENALTIES, SamplerName.TEMPERATURE),
+        repeat_penalty=1.5,
+        temperature=1.5,
+    ),
+    "probabilities after the samplers": Sampling(seed=3, post_sampling_probs=True),
     "schema": Sampling(temperature=0, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)),
     "hot schema": Sampling(
         seed=3, temperature=1.5, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)
@@ -113,7 +142,7 @@ KINDS = {
 
 @pytest.mark.parametrize(
     ("kind", "n_top_logprobs"),
-    [*((kind, None) for kind in KINDS), ("greedy", 3), ("hot schema", 3)],
+    [*((kind, None) for kind in KINDS), ("greedy", 3), ("hot schema", 3), ("mirostat", 3)],
 )
 def test_a_resumed_reply_has_the_tokens_of_an_uninterrupted_one(
     backend: LlamaBackend, model: GgufModel, kind: str, n_top_logprobs: int | None
@@ -121,7 +150,7 @@ def test_a_resumed_reply_has_the_tokens_of_an_uninterrupted_one(
     prompt = model.vocabulary.tokenize(QUESTION, parse_special=True)
     reply = generate(backend, KINDS[kind], prompt, n_top_logprobs)
     assert len(reply.tokens) > 5
-    for n_reply in range(len(reply.tokens)):
+    for n_reply in range(0, len(reply.tokens), 1 if KINDS[kind].is_usual else 7):
         resumed = resume(backend, KINDS[kind], prompt, n_top_logprobs, reply, n_reply)
         assert resumed == reply.sampled[n_reply:]
 

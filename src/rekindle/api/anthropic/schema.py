@@ -12,12 +12,10 @@ from rekindle.api.body import Ignored, Items, WireModel
 from rekindle.api.cache_controls import CommonFields
 from rekindle.api.http.caller import session_in_user_id
 from rekindle.api.requests.json_values import Int64, JsonObject
-from rekindle.api.requests.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Stop
+from rekindle.api.requests.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Share, Stop
 from rekindle.config.declare import INT32_MAX
 
 MAX_STOP_SEQUENCES = 64  # picked; every piece of a reply is searched for each
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class CacheControl(WireModel):

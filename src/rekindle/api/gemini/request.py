@@ -7,8 +7,8 @@ from rekindle.api.body import fault
 from rekindle.api.gemini.openapi_schema import json_schema_of
 from rekindle.api.gemini.schema import GenerateContentRequest, GenerationConfig, ToolConfig
 from rekindle.api.gemini.tools import CHOICE, tool_choice_of
-from rekindle.api.pipeline import N_SEEDS
-from rekindle.api.tools import check_grammar, json_grammar, sampling_of
+from rekindle.api.requests.sampling import N_SEEDS, sampling_of
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.generation.request import Grammar, GrammarKind, Sampling

@@ -12,7 +12,15 @@ from pydantic.alias_generators import to_camel
 from rekindle.api.body import Ignored, Items, WireModel
 from rekindle.api.cache_controls import CommonFields
 from rekindle.api.requests.json_values import Int64, JsonObject
-from rekindle.api.requests.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Stop
+from rekindle.api.requests.limits import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Id,
+    Penalty,
+    Share,
+    Stop,
+)
 from rekindle.api.requests.reasoning import ReasoningBudget
 
 MAX_CANDIDATES = 16  # as `n` of chat completions
@@ -34,8 +42,6 @@ def _listed(value: object) -> object:
 
 Whole = Annotated[T, BeforeValidator(_whole)]
 Listed = Annotated[Items[T], BeforeValidator(_listed)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 Ttl = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,9})?s$")]
 
 

@@ -172,7 +172,14 @@ def _props(served: Lease) -> Props:
     limit = served.responder.default_max_tokens
     n_predict = -1 if limit is None else limit
     params = body_from(
-        SamplingProps, sampling, seed=seed, max_tokens=n_predict, n_predict=n_predict
+        SamplingProps,
+        sampling,
+        seed=seed,
+        max_tokens=n_predict,
+        n_predict=n_predict,
+        n_probs=0,
+        samplers=[each.value for each in sampling.samplers],
+        dry_sequence_breakers=list(sampling.dry_sequence_breakers),
     )
     tiers = [tier_props(tier) for tier in cache.tiers] if cache else []
     return Props(

@@ -23,7 +23,7 @@ from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolCa
 def chat_conversation(body: OllamaChatRequest, media: MediaReader) -> Conversation:
     if not body.messages:
         raise fault("messages", " must not be empty.")
-    messages = tuple(_MessageReader(media).read(body.messages))
+    messages = tuple(_OllamaReader(media).read(body.messages))
     return Conversation(
         messages=messages,
         tools=tools_of(body.tools or ()),
@@ -57,7 +57,7 @@ def _is_open(last: Message) -> bool:
     return last.role is Role.ASSISTANT and bool(last.text) and not last.calls
 
 
-class _MessageReader:
+class _OllamaReader:
     """Reads the messages of one request. Results without an id answer calls in their order."""
 
     def __init__(self, media: MediaReader) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from rekindle.api.ollama.schema import OllamaFields, OllamaOptions
-from rekindle.api.pipeline import N_SEEDS
-from rekindle.api.tools import json_grammar, sampling_of
+from rekindle.api.requests.sampling import N_SEEDS, sampling_of
+from rekindle.api.tools import json_grammar
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.config.choices import Overflow
 from rekindle.generation.request import Grammar, Sampling

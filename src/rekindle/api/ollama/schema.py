@@ -13,13 +13,20 @@ from rekindle.api.cache_controls import CommonFields
 from rekindle.api.openai.schema import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
-    Penalty,
-    Share,
     TokenIds,
     ToolEntry,
 )
 from rekindle.api.requests.json_values import ArgumentsText, Int64, JsonObject
-from rekindle.api.requests.limits import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Id, Stop
+from rekindle.api.requests.limits import (
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Id,
+    Penalty,
+    Share,
+    Stop,
+)
 
 MAX_DURATION_CHARS = 64  # picked
 

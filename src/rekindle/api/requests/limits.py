@@ -19,6 +19,8 @@ MAX_STOP_CHARS = 1024  # each piece of a reply is compared with the stop strings
 # An id, or another name that is looked up, hashed or logged.
 Id = Annotated[str, Field(max_length=MAX_ID_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 def check_id(value: object) -> None:

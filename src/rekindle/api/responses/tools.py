@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.api.body import fault
+from rekindle.api.responses.custom_formats import pattern_of
 from rekindle.api.responses.schema import (
     CreateResponseRequest,
     CustomTool,
@@ -67,7 +68,7 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
             unsupported[entry.type] = None
             continue
         name = full_name(entry.name, namespace)
-        tool = Tool(name, canonical_definition(_definition(name, entry)))
+        tool = Tool(name, canonical_definition(_definition(name, entry)), _patterns(entry))
         add_tool(tools, tool, f"{path}.name")
         origins[name] = Origin(entry.name, namespace, is_custom=isinstance(entry, CustomTool))
     echo = tuple(
@@ -141,6 +142,13 @@ def _definition(name: str, entry: FunctionTool | CustomTool) -> dict[str, Json]:
     if entry.strict:  # false is the default, and would only change the prompt
         definition["strict"] = True
     return definition
+
+
+def _patterns(entry: FunctionTool | CustomTool) -> tuple[tuple[str, str], ...]:
+    if not isinstance(entry, CustomTool) or entry.format is None or not entry.format.definition:
+        return ()
+    pattern = pattern_of(entry.format.syntax, entry.format.definition)
+    return () if pattern is None else ((CUSTOM_ARGUMENT, pattern),)
 
 
 def _custom_description(entry: CustomTool) -> str:

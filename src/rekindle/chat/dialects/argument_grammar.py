@@ -9,7 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from rekindle.chat.dialects.call_format import Members, MemberSlot, Nested, Strings
-from rekindle.chat.dialects.syntax.lark import Rules, Schema, fixed, quote, with_definitions
+from rekindle.chat.dialects.syntax.lark import (
+    Rules,
+    Schema,
+    fixed,
+    quote,
+    whole_pattern,
+    with_definitions,
+)
 from rekindle.chat.dialects.syntax.members import Item, Member, declared, separated
 from rekindle.chat.dialects.syntax.parameters import resolved, types
 
@@ -157,7 +164,8 @@ class ArgumentGrammar:
         if not opening:
             return self._rules.raw_until(name, closing, pattern)
         marked = self._rules.raw_until(f"{name}_marked", end + closing.lstrip(), pattern)
-        bare = self._rules.raw_until(f"{name}_bare", closing, rf"([^{opening[0]}]{_ANY_TEXT})?")
+        unmarked = whole_pattern(schema) or rf"([^{opening[0]}]{_ANY_TEXT})?"
+        bare = self._rules.raw_until(f"{name}_bare", closing, unmarked)
         literal = self._rules.literal(opening)
         return self._rules.one_of(name, (f"{literal} {marked}", bare))
 
@@ -214,6 +222,8 @@ class ArgumentGrammar:
             text = rules.raw_until(f"{name}_text", closing, text_pattern(schema))
             return f"{rules.literal(opening)} {text}"
         double = rules.json(f"{name}_double", with_definitions(schema, self._root))
+        if whole_pattern(schema) is not None:
+            return double
         return f"{double} | {_single_quoted(schema)}"
 
     def _quoted_texts(self, value: Any) -> list[str]:
@@ -305,8 +315,10 @@ class ArgumentGrammar:
 def text_pattern(schema: Schema) -> str:
     """Return a pattern with the schema's length bounds, if they are valid and short.
 
-    Long bounds make the grammar slow.
+    Long bounds make the grammar slow. A pattern of the whole text wins.
     """
+    if (pattern := whole_pattern(schema)) is not None:
+        return pattern
     bounds = _length_bounds(schema)
     return f"(?s:.{bounds})" if bounds else _ANY_TEXT
 

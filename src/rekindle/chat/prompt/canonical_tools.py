@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rekindle.chat.conversation import Tool
-from rekindle.chat.dialects.syntax.lark import Schemas
+from rekindle.chat.dialects.syntax.lark import Schemas, anchored
 from rekindle.chat.template.json_text import Json
 
 # The order that authors use and models know; the remaining keys follow, sorted.
@@ -34,7 +34,10 @@ def schemas_of(tools: Iterable[Tool]) -> Schemas:
     schemas: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function = json.loads(tool.definition_json)["function"]
-        schemas[tool.name] = function.get("parameters") or {"type": "object"}
+        schema = function.get("parameters") or {"type": "object"}
+        for name, pattern in tool.patterns:
+            schema["properties"][name]["pattern"] = anchored(pattern)
+        schemas[tool.name] = schema
     return schemas
 
 

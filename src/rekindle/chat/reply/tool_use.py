@@ -178,6 +178,7 @@ class ToolUses:
             bias = (*sampling.logit_bias, *self._against_calls())
             return ToolUse(None, replace(sampling, logit_bias=bias))
         tools = _tools_of(conversation, choice)
+        self._check_patterns(tools, check)
         schemas = schemas_of(tools)
         if choice.mode is ToolMode.AUTO:
             if sampling.ignore_eos:  # a complete call must be able to end
@@ -195,6 +196,16 @@ class ToolUses:
             _log.warning("tools: calls are not constrained to their schemas: %s", error.message)
             return ToolUse(schemas, sampling)
         return ToolUse(schemas, replace(sampling, grammar=grammar), self._finishes_calls)
+
+    def _check_patterns(self, tools: tuple[Tool, ...], check: Check) -> None:
+        """Refuse tools whose arguments have a pattern that cannot be compiled."""
+        for tool in tools:
+            for _, pattern in tool.patterns:
+                try:
+                    check(Grammar(GrammarKind.REGEX, pattern))
+                except InvalidRequest as error:
+                    message = f"The format of the tool `{tool.name}`: {error.message}"
+                    raise InvalidRequest(message, "tools") from error
 
     def _outside_reasoning(self, prompt: Prompt) -> GrammarStart:
         marks = self._dialect.reasoning
@@ -292,7 +303,9 @@ def _tools_of(conversation: Conversation, choice: ToolChoice) -> tuple[Tool, ...
 
 
 def _tools_key(tools: tuple[Tool, ...], choice: ToolChoice) -> bytes:
-    return _digest("tools", str(choice.parallel), *(tool.definition_json for tool in tools))
+    definitions = [tool.definition_json for tool in tools]
+    patterns = [pattern for tool in tools for _, pattern in tool.patterns]
+    return _digest("tools", str(choice.parallel), *definitions, *patterns)
 
 
 def _format_key(grammar: Grammar) -> bytes:

@@ -131,8 +131,9 @@ class SamplerQueue:
         self.collect()
 
     def _prepare(self, sequence: Sequence, future: Future[Sampler]) -> None:
-        grammar = sequence.request.sampling.grammar
-        if grammar is None or self._backend.compiles_quickly(grammar):
+        sampling = sequence.request.sampling
+        is_quick = sampling.grammar is None or self._backend.compiles_quickly(sampling.grammar)
+        if is_quick and not sampling.has_own_breakers:
             self._prepare_on(LIGHT, sequence, future)
         else:
             job = partial(self._prepare_on, HEAVY, sequence, future)
@@ -147,7 +148,7 @@ class SamplerQueue:
 
     def _make(self, sequence: Sequence, future: Future[Sampler]) -> None:
         """Until the sequence has its sampler, its tokens do not change."""
-        request = sequence.request
+        request, resumed = sequence.request, sequence.request.resumed
         try:
             sampler = self._backend.new_sampler(
                 request.sampling,
@@ -155,7 +156,8 @@ class SamplerQueue:
                 len(sequence.tokens) - len(request.prompt),
                 request.n_top_logprobs,
                 n_left=sequence.max_length - len(sequence.tokens),
-                is_landing=request.resumed is not None and request.resumed.is_landing,
+                is_landing=resumed is not None and resumed.is_landing,
+                state=resumed.sampler_state if resumed is not None else (),
             )
         except Exception as error:  # one request's sampler must not fail the others
             future.set_exception(error)
@@ -179,4 +181,5 @@ def _takes_microseconds(sampling: Sampling) -> bool:
         or sampling.logit_bias
         or sampling.has_penalties
         or sampling.reasoning_limit
+        or not sampling.is_usual
     )

@@ -15,6 +15,7 @@ import llguidance
 from rekindle.bounded_cache import BoundedCache
 from rekindle.errors import EngineError, InvalidRequest
 from rekindle.generation.request import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from rekindle.llama.gbnf.lark import gbnf_to_lark
 from rekindle.llama.grammar.matcher import Matcher, reason
 from rekindle.llama.grammar.shortest_end import EndFinder
 from rekindle.llama.grammar.tokenizer import GrammarTokenizer
@@ -152,7 +153,7 @@ class GrammarCompiler:
             raise _Refused(f"the number {Decimal(number):.6g} in it is too small.")
         try:
             source = _source(grammar)
-        except ValueError as error:  # JSON that is nested too deeply for llguidance
+        except ValueError as error:  # faults of GBNF, JSON that is nested too deeply for llguidance
             raise _Refused(str(error)) from error
         compile_source = partial(
             llguidance.LLMatcher,
@@ -219,6 +220,8 @@ def _source(grammar: Grammar) -> str:
             )
         case GrammarKind.LARK:
             source = llguidance.LLMatcher.grammar_from_lark(grammar.source)
+        case GrammarKind.GBNF:
+            source = llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.source))
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.source)
     return str(source)

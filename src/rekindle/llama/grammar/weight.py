@@ -16,6 +16,7 @@ from typing import Any
 from rekindle.generation.request import Grammar, GrammarKind
 
 MICROSECONDS_PER_BYTE = 2.0  # of the source
+PER_GBNF_BYTE = 20.0  # to translate it
 PER_SCHEMA = 150.0  # microseconds for each object in it
 PER_PROPERTY_PAIR = 0.7  # the members of one object are compared with each other
 PER_CHOICE_PAIR = 0.7  # and so are the members of `anyOf` and `oneOf`
@@ -71,9 +72,11 @@ def weigh(grammar: Grammar) -> Weight:
         costs.add_schema(schema)
     n_source = len(grammar.source)
     microseconds = sum(costs.by_keyword.values())
-    by_keyword = {**costs.by_keyword, "its size": MICROSECONDS_PER_BYTE * n_source}
+    is_gbnf = grammar.kind is GrammarKind.GBNF
+    for_size = n_source * (PER_GBNF_BYTE if is_gbnf else MICROSECONDS_PER_BYTE)
+    by_keyword = {**costs.by_keyword, "its size": for_size}
     return Weight(
-        seconds=(microseconds + MICROSECONDS_PER_BYTE * n_source) / 1e6,
+        seconds=(microseconds + for_size) / 1e6,
         n_bytes=BASE_BYTES
         + BYTES_PER_SOURCE_BYTE * n_source
         + int(BYTES_PER_MICROSECOND * microseconds),

@@ -1,5 +1,9 @@
-"""Chooses a token from a row of logits: greedy and penalties in numpy, the rest in llama.cpp."""
+"""Chooses a token from a row of logits: greedy and penalties in numpy, the rest in llama.cpp.
 
+The usual samplers run in one call of llama.cpp on its own logits. `chain` has all others.
+"""
+
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +17,10 @@ from rekindle.llama.grammar.lazy import LazyGrammar
 from rekindle.llama.grammar.matcher import Matcher
 from rekindle.llama.grammar.shortest_end import EndFinder
 from rekindle.llama.library import holding_gil, lib, sample_holding_gil
+from rekindle.llama.sampling.chain import LOWEST_TEMPERATURE, SamplerChain
+from rekindle.llama.sampling.choosers import State
 from rekindle.llama.sampling.draws import draw_seed
+from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.landing import END_OF_TURN, Lander
 from rekindle.llama.sampling.penalties import Penalties
 from rekindle.llama.sampling.reasoning import ReasoningBudget
@@ -21,7 +28,6 @@ from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 
-LOWEST_TEMPERATURE = 1e-5  # below it, logits / temperature overflow a float
 LOWEST_LOGPROB = -1e4  # JSON cannot carry -inf
 MAX_REFUSED = 64  # tokens that would open the reasoning again, at one position; picked
 
@@ -37,14 +43,15 @@ class LlamaSampler:
 
     `tokens` are the prompt and the reply so far; the last `n_reply` of them are the reply's. The
     state is the one that a sampler has after sampling these itself. `sampling.repeat_last_n` is a
-    count here: the caller has replaced -1 by the context's length. `finder` None: the grammar may
-    be cut off after `n_left` more tokens.
+    count here, as is `dry_penalty_last_n`: the caller has replaced -1 by the context's length.
+    `finder` None: the grammar may be cut off after `n_left` more tokens.
     """
 
     def __init__(
         self,
         sampling: Sampling,
         vocabulary: Vocabulary,
+        dry: DrySamplers,
         *,
         grammar: Matcher | LazyGrammar | None,
         finder: EndFinder | None = None,
@@ -53,6 +60,7 @@ class LlamaSampler:
         n_reply: int,
         n_left: int = 0,
         is_landing: bool = False,
+        state: State = (),
     ) -> None:
         self._matcher: Matcher | None = None
         self._lazy_grammar = grammar if isinstance(grammar, LazyGrammar) else None
@@ -71,6 +79,7 @@ class LlamaSampler:
             self._budget = ReasoningBudget(sampling.reasoning_limit, vocabulary)
         self._only_argmax = (
             _is_greedy(sampling)
+            and sampling.is_usual
             and self._penalties is None
             and n_top_logprobs is None
             and not len(self._bias_tokens)
@@ -85,6 +94,10 @@ class LlamaSampler:
             self._lander.is_landing = is_landing
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._seed = seed & 0xFFFFFFFF
+        self._others: SamplerChain | None = None
+        if not sampling.is_usual:
+            self._others = SamplerChain(sampling, vocabulary, dry, tokens=tokens, state=state)
+        self._shows_choice = sampling.post_sampling_probs
         self._chain = _build_chain(sampling, vocabulary)
         self._n_filters = 0 if self._chain is None else lib.llama_sampler_chain_n(self._chain) - 1
 
@@ -93,17 +106,26 @@ class LlamaSampler:
         """Whether the last token was forced, so that a call ends in time."""
         return self._lander is not None and self._lander.is_landing
 
+    @property
+    def state(self) -> State:
+        """The state that does not follow from the tokens, for a sampler that continues."""
+        return self._others.state if self._others is not None else ()
+
     def sample(
         self, context: Any, batch_index: int, logits: Logits
     ) -> tuple[int, TokenLogprobs | None]:
-        raw = logits.copy() if self._n_top_logprobs is not None else None
-        token = self._forced(logits)
-        if token is None:
-            token = self._choose(context, batch_index, logits)
+        n_top = self._n_top_logprobs
+        raw = logits.copy() if n_top is not None and not self._shows_choice else None
+        forced = self._forced(logits)
+        token = self._choose(context, batch_index, logits) if forced is None else forced
         self.accept(token)
-        if raw is None or self._n_top_logprobs is None:
+        if n_top is None:
             return token, None
-        return token, _logprobs(raw, token, self._n_top_logprobs)
+        if raw is not None:
+            return token, _logprobs(raw, token, n_top)
+        if forced is not None or self._others is None:
+            return token, TokenLogprobs(0.0, ((token, 0.0),) if n_top else ())
+        return token, _chosen_logprobs(self._others, token, n_top)
 
     def _forced(self, logits: Logits) -> int | None:
         """Return the token that has to come, whatever the model prefers."""
@@ -140,6 +162,8 @@ class LlamaSampler:
         return token
 
     def _pick(self, context: Any, batch_index: int, logits: Logits) -> int:
+        if self._others is not None:
+            return self._others.choose(logits, self._seed, self._position)
         return int(logits.argmax()) if self._chain is None else self._draw(context, batch_index)
 
     def _best_end(self, logits: Logits) -> int:
@@ -154,6 +178,8 @@ class LlamaSampler:
         self._position += 1
         if self._penalties is not None:
             self._penalties.accept(token)
+        if self._others is not None:
+            self._others.accept(token)
         self._follow(token)
 
     def _follow(self, token: int) -> None:
@@ -204,6 +230,8 @@ class LlamaSampler:
         if self._chain is not None:
             lib.llama_sampler_free(self._chain)
             self._chain = None
+        if self._others is not None:
+            self._others.close()
 
 
 def greedy_tokens(logits: Logits, rows: Sequence[int]) -> list[int]:
@@ -231,7 +259,7 @@ def _build_chain(sampling: Sampling, vocabulary: Vocabulary) -> Any | None:
 
     The last one draws; `_draw` replaces it for each token.
     """
-    if _is_greedy(sampling):
+    if _is_greedy(sampling) or not sampling.is_usual:
         return None
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
 
@@ -259,4 +287,13 @@ def _logprobs(raw: Logits, token: int, n_top: int) -> TokenLogprobs:
     return TokenLogprobs(
         logprob=max(float(logprobs[token]), LOWEST_LOGPROB),
         top=tuple((int(t), max(float(logprobs[t]), LOWEST_LOGPROB)) for t in top),
+    )
+
+
+def _chosen_logprobs(chain: SamplerChain, token: int, n_top: int) -> TokenLogprobs:
+    """Return the logarithms of the probabilities from which the token was drawn."""
+    probability = chain.probability(token)
+    return TokenLogprobs(
+        logprob=math.log(probability) if probability > 0 else LOWEST_LOGPROB,
+        top=tuple((each, math.log(found)) for each, found in chain.best(n_top)),
     )

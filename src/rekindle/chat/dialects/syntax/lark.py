@@ -19,6 +19,7 @@ N_SPACES = 8
 
 _JSON_SIGNS = frozenset("{}[]:,")
 
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # escaped characters, and slashes that are not
 _ELSEWHERE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 _COMBINING = {"patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
 
@@ -43,6 +44,19 @@ def _usable(schema: Schema, is_valid: Callable[[Schema], bool]) -> Schema:
         for key, own in schema.get("properties", {}).items()
     }
     return {**schema, "properties": properties}
+
+
+def anchored(pattern: str) -> str:
+    """Return a schema's `pattern` for the whole text: JSON schemas search in it otherwise."""
+    return f"^(?:{pattern})$"
+
+
+def whole_pattern(schema: Schema) -> str | None:
+    """Return the pattern of the whole text, in the form for Lark; None: there is none."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str) or not re.fullmatch(r"\^\(\?:.*\)\$", pattern, re.DOTALL):
+        return None
+    return _SLASH.sub(lambda match: match[1] or r"\/", pattern[1:-1])
 
 
 def literals(control_tokens: Mapping[str, int]) -> Literal:
