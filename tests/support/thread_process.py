@@ -316,6 +316,7 @@ def loaded_engine(order: Load, backend: FakeBackend, embedder: FakeEmbedder) -> 
         n_params=1,
         size_bytes=1,
         n_ctx_train=backend.n_ctx,
+        n_embd=embedder.n_dimensions,
         default_sampling=Sampling(),
         n_slots=backend.n_slots,
         n_cells=backend.n_cells,

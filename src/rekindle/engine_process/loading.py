@@ -46,6 +46,7 @@ def _about(facts: ModelFacts, backend: LlamaBackend, embedder: LlamaEmbedder) ->
         n_params=facts.n_params,
         size_bytes=facts.size_bytes,
         n_ctx_train=facts.n_ctx_train,
+        n_embd=facts.n_embd,
         default_sampling=facts.default_sampling,
         n_slots=backend.n_slots,
         n_cells=backend.n_cells,

@@ -117,6 +117,7 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     n_params: int
     size_bytes: int
     n_ctx_train: int
+    n_embd: int
     default_sampling: Sampling
     n_slots: int
     n_cells: int

@@ -33,6 +33,7 @@ class ModelFacts:
     n_params: int
     size_bytes: int
     n_ctx_train: int
+    n_embd: int
     n_swa: int
     is_recurrent: bool
     is_hybrid: bool
@@ -124,6 +125,7 @@ def _read_facts(handle: Any) -> ModelFacts:
         n_params=lib.llama_model_n_params(handle),
         size_bytes=lib.llama_model_size(handle),
         n_ctx_train=lib.llama_model_n_ctx_train(handle),
+        n_embd=lib.llama_model_n_embd(handle),
         n_swa=lib.llama_model_n_swa(handle),
         is_recurrent=lib.llama_model_is_recurrent(handle),
         is_hybrid=lib.llama_model_is_hybrid(handle),

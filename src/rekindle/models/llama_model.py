@@ -206,6 +206,8 @@ def _assemble(
         n_ctx=model.n_ctx,
         n_ctx_train=model.n_ctx_train,
         n_vocab=tokenizer.n_vocab,
+        vocab_type=vocabulary.kind,
+        n_embd=model.n_embd,
         n_params=model.n_params,
         size_bytes=model.size_bytes,
         architecture=model.architecture,

@@ -8,8 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.api.errors import failure
+from rekindle.api.http.drain import HEALTH_PATHS
 
-OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_PATHS = HEALTH_PATHS | {"/"}
 OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 SCOPE_KEY = "rekindle.key_holder"  # of a request's ASGI scope
 

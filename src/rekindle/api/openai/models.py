@@ -21,9 +21,35 @@ class ModelBody(TypedDict):
     meta: NotRequired[ModelMeta]  # only of loaded models
 
 
+class ModelDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class NamedModel(TypedDict):
+    """A model as llama-server lists it, in Ollama's form. What is not known is empty."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: str
+    digest: str
+    type: Literal["model"]
+    description: str
+    tags: list[str]
+    capabilities: list[str]
+    parameters: str
+    details: ModelDetails
+
+
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelBody]
+    models: list[NamedModel]  # the same ones, for clients of llama-server
 
 
 class ModelsApi:
@@ -40,7 +66,9 @@ class ModelsApi:
         routes.add("GET", one, self.model)
 
     async def models(self) -> ModelList:
-        return ModelList(object="list", data=[_body(each) for each in self._models.listed()])
+        listed = self._models.listed()
+        data, named = [_body(each) for each in listed], [_named(each) for each in listed]
+        return ModelList(object="list", data=data, models=named)
 
     async def model(self, model_id: str) -> ModelBody:
         return _body(self._models.find(model_id))
@@ -66,3 +94,27 @@ def _body(model: ListedModel) -> ModelBody:
     if model.card is not None:
         body["meta"] = body_from(ModelMeta, model.card, size=model.card.size_bytes)
     return body
+
+
+def _named(model: ListedModel) -> NamedModel:
+    family = model.card.architecture if model.card else ""
+    return NamedModel(
+        name=model.id,
+        model=model.id,
+        modified_at="",
+        size=str(model.card.size_bytes) if model.card else "",
+        digest="",
+        type="model",
+        description="",
+        tags=[""],
+        capabilities=["completion"],
+        parameters="",
+        details=ModelDetails(
+            parent_model="",
+            format="gguf",
+            family=family,
+            families=[family],
+            parameter_size=str(model.card.n_params) if model.card else "",
+            quantization_level=model.card.quantization if model.card else "",
+        ),
+    )

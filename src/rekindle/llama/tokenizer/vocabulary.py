@@ -28,6 +28,7 @@ class Vocabulary:
         self._pre_tokenizer = pre_tokenizer
         self._own_stack_bytes = own_stack_bytes()
         self.n_vocab: int = lib.llama_vocab_n_tokens(handle)
+        self.kind: int = lib.llama_vocab_type(handle)
         tokens = range(self.n_vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self._reading = Lock()
