@@ -59,6 +59,7 @@ from rekindle.generation.status import (
     StoredBranch,
     StoredPrefix,
 )
+from rekindle.generation.tokenizer import NO_INFILL
 from rekindle.models.card import ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
 
@@ -95,6 +96,7 @@ class ByteTokenizer:
     eos_text = "<|im_end|>"
     bos_token = BOS
     end_strings = ("<|im_end|>",)
+    infill = NO_INFILL
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         if parse_special and END_OF_TURN_TEXT in text:

@@ -15,6 +15,8 @@ from rekindle.chat.accounts.request_log import log_request
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.choice import DialectChoice
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
+from rekindle.chat.infill import Infill, infill_tokens
+from rekindle.chat.mixed_tokens import mixed_tokens, with_bos
 from rekindle.chat.prompt.meaning import clear_known
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.assembler import ReplyReader
@@ -55,6 +57,7 @@ class Responder:
         stream_calls: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
+        batch_size: int,  # bounds the text around a gap
         model: str,
         accounts: Accounts,  # of all models
         observers: Sequence[Observer],
@@ -69,6 +72,7 @@ class Responder:
         self.dialect_choice = choice
         self._dialect = choice.dialect
         self._rewarmer = rewarmer
+        self._batch_size = batch_size
         self._model = model
         self._accounts = accounts
         self._observers = (log_request, *observers)
@@ -122,6 +126,30 @@ class Responder:
         prompts = self._prompts.within(namespace)
         return await _timed(prompts.from_tokens, tokens)
 
+    async def prepare_mixed(self, parts: Sequence[int | str], *, namespace: str = "") -> Prompt:
+        """Prepare texts and token ids in one list. Control strings in the texts are tokens."""
+
+        def build() -> Prompt:
+            whole = with_bos(parts, self.tokenizer)
+            tokens = mixed_tokens(whole, self.tokenizer, parse_special=True, path="prompt")
+            return self._prompts.within(namespace).from_tokens(tokens)
+
+        return await _timed(build)
+
+    async def prepare_infill(self, infill: Infill, *, namespace: str = "") -> Prompt:
+        """Raise NotSupported if the model has no tokens for it."""
+        n_ctx = self._engine.status().n_ctx
+
+        def build() -> Prompt:
+            tokens, boundaries = infill_tokens(
+                infill, self.tokenizer, n_ctx=n_ctx, batch_size=self._batch_size
+            )
+            prompt = self._prompts.within(namespace).from_tokens(tokens)
+            # Nobody continues the text behind the middle, so its turn is not remembered.
+            return replace(prompt, boundaries=boundaries, remember=lambda *_: None)
+
+        return await _timed(build)
+
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
         status = self._engine.status()
@@ -167,6 +195,8 @@ class Responder:
             tokens,
             self.tokenizer,
             stop=options.stop,
+            line_limits=options.line_limits,
+            shows_tokens=options.shows_tokens,
             reader=reader,
             is_remembered=options.cache_prompt,
             on_end=on_end,

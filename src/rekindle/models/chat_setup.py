@@ -94,6 +94,7 @@ def set_up_chat(
         stream_calls=settings.chat.stream_calls,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
+        batch_size=settings.engine.batch_size,
         model=name,
         accounts=parts.accounts,
         observers=parts.observers,

@@ -53,6 +53,7 @@ class ClosableTokenizer:
         self.bos_text = vocabulary.bos_text
         self.eos_text = vocabulary.eos_text
         self.bos_token = vocabulary.bos_token
+        self.infill = vocabulary.infill
         self.piece = vocabulary.piece
         self._n_asking = 0
         self._is_closed = False

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from rekindle.errors import InvalidRequest, ShuttingDown
+from rekindle.generation.tokenizer import InfillMarks
 from rekindle.llama.library import holding_gil, lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack, own_stack_bytes
 from rekindle.llama.tokenizer.merging import check_cost
@@ -89,6 +90,18 @@ class Vocabulary:
         """The token that ends every text of an embedding model; None: there is none."""
         token: int = lib.llama_vocab_eos(self.handle)
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
+
+    @cached_property
+    def infill(self) -> InfillMarks:
+        read = (
+            lib.llama_vocab_fim_pre,
+            lib.llama_vocab_fim_suf,
+            lib.llama_vocab_fim_mid,
+            lib.llama_vocab_fim_rep,
+            lib.llama_vocab_fim_sep,
+        )
+        tokens = [each(self.handle) for each in read]
+        return InfillMarks(*(token if token >= 0 else None for token in tokens))
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         check_cost(text)  # both checks: of the whole text, before it is cut
