@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -67,10 +68,13 @@ def test_json_has_no_infinity_in_it() -> None:
     ("settings", "param"),
     [
         ({"typical_p": 0.9}, "typical_p"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"samplers": ()}, "samplers"),
         ({"repeat_last_n": 128, "repeat_penalty": 1.1}, "repeat_last_n"),
     ],
 )
-def test_what_vllm_has_not_is_refused_by_its_name(settings: dict[str, float], param: str) -> None:
+def test_what_vllm_has_not_is_refused_by_its_name(settings: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         fields(**settings)
     assert refused.value.param == param
@@ -87,6 +91,7 @@ def test_a_window_for_penalties_that_are_off_is_no_matter() -> None:
         (GrammarKind.JSON_SCHEMA, "true", {"json": {}}),
         (GrammarKind.REGEX, "[0-9]+", {"regex": "[0-9]+"}),
         (GrammarKind.LARK, 'start: "a"', {"grammar": 'start: "a"'}),
+        (GrammarKind.GBNF, 'root ::= "a"', {"grammar": 'root ::= "a"'}),
     ],
 )
 def test_grammars_are_vllms_structured_outputs(

@@ -29,6 +29,7 @@ from rekindle.api.openapi import Routes
 from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_replies
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
+from rekindle.api.requests.sampling import N_SEEDS
 from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.prompt.prompt import Prompt
@@ -42,7 +43,6 @@ from rekindle.observe.request_record import Miss
 
 logger = logging.getLogger(__name__)
 
-N_SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 EXPLAIN_HEADER = "x-rekindle-explain"
 MAX_NAMES_LOGGED = 32
 

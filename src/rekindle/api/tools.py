@@ -1,35 +1,16 @@
-"""Tools, call ids, reply formats and sampling: rules that all wire formats share."""
+"""Tools, call ids and reply formats: rules that all wire formats share."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rekindle.api.body import fault
-from rekindle.api.cache_controls import CommonFields
 from rekindle.chat.conversation import Tool
 from rekindle.chat.dialects.syntax.cursor import NAME_LIMIT, WORD_CHARACTER
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
-
-# Fields with the same name and meaning in requests and in `Sampling`. No format has all.
-SAMPLING_FIELDS = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "frequency_penalty",
-        "presence_penalty",
-        "ignore_eos",
-    }
-)
-
+from rekindle.generation.request import Grammar, GrammarKind
 
 NAME = re.compile(f"{WORD_CHARACTER}+")
 
@@ -83,14 +64,6 @@ def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
 
 def nothing_to_call() -> InvalidRequest:
     return fault("tool_choice", ": a call is required, but `tools` has nothing to call.")
-
-
-def sampling_of(body: CommonFields, defaults: Sampling, grammar: Grammar | None) -> Sampling:
-    """Replace the defaults that the request sets."""
-    fields = SAMPLING_FIELDS & type(body).model_fields.keys()
-    given = {name: value for name in fields if (value := getattr(body, name)) is not None}
-    sampling = replace(defaults, **given, grammar=grammar)
-    return replace(sampling, top_k=max(sampling.top_k, 0))  # -1 also turns it off
 
 
 def json_grammar(kind: str, schema: Mapping[str, Any] | None, path: str) -> Grammar | None:

@@ -12,6 +12,7 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     LARK = "lark"
     REGEX = "regex"
+    GBNF = "gbnf"  # llama.cpp's form
 
 
 MAX_GRAMMAR_BYTES = 2**20  # of a source: 700 tools of 1.5 kB
@@ -70,19 +71,66 @@ class ReasoningLimit:
     begins_inside: bool = False  # the prompt has opened the reasoning
 
 
+class SamplerName(StrEnum):
+    """A step of the sampling, by llama-server's name."""
+
+    PENALTIES = "penalties"
+    DRY = "dry"
+    TOP_N_SIGMA = "top_n_sigma"
+    TOP_K = "top_k"
+    TYPICAL_P = "typ_p"
+    TOP_P = "top_p"
+    MIN_P = "min_p"
+    XTC = "xtc"
+    TEMPERATURE = "temperature"
+    INFILL = "infill"
+    ADAPTIVE_P = "adaptive_p"
+
+
+DEFAULT_SAMPLERS = (
+    SamplerName.PENALTIES,
+    SamplerName.DRY,
+    SamplerName.TOP_N_SIGMA,
+    SamplerName.TOP_K,
+    SamplerName.TYPICAL_P,
+    SamplerName.TOP_P,
+    SamplerName.MIN_P,
+    SamplerName.XTC,
+    SamplerName.TEMPERATURE,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling settings. The defaults are llama.cpp's, as its users expect."""
 
     temperature: float = 0.8  # 0: greedy
+    dynatemp_range: float = 0.0  # 0: off
+    dynatemp_exponent: float = 1.0
     top_k: int = 40  # 0: off
     top_p: float = 0.95
     min_p: float = 0.05
+    top_n_sigma: float = -1.0  # 0 or less: off
     typical_p: float = 1.0
+    xtc_probability: float = 0.0  # 0: off
+    xtc_threshold: float = 0.1  # more than 0.5: off
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64  # -1: the whole context
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64  # -1: the whole context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0  # 1 or 2: that version of it; 0: off
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0  # negative: off
+    adaptive_decay: float = 0.9
+    samplers: tuple[SamplerName, ...] = DEFAULT_SAMPLERS
+    min_keep: int = 0  # the fewest candidates that a sampler leaves
+    post_sampling_probs: bool = False  # reported probabilities are those after the samplers
     seed: int | None = None  # None: a fresh one per request
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False

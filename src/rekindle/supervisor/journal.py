@@ -214,6 +214,9 @@ def as_journaled(request: GenerationRequest, n_ctx: int) -> GenerationRequest:
         seed=seed,
         top_k=min(sampling.top_k, INT32_MAX),
         repeat_last_n=min(sampling.repeat_last_n, INT32_MAX),
+        dry_allowed_length=min(sampling.dry_allowed_length, INT32_MAX),
+        dry_penalty_last_n=min(sampling.dry_penalty_last_n, INT32_MAX),
+        min_keep=min(sampling.min_keep, INT32_MAX),
     )
     most = request.max_tokens if request.max_tokens is None else min(request.max_tokens, n_ctx)
     return replace(request, sampling=sampling, max_tokens=most)

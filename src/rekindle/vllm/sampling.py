@@ -9,10 +9,23 @@ from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
 
 MAX_BIAS = 100.0  # vLLM's limit; JSON has no infinity
+# Each switches a sampler on that vLLM does not have.
+_UNKNOWN_FIELDS = (
+    "typical_p",
+    "dynatemp_range",
+    "top_n_sigma",
+    "xtc_probability",
+    "dry_multiplier",
+    "mirostat",
+    "samplers",
+    "min_keep",
+    "post_sampling_probs",
+)
 _GRAMMAR_FIELDS = {
     GrammarKind.JSON_SCHEMA: "json",
     GrammarKind.REGEX: "regex",
     GrammarKind.LARK: "grammar",
+    GrammarKind.GBNF: "grammar",
 }
 
 
@@ -77,8 +90,9 @@ def is_enforced(grammar: Grammar) -> bool:
 
 def _refuse_unknown(sampling: Sampling) -> None:
     defaults = Sampling()
-    if sampling.typical_p != defaults.typical_p:
-        raise InvalidRequest("`typical_p` is not supported with vLLM.", "typical_p")
+    for name in _UNKNOWN_FIELDS:
+        if getattr(sampling, name) != getattr(defaults, name):
+            raise InvalidRequest(f"`{name}` is not supported with vLLM.", name)
     penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     if sampling.repeat_last_n not in (defaults.repeat_last_n, -1, 0) and penalties != (1, 0, 0):
         raise InvalidRequest(

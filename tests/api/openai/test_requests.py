@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rekindle.chat.reply.events import ReplyOptions
-from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.request import Grammar, GrammarKind, SamplerName, Sampling
 from tests.api.client import USER, chat, complete, post
 from tests.api.fakes import FakeResponder
 
@@ -29,19 +29,90 @@ def test_request_without_settings_gets_the_models_defaults() -> None:
 def test_every_sampling_field_arrives() -> None:
     wanted = Sampling(
         temperature=0.0,
+        dynatemp_range=0.25,
+        dynatemp_exponent=2.0,
         top_k=7,
         top_p=0.5,
         min_p=0.1,
+        top_n_sigma=2.0,
         typical_p=0.9,
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
         repeat_penalty=1.1,
         repeat_last_n=-1,
         frequency_penalty=0.2,
         presence_penalty=-0.3,
+        dry_multiplier=0.8,
+        dry_base=1.5,
+        dry_allowed_length=3,
+        dry_penalty_last_n=-1,
+        dry_sequence_breakers=("\n", "."),
+        mirostat=2,
+        mirostat_tau=4.0,
+        mirostat_eta=0.2,
+        adaptive_target=0.4,
+        adaptive_decay=0.8,
+        samplers=(SamplerName.TOP_K, SamplerName.TEMPERATURE),
+        min_keep=2,
+        post_sampling_probs=True,
         seed=42,
         ignore_eos=True,
     )
-    names = {field.name for field in dataclasses.fields(Sampling)} - {"logit_bias", "grammar"}
+    others = {"logit_bias", "grammar", "reasoning_limit"}
+    names = {field.name for field in dataclasses.fields(Sampling)} - others
+    assert not [name for name in names if getattr(wanted, name) == getattr(Sampling(), name)]
     assert options_of(**{name: getattr(wanted, name) for name in names}).sampling == wanted
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ({"temperature": -1}, {"temperature": 0.0}),
+        ({"top_p": 1.5, "min_p": -1}, {"top_p": 1.0, "min_p": 0.0}),
+        ({"top_k": -5}, {"top_k": 0}),
+        ({"xtc_probability": 2, "xtc_threshold": -1}, {"xtc_probability": 1, "xtc_threshold": 0}),
+        ({"mirostat": 7}, {"mirostat": 2}),
+        ({"dry_base": 0.5}, {"dry_base": 1.75}),
+        ({"presence_penalty": 3}, {"presence_penalty": 3.0}),
+        ({"frequency_penalty": -1e300}, {"frequency_penalty": -1e9}),
+    ],
+)
+def test_values_beyond_llama_servers_bounds_are_moved_to_them(
+    sent: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    sampling = options_of(**sent).sampling
+    assert {name: getattr(sampling, name) for name in kept} == kept
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [
+        "pmtx?",
+        ["top_p", "min_p", "temperature", "xtc"],
+        ["TOP-P", "minp", "temp", "xtc", "unknown"],
+        ["nucleus", "min-p", "Temperature", "XTC"],
+    ],
+)
+def test_samplers_have_llama_servers_names_and_letters(samplers: object) -> None:
+    names = SamplerName.TOP_P, SamplerName.MIN_P, SamplerName.TEMPERATURE, SamplerName.XTC
+    assert options_of(samplers=samplers).sampling.samplers == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"grammar": 'root ::= "a"'}, Grammar(GrammarKind.GBNF, 'root ::= "a"', field="grammar")),
+        (
+            {"json_schema": {}},
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}', field="json_schema"),
+        ),
+        ({"grammar": "", "json_schema": {}}, None),
+    ],
+)
+def test_grammar_or_json_schema_as_in_llama_server(
+    fields: dict[str, Any], grammar: Grammar | None
+) -> None:
+    assert options_of(**fields).sampling.grammar == grammar
 
 
 @pytest.mark.parametrize(
@@ -124,6 +195,8 @@ def test_response_format_becomes_a_grammar(response_format: object, schema: obje
         ({"logprobs": False}, None),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"n_probs": 0}, None),
+        ({"n_probs": 40}, 40),
     ],
 )
 def test_chat_logprobs(fields: dict[str, Any], expected: int | None) -> None:

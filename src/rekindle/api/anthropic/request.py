@@ -12,7 +12,8 @@ from rekindle.api.anthropic.schema import (
 )
 from rekindle.api.anthropic.tools import tool_choice_of
 from rekindle.api.cache_controls import MAX_BREAKPOINTS, TTL_SECONDS, Mark, covered
-from rekindle.api.tools import check_grammar, json_grammar, sampling_of
+from rekindle.api.requests.sampling import sampling_of
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest

@@ -195,7 +195,16 @@ def _props(served: Lease) -> Props:
     cache = status.cache
     sampling = served.responder.default_sampling
     seed = -1 if sampling.seed is None else sampling.seed
-    params = body_from(SamplingProps, sampling, seed=seed, max_tokens=-1, n_predict=-1)
+    params = body_from(
+        SamplingProps,
+        sampling,
+        seed=seed,
+        max_tokens=-1,
+        n_predict=-1,
+        n_probs=0,
+        samplers=[each.value for each in sampling.samplers],
+        dry_sequence_breakers=list(sampling.dry_sequence_breakers),
+    )
     tiers = [tier_props(tier) for tier in cache.tiers] if cache else []
     return Props(
         default_generation_settings=GenerationProps(n_ctx=status.n_ctx, params=params),

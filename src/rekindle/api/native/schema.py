@@ -81,18 +81,38 @@ class TemplateReply(TypedDict):
 
 
 class SamplingProps(TypedDict):
+    seed: int
     temperature: float
+    dynatemp_range: float
+    dynatemp_exponent: float
     top_k: int
     top_p: float
     min_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
     typical_p: float
-    repeat_penalty: float
     repeat_last_n: int
-    frequency_penalty: float
+    repeat_penalty: float
     presence_penalty: float
-    seed: int
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
     max_tokens: int
     n_predict: int
+    ignore_eos: bool
+    n_probs: int
+    min_keep: int
+    samplers: list[str]
+    post_sampling_probs: bool
 
 
 class GenerationProps(TypedDict):

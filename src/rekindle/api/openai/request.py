@@ -1,8 +1,6 @@
 """Conversion of completion requests to `ReplyOptions`."""
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from rekindle.api.body import fault
 from rekindle.api.openai.schema import (
@@ -12,8 +10,9 @@ from rekindle.api.openai.schema import (
     ResponseFormat,
 )
 from rekindle.api.openai.tools import tool_choice_of
-from rekindle.api.pipeline import N_SEEDS, RawPrompt
-from rekindle.api.tools import check_grammar, json_grammar, sampling_of
+from rekindle.api.pipeline import RawPrompt
+from rekindle.api.requests.sampling import llama_sampling_of
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Tool
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
@@ -46,7 +45,7 @@ def chat_options(
         sampling=sampling,
         max_tokens=_max_tokens(limits),
         stop=_stop(body),
-        n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else body.n_probs or None,
         tool_choice=tool_choice,
     )
 
@@ -60,7 +59,7 @@ def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int
         sampling=_sampling(body, defaults, n_vocab),
         max_tokens=_max_tokens((("max_tokens", body.max_tokens), ("n_predict", body.n_predict))),
         stop=_stop(body),
-        n_top_logprobs=body.logprobs,
+        n_top_logprobs=body.n_probs or None if body.logprobs is None else body.logprobs,
     )
 
 
@@ -77,17 +76,11 @@ def raw_inputs(
 
 
 def _sampling(body: GenerationFields, defaults: Sampling, n_vocab: int) -> Sampling:
-    grammar = _grammar(body.response_format)
-    if grammar is not None and body.ignore_eos:
-        raise fault("ignore_eos", " excludes `response_format`: the reply must be able to end.")
-    sampling = sampling_of(body, defaults, grammar)
-    if body.repetition_penalty is not None and body.repeat_penalty is None:
-        sampling = replace(sampling, repeat_penalty=body.repetition_penalty)
-    return replace(
-        sampling,
-        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
-        logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
-    )
+    sampling = llama_sampling_of(body, defaults, n_vocab, _grammar(body.response_format))
+    if sampling.grammar is not None and body.ignore_eos:
+        field = sampling.grammar.field.partition(".")[0]
+        raise fault("ignore_eos", f" excludes `{field}`: the reply must be able to end.")
+    return sampling
 
 
 def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
@@ -104,20 +97,6 @@ def _max_tokens(limits: Sequence[tuple[str, int | None]]) -> int | None:
 
 def _stop(body: GenerationFields) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-
-
-def _logit_bias(body: GenerationFields, n_vocab: int) -> Iterator[tuple[int, float]]:
-    if isinstance(body.logit_bias, dict):
-        entries = [(key, key, bias) for key, bias in body.logit_bias.items()]
-    else:
-        entries = [
-            (str(index), str(token), bias)
-            for index, (token, bias) in enumerate(body.logit_bias or ())
-        ]
-    for key, token, bias in entries:
-        if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
-            raise fault(f"logit_bias.{key}", f": `{token}` is not a token of this model.")
-        yield int(token), -math.inf if bias is False else bias
 
 
 def _grammar(wanted: ResponseFormat | None) -> Grammar | None:

@@ -6,14 +6,13 @@ the two.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from rekindle.api.body import SHOULD_BE, Ignored, Items, Refused, WireModel, fault
+from rekindle.api.body import Ignored, Items, Refused, WireModel
 from rekindle.api.cache_controls import OpenAiFields
 from rekindle.api.content import ContentPart
 from rekindle.api.requests.json_values import ArgumentsText, Int64, JsonObject
 from rekindle.api.requests.limits import (
-    MAX_BIASES,
     MAX_CALLS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
@@ -24,43 +23,14 @@ from rekindle.api.requests.limits import (
     Stop,
 )
 from rekindle.api.requests.reasoning import ReasoningBudget
+from rekindle.api.requests.sampling import SamplingFields
 
 MAX_STOP_STRINGS = 16
 MAX_REPLIES = 16
 MAX_PROMPTS = 128  # picked; each is a separate engine request
 MAX_TOP_LOGPROBS = 20
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-BiasPair = Annotated[tuple[Int64, Bias], Strict(strict=False)]
-BIAS: TypeAdapter[Bias] = TypeAdapter(Bias)
-
-
-def _check_biases(biases: dict[str, Any]) -> dict[str, Any]:
-    """Raise InvalidRequest for the first wrong bias. Pydantic would list all of them."""
-    for key, bias in biases.items():
-        try:
-            BIAS.validate_python(bias, strict=True)
-        except ValidationError as error:
-            wanted = " or ".join(each["msg"].removeprefix(SHOULD_BE) for each in error.errors())
-            raise fault(f"logit_bias.{key}", f" should be {wanted}.") from None
-    return biases
-
-
-Biases = Annotated[
-    dict[str, Any],
-    Field(max_length=MAX_BIASES),
-    AfterValidator(_check_biases),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "maxProperties": MAX_BIASES,
-            "additionalProperties": BIAS.json_schema(),
-        }
-    ),
-]
 
 
 class StreamOptions(WireModel):
@@ -82,7 +52,7 @@ class ResponseFormat(WireModel):
     object_schema: JsonObject | None = Field(default=None, alias="schema")
 
 
-class GenerationFields(OpenAiFields):
+class GenerationFields(OpenAiFields, SamplingFields):
     """Fields that both completion endpoints share."""
 
     max_tokens: Int64 | None = None
@@ -90,23 +60,8 @@ class GenerationFields(OpenAiFields):
     stop: (
         Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None
     ) = None
-    ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_REPLIES)] | None = None
 
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: Annotated[Int64, Field(ge=-1)] | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    typical_p: Share | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[Int64, Field(ge=-1)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**128), le=2**128)] | None = None
-    logit_bias: (
-        Biases | Annotated[list[BiasPair], Field(fail_fast=True, max_length=MAX_BIASES)] | None
-    ) = None
     response_format: ResponseFormat | None = None
 
     stream_options: StreamOptions | None = None
@@ -117,13 +72,6 @@ class GenerationFields(OpenAiFields):
     store: Annotated[bool | None, Ignored()] = None
     service_tier: Annotated[str | None, Ignored()] = None
     safety_identifier: Annotated[str | None, Ignored()] = None
-
-    grammar: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
-    json_schema: Annotated[Any, Refused("Use `response_format` with a JSON schema.")] = None
-    mirostat: Annotated[Any, Refused()] = None
-    dynatemp_range: Annotated[Any, Refused()] = None
-    dry_multiplier: Annotated[Any, Refused()] = None
-    xtc_probability: Annotated[Any, Refused()] = None
 
 
 class FunctionCall(WireModel):

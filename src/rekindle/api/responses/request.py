@@ -5,10 +5,11 @@ from typing import Any
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered, openai_marks
 from rekindle.api.requests.reasoning import NO_EFFORT, limit_of
+from rekindle.api.requests.sampling import sampling_of
 from rekindle.api.responses.items import Read
 from rekindle.api.responses.schema import CreateResponseRequest, ReasoningConfig
 from rekindle.api.responses.tools import Toolbox, tool_choice_of
-from rekindle.api.tools import check_grammar, json_grammar, sampling_of
+from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.generation.request import Sampling
