@@ -112,6 +112,7 @@ def _stub_engine(n_slots: int, visits: Visits) -> LoadedEngine:
         quantization="",
         n_params=0,
         size_bytes=0,
+        n_embd=1,
         n_ctx_train=stub.n_ctx,
         default_sampling=Sampling(),
         n_slots=n_slots,

@@ -18,6 +18,8 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.choice import chosen
 from rekindle.chat.dialects.families import GENERIC
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.chat.infill import Infill, infill_tokens
+from rekindle.chat.mixed_tokens import mixed_tokens
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import (
     FinishReason,
@@ -94,7 +96,7 @@ class ByteTokenizer:
     special_strings = tuple(SPECIAL.values())
     bos_text = "<s>"
     eos_text = "<|im_end|>"
-    bos_token = BOS
+    bos_token: int | None = BOS
     end_strings = ("<|im_end|>",)
     infill = NO_INFILL
 
@@ -317,6 +319,14 @@ class FakeResponder:
                 raise InvalidRequest(f"{token} is not a token.", f"prompt.{index}")
         text = self.tokenizer.detokenize(tokens, render_special=True).decode()
         return Prompt(tuple(tokens), (), text)
+
+    async def prepare_mixed(self, parts: Sequence[int | str], *, namespace: str = "") -> Prompt:
+        tokens = mixed_tokens(parts, self.tokenizer, parse_special=True, path="prompt")
+        return await self.prepare_tokens(tokens, namespace=namespace)
+
+    async def prepare_infill(self, infill: Infill, *, namespace: str = "") -> Prompt:
+        tokens, _ = infill_tokens(infill, self.tokenizer, n_ctx=CARD.n_ctx, batch_size=256)
+        return await self.prepare_tokens(tokens, namespace=namespace)
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> FakeStream:
         script = self._script(len(self.started)) if callable(self._script) else self._script

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rekindle.chat.infill import Chunk, Infill, infill_tokens
+from rekindle.chat.infill import FileChunk, Infill, infill_tokens
 from rekindle.chat.mixed_tokens import mixed_tokens, with_bos
 from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.tokenizer import NO_INFILL, InfillMarks
@@ -57,7 +57,7 @@ def text_of(
 
 
 GAP = Infill(prefix="def f():\n", suffix="\nprint(f())", prompt="    return ")
-CHUNKS = (Chunk("a = 1\n", "a.py"), Chunk("b = 2\n"))
+CHUNKS = (FileChunk("a = 1\n", "a.py"), FileChunk("b = 2\n"))
 
 
 def test_chunks_of_files_come_before_the_text_around_the_gap() -> None:
@@ -104,7 +104,7 @@ def test_the_text_around_the_gap_fits_in_a_batch_with_the_ends_that_touch_the_ga
 def test_the_last_chunks_fill_the_context_and_leave_room_for_a_reply(
     n_ctx: int, n_predict: int | None
 ) -> None:
-    chunks = [Chunk(f"{index:04}" * 20) for index in range(200)]
+    chunks = [FileChunk(f"{index:04}" * 20) for index in range(200)]
     infill = Infill(prefix="p" * 9000, suffix="s" * 9000, chunks=chunks, n_predict=n_predict)
     tokenizer = Bytes()
     tokens, boundaries = infill_tokens(infill, tokenizer, n_ctx=n_ctx, batch_size=2048)
@@ -117,7 +117,7 @@ def test_the_last_chunks_fill_the_context_and_leave_room_for_a_reply(
 
 
 def test_text_of_files_never_becomes_a_control_token_but_the_begun_line_may() -> None:
-    quiet = Infill(prefix="<SUF>", suffix="<SUF>", chunks=[Chunk("<SUF>")])
+    quiet = Infill(prefix="<SUF>", suffix="<SUF>", chunks=[FileChunk("<SUF>")])
     tokens, _ = infill_tokens(quiet, Bytes(), n_ctx=4096, batch_size=1024)
     assert tokens.count(SUFFIX) == 1
     begun = Infill(prefix="", suffix="", prompt="<SUF>")

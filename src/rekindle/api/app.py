@@ -20,6 +20,7 @@ from rekindle.api.anthropic.routes import add_token_count
 from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.body import BodyReader
 from rekindle.api.cache.routes import CacheApi
+from rekindle.api.completion.wire_format import COMPLETION, INFILL
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
@@ -29,6 +30,7 @@ from rekindle.api.http.middleware import HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import ForgetScope, Models
 from rekindle.api.native.routes import NativeApi
+from rekindle.api.native.slots import SlotsApi
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.models import ModelsApi
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
@@ -65,10 +67,11 @@ def create_app(
     context = RequestContext(models, telemetry, settings, BodyReader(telemetry))
     pipeline = Pipeline(context)
     responses = responses_format(stored_responses, telemetry, max_bytes=settings.body_limit_bytes)
-    formats = (CHAT, COMPLETIONS, MESSAGES, responses)
+    formats = (CHAT, COMPLETIONS, MESSAGES, responses, COMPLETION, INFILL)
     for wire_format in formats:
         pipeline.add_routes(routes, wire_format)
     NativeApi(context).add_routes(routes)
+    SlotsApi(context).add_routes(routes)
     # llama-server serves each path of OpenAI with and without the prefix.
     for prefix in ("/v1", ""):
         EmbeddingsApi(context).add_routes(routes, prefix)

@@ -66,7 +66,7 @@ class Refused:
 
 
 T = TypeVar("T")
-W = TypeVar("W", bound=WireModel | RootModel[Any])  # a RootModel: the body is a list
+W = TypeVar("W", bound=BaseModel)  # a WireModel, or a RootModel of a list
 Path = tuple[int | str, ...]
 SHOULD_BE = "Input should be "
 # Pydantic's words for these speak of Python.
@@ -134,6 +134,13 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     return value
 
 
+def _parse_list(data: bytes) -> list[Any]:
+    value = _parse_any(data)
+    if not isinstance(value, list):
+        raise InvalidRequest("The body must be a JSON array.")
+    return value
+
+
 def _parse_any(data: bytes) -> Any:
     check_size(data)
     try:
@@ -149,9 +156,7 @@ async def _in_thread(threads: ThreadPoolExecutor | None, function: Callable[[], 
 
 def _checked(data: bytes, model: type[W]) -> tuple[W, Counter[str]]:
     """Return the body, and how often it has each field that is ignored."""
-    parsed = _parse_any(data) if issubclass(model, RootModel) else _parse_json(data)
-    if issubclass(model, RootModel) and not isinstance(parsed, list):
-        raise InvalidRequest("The body must be a JSON array.")
+    parsed = _parse_list(data) if RootModel in model.__mro__ else _parse_json(data)
     try:
         body = model.model_validate(parsed, context=JsonTexts())
     except ValidationError as error:
@@ -167,7 +172,7 @@ def _checked(data: bytes, model: type[W]) -> tuple[W, Counter[str]]:
     return body, ignored
 
 
-def _parts(part: WireModel | RootModel[Any], path: Path) -> Iterator[tuple[WireModel, Path]]:
+def _parts(part: BaseModel, path: Path) -> Iterator[tuple[WireModel, Path]]:
     if isinstance(part, WireModel):
         yield part, path
     for name, value in part.__dict__.items():

@@ -32,11 +32,13 @@ from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
 from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
+from rekindle.chat.infill import Infill
+from rekindle.chat.mixed_tokens import Mixed
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
 from rekindle.config import Overflow
-from rekindle.errors import InvalidRequest
+from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
 from rekindle.observe.request_record import Miss
@@ -51,10 +53,10 @@ B = TypeVar("B", bound=CommonFields)
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text or token ids that no chat template wraps."""
+    """Text or token ids that no chat template wraps, or a gap to fill."""
 
-    path: str  # of the field in the body
-    content: str | Sequence[int]
+    path: str  # of the field in the body; empty: the whole body
+    content: str | Sequence[int] | Mixed | Infill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,12 +281,24 @@ async def _raw_prompt(
     raw: RawPrompt, responder: Responder, *, cache_prompt: bool, namespace: str
 ) -> Prompt:
     try:
-        if isinstance(raw.content, str):
-            return await responder.prepare_text(
-                raw.content, cache_prompt=cache_prompt, namespace=namespace
-            )
-        return await responder.prepare_tokens(raw.content, namespace=namespace)
+        match raw.content:
+            case str() as text:
+                return await responder.prepare_text(
+                    text, cache_prompt=cache_prompt, namespace=namespace
+                )
+            case Infill() as infill:
+                return await responder.prepare_infill(infill, namespace=namespace)
+            case Mixed(parts):
+                return await responder.prepare_mixed(parts, namespace=namespace)
+            case tokens:
+                return await responder.prepare_tokens(tokens, namespace=namespace)
+    except NotSupported as error:
+        if not raw.path:
+            raise
+        raise InvalidRequest(error.message, raw.path) from None
     except InvalidRequest as error:
+        if isinstance(raw.content, Infill):  # it knows its fields
+            raise
         # The responder sees one prompt, and calls it `prompt`.
         inner = (error.param or "prompt").removeprefix("prompt")
         raise InvalidRequest(error.message, raw.path + inner) from None

@@ -28,7 +28,7 @@ DEFAULT_N_PREDICT = 64  # room for a reply without a limit; picked
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FileChunk:
     """Text from elsewhere, such as another file of the editor."""
 
     text: str
@@ -41,9 +41,11 @@ class Infill:
 
     prefix: str | Sequence[int | str]
     suffix: str | Sequence[int | str]
-    chunks: Sequence[Chunk] = ()
+    chunks: Sequence[FileChunk] = ()
     prompt: str = ""  # the beginning of the gap's text
     n_predict: int | None = None  # None: no limit
+    prefix_path: str = "input_prefix"  # of the fields in the request, for errors
+    suffix_path: str = "input_suffix"
 
 
 class InfillTokens(NamedTuple):
@@ -66,8 +68,8 @@ def infill_tokens(
         raise NotSupported(f"Infill is not supported by this model: {told}")
     n_batch = min(batch_size, n_ctx // 2)  # of a short context, half is for the chunks
     begun = mixed_tokens(infill.prompt, tokenizer, parse_special=True, path="prompt")
-    prefix = mixed_tokens(infill.prefix, tokenizer, parse_special=False, path="input_prefix")
-    suffix = mixed_tokens(infill.suffix, tokenizer, parse_special=False, path="input_suffix")
+    prefix = mixed_tokens(infill.prefix, tokenizer, parse_special=False, path=infill.prefix_path)
+    suffix = mixed_tokens(infill.suffix, tokenizer, parse_special=False, path=infill.suffix_path)
     n_prefix = min(len(prefix), 3 * (n_batch // 4))
     n_suffix = min(len(suffix), max(0, n_batch // 4 - 2 - len(begun)))
     extra, ends = _extra_tokens(infill.chunks, tokenizer)
@@ -88,7 +90,7 @@ def infill_tokens(
     return InfillTokens(tokens, tuple(end - n_cut for end in ends if end > n_cut))
 
 
-def _extra_tokens(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def _extra_tokens(chunks: Sequence[FileChunk], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return the tokens before the text around the gap, and where each chunk ends."""
     marks = tokenizer.infill
 

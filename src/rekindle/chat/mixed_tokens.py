@@ -1,9 +1,17 @@
 """Tokens of prompts that mix texts with token ids, as llama-server takes them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rekindle.errors import InvalidRequest
 from rekindle.generation.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """One prompt of texts and token ids."""
+
+    parts: Sequence[int | str]
 
 
 def mixed_tokens(

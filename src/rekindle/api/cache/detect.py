@@ -13,13 +13,21 @@ ANTHROPIC_BLOCKS = (
 
 def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """Name the format by the fields that no other format has."""
+    if "input_prefix" in body or "input_suffix" in body:
+        return "infill"
     if "prompt" in body:
-        return "completions"
+        return "completion" if _is_native(body["prompt"]) else "completions"
     if "input" in body:
         return "responses"
     if "anthropic-version" in headers or "system" in body or _has_anthropic_parts(body):
         return "messages"
     return "chat"
+
+
+def _is_native(prompt: object) -> bool:
+    """Return whether only llama-server takes such a prompt: an object, or a mixed list."""
+    kinds = {type(each) for each in prompt} if isinstance(prompt, list) else {type(prompt)}
+    return dict in kinds or len(kinds) > 1
 
 
 def _has_anthropic_parts(body: Mapping[str, Any]) -> bool:

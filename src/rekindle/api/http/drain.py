@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rekindle.api.errors import failure_of
 from rekindle.errors import ShuttingDown
 
-HEALTH_PATHS = frozenset({"/health", "/v1/health"})
+HEALTH_PATH = "/health"
+HEALTH_PATHS = frozenset({HEALTH_PATH, "/v1/health"})  # the second is llama-server's
 LIVE_QUERY = b"live"  # `/health?live`: a liveness check, answered even while draining
 METRICS_PATH = "/metrics"
 MAX_RETRY_SECONDS = 60  # clients ignore longer waits; picked

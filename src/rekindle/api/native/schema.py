@@ -24,6 +24,44 @@ class DetokenizeRequest(WireModel):
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
+class SlotFile(WireModel):
+    # Without a colon, which the names of slots have.
+    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+
+
+class SaveTimings(TypedDict):
+    save_ms: float
+
+
+class RestoreTimings(TypedDict):
+    restore_ms: float
+
+
+class SlotSaved(TypedDict):
+    id_slot: int
+    filename: str
+    n_saved: int  # tokens
+    n_written: int  # bytes
+    timings: SaveTimings
+
+
+class SlotRestored(TypedDict):
+    id_slot: int
+    filename: str
+    n_restored: int
+    n_read: int
+    timings: RestoreTimings
+
+
+class SlotErased(TypedDict):
+    id_slot: int
+    n_erased: int
+
+
+class SlotReply(RootModel[SlotSaved | SlotRestored | SlotErased]):
+    """The reply depends on the action."""
+
+
 class PropsChange(WireModel):
     """No property can be changed."""
 

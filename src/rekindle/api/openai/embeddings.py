@@ -63,7 +63,7 @@ def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if len(inputs) > MAX_INPUTS:
         message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
         raise InvalidRequest(message, "input")
-    return [EmbeddingInput(each.path, each.content) for each in inputs]
+    return [EmbeddingInput(path, content) for path, content in inputs]
 
 
 def _reply(made: Embeddings, body: EmbeddingsRequest, model: str) -> bytes:

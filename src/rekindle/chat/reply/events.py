@@ -165,6 +165,7 @@ class ReplyDone:
     finish: FinishReason
     stats: ReplyStats
     stop_sequence: str | None = None  # the stop string that ended the reply
+    at_line: bool = False  # a limit on lines ended the reply
 
 
 ReplyPart = ReplyText | ReplyReasoning | ReplyCallBegan | ReplyCallArguments | ReplyCall

@@ -131,7 +131,7 @@ class ReplyStream:
         reply = self._reply
         if self._on_end is not None:
             self._on_end(self._prompt, reply.tokens, reply.said, reply.call_ids)
-        return ReplyDone(reason, stats, reply.stop)
+        return ReplyDone(reason, stats, reply.stop, reply.is_over)
 
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event
