@@ -30,7 +30,7 @@ class ModelDetails(TypedDict):
     quantization_level: str
 
 
-class NamedModel(TypedDict):
+class LlamaListedModel(TypedDict):
     """A model as llama-server lists it, in Ollama's form. What is not known is empty."""
 
     name: str
@@ -49,7 +49,7 @@ class NamedModel(TypedDict):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelBody]
-    models: list[NamedModel]  # the same ones, for clients of llama-server
+    models: list[LlamaListedModel]  # the same ones, for clients of llama-server
 
 
 class ModelsApi:
@@ -96,9 +96,9 @@ def _body(model: ListedModel) -> ModelBody:
     return body
 
 
-def _named(model: ListedModel) -> NamedModel:
+def _named(model: ListedModel) -> LlamaListedModel:
     family = model.card.architecture if model.card else ""
-    return NamedModel(
+    return LlamaListedModel(
         name=model.id,
         model=model.id,
         modified_at="",
