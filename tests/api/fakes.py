@@ -34,9 +34,10 @@ from rekindle.chat.reply.events import (
     ScoredToken,
 )
 from rekindle.chat.reply.tool_use import GrammarProof
+from rekindle.chat.rerank import Ranking
 from rekindle.chat.responder import Responder
 from rekindle.config import MediaPolicy, Overflow
-from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
+from rekindle.errors import InvalidRequest, NotSupported, RekindleError, UnknownModel
 from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.forgetting import Deleted, Place
@@ -263,6 +264,7 @@ class FakeResponder:
         self.default_sampling = Sampling(top_k=20)
         self.default_cache_prompt = True
         self.dialect_choice = chosen(GENERIC)
+        self.ranks = False
         self.grammar_proof = GrammarProof(n_accepted=0, refused=(), constrains=True)
         self.cache: CacheStatus | None = None
         self.no_drafts_because: str | None = None
@@ -353,6 +355,15 @@ class FakeResponder:
         return Embeddings(
             tuple(vector.tobytes() for vector in vectors), sum(len(each.content) for each in inputs)
         )
+
+    async def rank(
+        self, query: str, documents: Sequence[str], *, field: str, request_id: str
+    ) -> Ranking:
+        """The longer, the better."""
+        if not self.ranks:
+            raise NotSupported("This model does not rank.")
+        lengths = [len(each) for each in documents]
+        return Ranking(tuple(map(float, lengths)), len(query) * len(documents) + sum(lengths))
 
     def status(self) -> EngineStatus:
         return EngineStatus(

@@ -28,6 +28,7 @@ from rekindle.api.native.schema import (
     SlotFile,
     TokenizeRequest,
 )
+from rekindle.api.native.vector_schema import NativeEmbeddingRequest, RerankRequest
 from rekindle.api.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -93,6 +94,8 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Embeddings") == dict(fields_of(EmbeddingsRequest))
     assert documented("Responses") == dict(fields_of(CreateResponseRequest))
     assert documented("Messages") == dict(fields_of(MessagesRequest))
+    assert documented("Embedding") == dict(fields_of(NativeEmbeddingRequest))
+    assert documented("Rerank") == dict(fields_of(RerankRequest))
     assert documented("Slots") == dict(fields_of(SlotFile))
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))

@@ -14,6 +14,7 @@ from rekindle.chat.prompt.volatile import VolatileRules
 from rekindle.chat.reply.assembler import NO_LIMITS, ReplyReader
 from rekindle.chat.reply.events import LineLimits, ReplyOptions
 from rekindle.chat.reply.stream import ReplyStream
+from rekindle.chat.rerank import RerankFormat
 from rekindle.chat.responder import Responder
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config import Overflow, ReasoningHistory
@@ -56,6 +57,7 @@ def chat_responder(
         stream_calls=True,
         rewarmer=None,
         embedding_end_token=None,
+        rerank_format=RerankFormat(),
         batch_size=2048,
         model=model,
         accounts=accounts or Accounts(Tombstones()),

@@ -323,6 +323,7 @@ def loaded_engine(order: Load, backend: FakeBackend, embedder: FakeEmbedder) -> 
         n_ctx=backend.n_ctx,
         embedding_n_ctx=embedder.n_ctx,
         embedding_n_dimensions=embedder.n_dimensions,
+        ranks=embedder.ranks,
     )
     return LoadedEngine(backend, embedder, about, order.engine.queue_size, _identity)
 

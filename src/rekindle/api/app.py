@@ -31,6 +31,7 @@ from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import ForgetScope, Models
 from rekindle.api.native.routes import NativeApi
 from rekindle.api.native.slots import SlotsApi
+from rekindle.api.native.vectors import VectorsApi
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.models import ModelsApi
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
@@ -72,6 +73,7 @@ def create_app(
         pipeline.add_routes(routes, wire_format)
     NativeApi(context).add_routes(routes)
     SlotsApi(context).add_routes(routes)
+    VectorsApi(context).add_routes(routes)
     # llama-server serves each path of OpenAI with and without the prefix.
     for prefix in ("/v1", ""):
         EmbeddingsApi(context).add_routes(routes, prefix)

@@ -180,7 +180,8 @@ def _parts(part: BaseModel, path: Path) -> Iterator[tuple[WireModel, Path]]:
             yield from _parts(value, (*path, name))
         elif isinstance(value, list) and value and isinstance(value[0], WireModel):
             for index, item in enumerate(value):
-                yield from _parts(item, (*path, name, index))
+                if isinstance(item, WireModel):
+                    yield from _parts(item, (*path, name, index))
 
 
 def _refuse_unsupported(part: WireModel, path: Path) -> None:

@@ -39,8 +39,16 @@ class EmbeddingMaker:
         status = self.engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
+        if status.ranks:
+            raise InvalidRequest("This model is a reranker and makes no embeddings.")
+        return await self.compute(inputs, status.n_ctx, request_id=request_id)
+
+    async def compute(
+        self, inputs: Sequence[EmbeddingInput], n_ctx: int, *, request_id: str
+    ) -> Embeddings:
+        """Compute what the model's file says: vectors, or scores. `n_ctx`: the longest input."""
         tokens = await asyncio.to_thread(
-            lambda: tuple(self._tokens(each, status.n_ctx) for each in inputs)
+            lambda: tuple(self._tokens(each, n_ctx) for each in inputs)
         )
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()

@@ -24,6 +24,7 @@ from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.grammar_work import GrammarWork
 from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import GrammarProof, ToolUse, ToolUses
+from rekindle.chat.rerank import Ranking, Reranker, RerankFormat
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config import Overflow
 from rekindle.errors import PromptTooLong
@@ -57,6 +58,7 @@ class Responder:
         stream_calls: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
+        rerank_format: RerankFormat,
         batch_size: int,  # bounds the text around a gap
         model: str,
         accounts: Accounts,  # of all models
@@ -83,6 +85,7 @@ class Responder:
             finishes_calls=engine.finishes_calls and stream_calls,
         )
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
+        self._reranker = Reranker(self._embeddings, tokenizer, rerank_format)
         self._marks = self._tool_uses.mark_bytes()
         self._planners = ThreadPoolExecutor(MAX_PLANNERS, thread_name_prefix="plan")
         self._large_planners = ThreadPoolExecutor(
@@ -206,6 +209,11 @@ class Responder:
 
     async def embed(self, inputs: Sequence[EmbeddingInput], *, request_id: str) -> Embeddings:
         return await self._embeddings.make(inputs, request_id=request_id)
+
+    async def rank(
+        self, query: str, documents: Sequence[str], *, field: str, request_id: str
+    ) -> Ranking:
+        return await self._reranker.rank(query, documents, field=field, request_id=request_id)
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         """Return what this prompt would find in the cache now, and why it would find no more.

@@ -53,6 +53,7 @@ def _about(facts: ModelFacts, backend: LlamaBackend, embedder: LlamaEmbedder) ->
         n_ctx=backend.n_ctx,
         embedding_n_ctx=embedder.n_ctx,
         embedding_n_dimensions=embedder.n_dimensions,
+        ranks=embedder.ranks,
     )
 
 

@@ -124,6 +124,7 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     n_ctx: int
     embedding_n_ctx: int
     embedding_n_dimensions: int
+    ranks: bool  # it scores texts, and makes no vectors
 
 
 class Loading(Message, frozen=True):

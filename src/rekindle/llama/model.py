@@ -91,6 +91,7 @@ class VocabularyFile:
         self.vocabulary = _vocabulary(self._handle)
         self.architecture = _metadata(self._handle, "general.architecture") or "unknown"
         self.chat_template = _chat_template(self._handle)
+        self.rerank_template = _chat_template(self._handle, b"rerank")
         self.default_sampling = _default_sampling(self._handle)
 
     def close(self) -> None:
@@ -138,8 +139,8 @@ def _read_facts(handle: Any) -> ModelFacts:
     )
 
 
-def _chat_template(handle: Any) -> str | None:
-    template: bytes | None = lib.llama_model_chat_template(handle, None)
+def _chat_template(handle: Any, name: bytes | None = None) -> str | None:
+    template: bytes | None = lib.llama_model_chat_template(handle, name)
     return template.decode("utf-8", "replace") if template else None
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from rekindle.chat.rerank import RerankFormat
 from rekindle.config import Settings
 from rekindle.errors import EngineDied, ShuttingDown, StartupError
 from rekindle.generation.status import CacheCounters
@@ -198,6 +199,11 @@ def _assemble(
         read=read,
         default_sampling=model.default_sampling,
         embedding_end_token=vocabulary.added_eos_token,
+        rerank_format=RerankFormat(
+            vocabulary_file.rerank_template,
+            vocabulary.marks_between_texts,
+            vocabulary.marks_behind_texts,
+        ),
         can_rewarm=True,
     )
     card = ModelCard(

@@ -131,6 +131,7 @@ def test_response_fields_select_and_flatten() -> None:
         ([97, "b", 99], [b"abc"]),
         (["ab", "cd"], [b"ab", b"cd"]),
         (["ab", [99, "d"], {"prompt_string": "ef"}], [b"ab", b"cd", b"ef"]),
+        ([{"prompt_string": "ab"}, "cd", [99]], [b"ab", b"cd", b"c"]),
         ([[97, 98], [99]], [b"ab", b"c"]),
         ({"prompt_string": "ab"}, [b"ab"]),
         ({"prompt_string": [97, "b"]}, [b"ab"]),

@@ -8,8 +8,14 @@ from tests.campaigns.fuzz.case import Kind, WireCase
 from tests.campaigns.fuzz.client import Answer
 
 ANTHROPIC_ROOT = "/v1/messages"
-# 503: the limit on connections, or a model that is being unloaded. 529: Anthropic's 429.
-ALLOWED = {(503, "too_many_connections"), (503, "shutting_down"), (529, "overloaded_error")}
+# 501: the model cannot do it. 503: the limit on connections, or a model that is being unloaded.
+# 529: Anthropic's 429.
+ALLOWED = {
+    (501, "not_supported"),
+    (503, "too_many_connections"),
+    (503, "shutting_down"),
+    (529, "overloaded_error"),
+}
 FAULTS = ("internal_error", "engine_error", "engine_failed", "api_error")
 SSE, JSON = "text/event-stream", "application/json"
 

@@ -92,6 +92,20 @@ class Vocabulary:
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
 
     @cached_property
+    def marks_between_texts(self) -> tuple[int, ...]:
+        """The tokens between a query and a document, for models that rank."""
+        sep: int = lib.llama_vocab_sep(self.handle)
+        adds_sep = sep >= 0 and lib.llama_vocab_get_add_sep(self.handle)
+        return (*self.marks_behind_texts, *([sep] if adds_sep else []))
+
+    @cached_property
+    def marks_behind_texts(self) -> tuple[int, ...]:
+        if not lib.llama_vocab_get_add_eos(self.handle):
+            return ()
+        tokens = (lib.llama_vocab_eos(self.handle), lib.llama_vocab_sep(self.handle))
+        return next(((token,) for token in tokens if token >= 0), ())
+
+    @cached_property
     def infill(self) -> InfillMarks:
         read = (
             lib.llama_vocab_fim_pre,
