@@ -37,14 +37,8 @@ EDITOR = {
     ],
 }
 # The ring of chunks that an editor collects from other files.
-RING = [
-    {
-        "text": f"def helper_{i}(value):\n    return value + {i}\n" * 12,
-        "time": i,
-        "filename": f"{i}.py",
-    }
-    for i in range(4)
-]
+HELPER = "def helper_{i}(value):\n    return value + {i}\n"
+RING = [{"text": HELPER.format(i=i) * 12, "time": i, "filename": f"{i}.py"} for i in range(4)]
 
 
 @pytest.fixture(scope="module")
