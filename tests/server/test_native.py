@@ -11,7 +11,7 @@ from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model, write_tiny_reranker
 
 # llama.vim's request, with its names and numbers; llama.vscode sends the same fields.
-EDITOR = {
+EDITOR: dict[str, Any] = {
     "id_slot": 0,
     "input_prefix": "import os\n\n\ndef read(path):\n",
     "input_suffix": "\n\nprint(read('a'))\n",

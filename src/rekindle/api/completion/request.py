@@ -33,7 +33,7 @@ def native_options(body: NativeFields, defaults: Sampling, n_vocab: int) -> Repl
             n_indent=body.n_indent or 0,
             seconds=max(body.t_max_predict_ms or 0, 0) / 1e3,
         ),
-        n_top_logprobs=n_probs or None,
+        n_top_logprobs=min(n_probs, n_vocab) if n_probs else None,
         shows_tokens=bool(body.stream or body.return_tokens),
     )
 

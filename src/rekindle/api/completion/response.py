@@ -104,7 +104,11 @@ def chances_of(scored: Sequence[ScoredToken], body: NativeFields) -> list[TokenC
     for token in scored:
         chance = cast(TokenChances, _candidate(token.chosen, is_after=is_after))
         top = [_candidate(each, is_after=is_after) for each in token.top]
-        chance["top_probs" if is_after else "top_logprobs"] = top
+        if is_after:
+            # Samplers leave few candidates. The others are not listed, as in llama-server.
+            chance["top_probs"] = [each for each in top if each["prob"] > 0]
+        else:
+            chance["top_logprobs"] = top
         chances.append(chance)
     return chances
 
