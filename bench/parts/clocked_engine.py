@@ -112,6 +112,7 @@ def _stub_engine(n_slots: int, visits: Visits) -> LoadedEngine:
         quantization="",
         n_params=0,
         size_bytes=0,
+        n_embd=1,
         n_ctx_train=stub.n_ctx,
         default_sampling=Sampling(),
         n_slots=n_slots,
@@ -119,6 +120,7 @@ def _stub_engine(n_slots: int, visits: Visits) -> LoadedEngine:
         n_ctx=stub.n_ctx,
         embedding_n_ctx=0,
         embedding_n_dimensions=0,
+        ranks=False,
     )
     return LoadedEngine(cast(Backend, stub), embedder, about, 0, _stub_identity)
 

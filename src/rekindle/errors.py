@@ -52,6 +52,10 @@ class ClientLeft(RequestError):
     """Nobody waits for the answer any more."""
 
 
+class NotSupported(RequestError):
+    """This model or this server cannot do it: 501, as llama-server answers."""
+
+
 class ModelInUse(RequestError):
     """The model cannot be unloaded now: 409."""
 

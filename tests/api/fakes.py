@@ -18,6 +18,8 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.choice import chosen
 from rekindle.chat.dialects.families import GENERIC
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
+from rekindle.chat.infill import Infill, infill_tokens
+from rekindle.chat.mixed_tokens import mixed_tokens
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import (
     FinishReason,
@@ -32,9 +34,10 @@ from rekindle.chat.reply.events import (
     ScoredToken,
 )
 from rekindle.chat.reply.tool_use import GrammarProof
+from rekindle.chat.rerank import Ranking
 from rekindle.chat.responder import Responder
 from rekindle.config.choices import MediaPolicy, Overflow
-from rekindle.errors import InvalidRequest, RekindleError, UnknownModel
+from rekindle.errors import InvalidRequest, NotSupported, RekindleError, UnknownModel
 from rekindle.generation.drafts import DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
 from rekindle.generation.forgetting import Deleted, Place
@@ -59,6 +62,7 @@ from rekindle.generation.status import (
     StoredBranch,
     StoredPrefix,
 )
+from rekindle.generation.tokenizer import NO_INFILL
 from rekindle.models.card import ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
 
@@ -76,6 +80,8 @@ CARD = ModelCard(
     n_ctx=512,
     n_ctx_train=2048,
     n_vocab=258,
+    vocab_type=2,
+    n_embd=576,
     n_params=135_000_000,
     size_bytes=1_000_000,
     architecture="llama",
@@ -91,8 +97,9 @@ class ByteTokenizer:
     special_strings = tuple(SPECIAL.values())
     bos_text = "<s>"
     eos_text = "<|im_end|>"
-    bos_token = BOS
+    bos_token: int | None = BOS
     end_strings = ("<|im_end|>",)
+    infill = NO_INFILL
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         if parse_special and END_OF_TURN_TEXT in text:
@@ -257,6 +264,7 @@ class FakeResponder:
         self.default_max_tokens: int | None = None
         self.reasoning_limit: int | None = None
         self.dialect_choice = chosen(GENERIC)
+        self.ranks = False
         self.grammar_proof = GrammarProof(n_accepted=0, refused=(), constrains=True)
         self.cache: CacheStatus | None = None
         self.no_drafts_because: str | None = None
@@ -323,6 +331,14 @@ class FakeResponder:
             prompt, tokens=earlier.tokens + prompt.tokens, text=earlier.text + prompt.text
         )
 
+    async def prepare_mixed(self, parts: Sequence[int | str], *, namespace: str = "") -> Prompt:
+        tokens = mixed_tokens(parts, self.tokenizer, parse_special=True, path="prompt")
+        return await self.prepare_tokens(tokens, namespace=namespace)
+
+    async def prepare_infill(self, infill: Infill, *, namespace: str = "") -> Prompt:
+        tokens, _ = infill_tokens(infill, self.tokenizer, n_ctx=CARD.n_ctx, batch_size=256)
+        return await self.prepare_tokens(tokens, namespace=namespace)
+
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> FakeStream:
         script = self._script(len(self.started)) if callable(self._script) else self._script
         if script and isinstance(script[0], RekindleError):
@@ -351,6 +367,15 @@ class FakeResponder:
         return Embeddings(
             tuple(vector.tobytes() for vector in vectors), sum(len(each.content) for each in inputs)
         )
+
+    async def rank(
+        self, query: str, documents: Sequence[str], *, field: str, request_id: str
+    ) -> Ranking:
+        """The longer, the better."""
+        if not self.ranks:
+            raise NotSupported("This model does not rank.")
+        lengths = [len(each) for each in documents]
+        return Ranking(tuple(map(float, lengths)), len(query) * len(documents) + sum(lengths))
 
     def status(self) -> EngineStatus:
         return EngineStatus(

@@ -19,14 +19,17 @@ from rekindle.api.cache.bodies import (
     TierProps,
     TierTokens,
 )
+from rekindle.api.completion.schema import InfillRequest, NativeRequest
 from rekindle.api.gemini.schema import CachedContentRequest, GenerateContentRequest
 from rekindle.api.native.schema import (
     CacheProps,
     DetokenizeRequest,
     DialectProps,
     RekindleProps,
+    SlotFile,
     TokenizeRequest,
 )
+from rekindle.api.native.vector_schema import NativeEmbeddingRequest, RerankRequest
 from rekindle.api.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -44,6 +47,12 @@ from tests.api.client import app_of
 from tests.api.fakes import FakeResponder
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "wire-apis.md").read_text()
+# Fields of OpenAI's completions that llama-server's own lack.
+NOT_NATIVE = {
+    *("response_format", "stream_options", "user", "metadata", "store", "service_tier"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("echo", "best_of", "suffix"),
+}
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)
 
 
@@ -84,6 +93,12 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Both completion endpoints") == dict(shared)
     assert documented("Chat completions, and `/apply-template`") == dict(chat.items() - shared)
     assert documented("Completions") == dict(completions.items() - shared)
+    native = dict(fields_of(NativeRequest)) | dict(fields_of(InfillRequest))
+    native["prompt"] = "honoured"
+    own = dict(native.items() - completions.items())
+    assert documented("Completion and infill") == {**own, "prompt": "honoured"}
+    not_native = completions.keys() - native.keys()
+    assert {name.partition(".")[0] for name in not_native} == NOT_NATIVE
     assert documented("Embeddings") == dict(fields_of(EmbeddingsRequest))
     assert documented("Responses") == dict(fields_of(CreateResponseRequest))
     assert documented("Messages") == dict(fields_of(MessagesRequest))
@@ -100,6 +115,9 @@ def test_every_field_is_documented_with_its_fate() -> None:
     assert documented("Ollama's embed") == dict(fields_of(OllamaEmbedRequest))
     assert documented("Ollama's embeddings") == dict(fields_of(OllamaEmbeddingsRequest))
     assert documented("Ollama's show and pull") == dict(fields_of(OllamaShowRequest))
+    assert documented("Embedding") == dict(fields_of(NativeEmbeddingRequest))
+    assert documented("Rerank") == dict(fields_of(RerankRequest))
+    assert documented("Slots") == dict(fields_of(SlotFile))
     assert documented("Tokenize") == dict(fields_of(TokenizeRequest))
     assert documented("Detokenize") == dict(fields_of(DetokenizeRequest))
 

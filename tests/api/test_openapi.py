@@ -13,6 +13,11 @@ from tests.api.client import app_of, chat, complete
 from tests.api.fakes import FakeResponder
 from tests.api.openai.test_streams import CALLING, SCORED_CALL, chunks
 
+STREAMING = (
+    *("/completions", "/completion", "/infill", "/messages", "/responses", "/events"),
+    "streamGenerateContent",
+)
+
 
 async def document() -> tuple[Any, set[tuple[str, str]]]:
     app = app_of(FakeResponder())
@@ -54,14 +59,7 @@ def test_posts_have_bodies_errors_have_a_shape_and_streams_a_media_type() -> Non
             takes_body = method in ("post", "patch") and not path.endswith(("/load", "/unload"))
             assert ("requestBody" in operation) == takes_body
             streams = "text/event-stream" in responses["200"].get("content", {})
-            endings = (
-                "/completions",
-                "/messages",
-                "/responses",
-                "/events",
-                "streamGenerateContent",
-            )
-            assert streams == path.endswith(endings)
+            assert streams == path.endswith(STREAMING)
 
 
 def test_replies_fit_the_types_that_describe_them() -> None:

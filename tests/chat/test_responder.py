@@ -40,6 +40,7 @@ from rekindle.generation.request import (
     Sampling,
 )
 from rekindle.generation.status import EngineStatus
+from rekindle.generation.tokenizer import NO_INFILL
 from tests.support.chat import chat_responder, reply_stream
 from tests.support.dialects import dialect_of
 
@@ -60,6 +61,7 @@ class ByteTokenizer:
     bos_text = eos_text = "<end>"
     end_strings = ("<end>",)
     bos_token: int | None = None
+    infill = NO_INFILL
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return list(text.encode())

@@ -9,13 +9,18 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from rekindle.errors import EngineError, InvalidRequest
+from rekindle.errors import EngineError
 from rekindle.llama.context import LlamaBackend
 from rekindle.llama.embedder import CPU_PART_TOKENS, LlamaEmbedder
 from rekindle.llama.library import lib
 from rekindle.llama.model import GgufModel, Pooling
 from tests.llama.driver import continue_greedily, prefill, prompt
-from tests.support.tiny_models import N_EMBD, TinyArchitecture, write_tiny_model
+from tests.support.tiny_models import (
+    N_EMBD,
+    TinyArchitecture,
+    write_tiny_model,
+    write_tiny_reranker,
+)
 
 Vector = NDArray[np.float32]
 LENGTHS = [1, CPU_PART_TOKENS - 1, CPU_PART_TOKENS, CPU_PART_TOKENS + 1, 300]
@@ -39,7 +44,9 @@ def embed(embedder: LlamaEmbedder, tokens: list[int]) -> Vector:
     return np.frombuffer(data, "<f4")
 
 
-def pooled_by_llama(model: GgufModel, pooling: Pooling, tokens: list[int]) -> Vector:
+def pooled_by_llama(
+    model: GgufModel, pooling: Pooling, tokens: list[int], *, n_outputs: int = N_EMBD
+) -> Vector:
     """The whole input in one batch, pooled in the graph."""
     params = lib.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 512
@@ -50,9 +57,9 @@ def pooled_by_llama(model: GgufModel, pooling: Pooling, tokens: list[int]) -> Ve
     ids: Any = (lib.llama_token * len(tokens))(*tokens)
     assert lib.llama_decode(context, lib.llama_batch_get_one(ids, len(tokens))) == 0
     row = lib.llama_get_embeddings_seq(context, 0)
-    vector: Vector = np.ctypeslib.as_array(row, (N_EMBD,)).copy()
+    vector: Vector = np.ctypeslib.as_array(row, (n_outputs,)).copy()
     lib.llama_free(context)
-    return vector / np.linalg.norm(vector)
+    return vector if pooling is Pooling.RANK else vector / np.linalg.norm(vector)
 
 
 @pytest.mark.parametrize("n_tokens", LENGTHS)
@@ -146,12 +153,17 @@ def test_the_pooling_that_the_file_names_is_used(
     model.close()
 
 
-def test_a_model_that_ranks_makes_no_embeddings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = pooling_model(tmp_path, monkeypatch, Pooling.RANK)
-    with pytest.raises(InvalidRequest, match="no embeddings"):
-        make_embedder(model).begin([1])
+@pytest.mark.parametrize("n_tokens", LENGTHS)
+def test_a_score_is_the_one_of_the_whole_text_in_one_batch(tmp_path: Path, n_tokens: int) -> None:
+    model = GgufModel(write_tiny_reranker(tmp_path / "rank.gguf"), gpu_layers=0)
+    embedder = make_embedder(model)
+    assert embedder.ranks
+    score = embed(embedder, prompt(n_tokens))
+    whole = pooled_by_llama(model, Pooling.RANK, prompt(n_tokens), n_outputs=2)
+    assert score.shape == (1,)
+    assert abs(score[0] - whole[0]) < 2e-3
+    assert whole.sum() == pytest.approx(1.0)
+    embedder.rest()
     model.close()
 
 

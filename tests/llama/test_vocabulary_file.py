@@ -2,12 +2,20 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 from rekindle.errors import ShuttingDown, StartupError
+from rekindle.generation.tokenizer import NO_INFILL
 from rekindle.llama.model import GgufModel, VocabularyFile
+from tests.support.tiny_models import (
+    INFILL_TOKENS,
+    TinyArchitecture,
+    write_tiny_model,
+    write_tiny_reranker,
+)
 
 TEXTS = (
     "",
@@ -106,3 +114,25 @@ def test_a_file_without_a_vocabulary_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + b"\0" * 100)
     with pytest.raises(StartupError, match="could not load the model"):
         VocabularyFile(path)
+
+
+def test_tokens_for_filling_in_the_middle_come_from_the_file(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "infill.gguf", TinyArchitecture.LLAMA, infill=True)
+    file = VocabularyFile(path)
+    marks = file.vocabulary.infill
+    assert dict(zip(INFILL_TOKENS, astuple(marks), strict=True)) == INFILL_TOKENS
+    file.close()
+
+
+def test_a_file_without_such_tokens_has_no_marks(tmp_path: Path) -> None:
+    file = VocabularyFile(write_tiny_model(tmp_path / "plain.gguf", TinyArchitecture.LLAMA))
+    assert file.vocabulary.infill == NO_INFILL
+    assert file.rerank_template is None
+    file.close()
+
+
+def test_a_reranker_has_its_own_template(tmp_path: Path) -> None:
+    file = VocabularyFile(write_tiny_reranker(tmp_path / "rank.gguf", template="{query}"))
+    assert file.rerank_template == "{query}"
+    assert file.chat_template != file.rerank_template
+    file.close()

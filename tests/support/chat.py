@@ -11,9 +11,10 @@ from rekindle.chat.dialects.choice import chosen
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
-from rekindle.chat.reply.assembler import ReplyReader
-from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.assembler import NO_LIMITS, ReplyReader
+from rekindle.chat.reply.events import LineLimits, ReplyOptions
 from rekindle.chat.reply.stream import ReplyStream
+from rekindle.chat.rerank import RerankFormat
 from rekindle.chat.responder import Responder
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config.choices import Overflow, ReasoningHistory
@@ -61,6 +62,8 @@ def chat_responder(
         stream_calls=True,
         rewarmer=None,
         embedding_end_token=None,
+        rerank_format=RerankFormat(),
+        batch_size=2048,
         model=model,
         accounts=accounts or Accounts(Tombstones()),
         observers=(),
@@ -74,6 +77,8 @@ def reply_stream(
     *,
     reader: ReplyReader | None = None,
     stop: tuple[str, ...] = (),
+    line_limits: LineLimits = NO_LIMITS,
+    shows_tokens: bool = False,
 ) -> ReplyStream:
     return ReplyStream(
         "id",
@@ -81,6 +86,8 @@ def reply_stream(
         tokens,
         tokenizer,
         stop=stop,
+        line_limits=line_limits,
+        shows_tokens=shows_tokens,
         reader=reader,
         is_remembered=True,
         on_end=None,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from rekindle.generation.tokenizer import Tokenizer
+from rekindle.generation.tokenizer import NO_INFILL, Tokenizer
 
 # Control tokens of published templates, by their look: the vocabularies are not at hand. Tags such
 # as <think> or <tool_call> are left out: in most vocabularies they are no control tokens.
@@ -40,6 +40,7 @@ class ExtendedTokenizer:
             for end in END_STRINGS
             if end in found and not (end == "<|end|>" and CHANNEL in found)
         )
+        self.infill = NO_INFILL
         self.bos_text, self.eos_text, self.bos_token = "<s>", "</s>", None
         longest_first = sorted(found, key=len, reverse=True)
         self._control = re.compile(f"({'|'.join(map(re.escape, longest_first))})")

@@ -13,6 +13,7 @@ def vector_of(tokens: Sequence[int]) -> bytes:
 
 class FakeEmbedder:
     n_dimensions = 2
+    ranks = False
 
     def __init__(
         self,

@@ -325,12 +325,14 @@ def loaded_engine(order: Load, backend: FakeBackend, embedder: FakeEmbedder) -> 
         n_params=1,
         size_bytes=1,
         n_ctx_train=backend.n_ctx,
+        n_embd=embedder.n_dimensions,
         default_sampling=Sampling(),
         n_slots=backend.n_slots,
         n_cells=backend.n_cells,
         n_ctx=backend.n_ctx,
         embedding_n_ctx=embedder.n_ctx,
         embedding_n_dimensions=embedder.n_dimensions,
+        ranks=embedder.ranks,
     )
     return LoadedEngine(backend, embedder, about, order.engine.queue_size, _identity)
 

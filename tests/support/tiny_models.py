@@ -24,6 +24,12 @@ from tests.support.tiny_vocabulary import (
 SLIDING_WINDOW = 128
 N_EMBD, N_LAYER, N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF = 64, 4, 4, 2, 32, 96
 EPSILON = 1e-5
+# Control characters, which no text of a test has. Each byte has a token, in the order of bytes
+# that have none of their own in the vocabulary's alphabet.
+INFILL_TOKENS = {
+    mark: vocabulary().id(chr(256 + byte))
+    for byte, mark in enumerate(("pre", "suf", "mid", "rep", "sep"), start=1)
+}
 
 
 class TinyArchitecture(StrEnum):
@@ -47,8 +53,12 @@ def write_tiny_model(
     context_length: int = 32768,
     pre_tokenizer: str = "gpt-2",
     metadata: Mapping[str, int] | None = None,
+    infill: bool = False,
 ) -> Path:
-    """Equal arguments give equal bytes. `metadata` is written as it is."""
+    """Equal arguments give equal bytes. `metadata` is written as it is.
+
+    `infill`: with tokens for filling in the middle.
+    """
     name, build = ARCHITECTURES[architecture]
     model = _Model(GGUFWriter(str(path), name), name, seed)
     model.writer.add_name(f"tiny random {architecture}")
@@ -58,12 +68,43 @@ def write_tiny_model(
     _add_tokenizer(model.writer, pre_tokenizer)
     for key, value in (metadata or {}).items():
         model.writer.add_uint32(key, value)
+    if infill:
+        for mark, token in INFILL_TOKENS.items():
+            model.writer.add_uint32(f"tokenizer.ggml.fim_{mark}_token_id", token)
     build(model)
+    _write(model)
+    return path
+
+
+def write_tiny_reranker(path: Path, *, template: str | None = None) -> Path:
+    """Write a model that gives a text two chances, as Qwen3-Reranker does."""
+    model = _Model(GGUFWriter(str(path), "qwen3"), "qwen3", seed=1)
+    model.set("context_length", 4096)
+    model.set("block_count", N_LAYER)
+    model.set("embedding_length", N_EMBD)
+    model.set("pooling_type", 4)
+    _add_tokenizer(model.writer, "gpt-2")
+    if template is not None:
+        model.writer.add_string("tokenizer.chat_template.rerank", template)
+    model.writer.add_array("qwen3.classifier.output_labels", ["yes", "no"])
+    _attention_keys(model)
+    _embeddings(model)
+    model.matrix("cls.output", N_EMBD, 2)
+    for block in _blocks():
+        model.norm(f"{block}.attn_norm")
+        _attention(model, block)
+        _query_key_norms(model, block)
+        model.norm(f"{block}.ffn_norm")
+        _feed_forward(model, block)
+    _write(model)
+    return path
+
+
+def _write(model: "_Model") -> None:
     model.writer.write_header_to_file()
     model.writer.write_kv_data_to_file()
     model.writer.write_tensors_to_file()
     model.writer.close()
-    return path
 
 
 class _Model:

@@ -22,6 +22,7 @@ from rekindle.api.anthropic.routes import add_token_count
 from rekindle.api.anthropic.wire_format import MESSAGES
 from rekindle.api.body import BodyReader
 from rekindle.api.cache.routes import CacheApi
+from rekindle.api.completion.wire_format import COMPLETION, INFILL
 from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.routes import DashboardApi
 from rekindle.api.errors import answer_http_exception, answer_rekindle_error
@@ -35,6 +36,8 @@ from rekindle.api.http.middleware import HeadAsGet, RequestScope
 from rekindle.api.http.session_header import SESSION_HEADER
 from rekindle.api.models import ForgetScope, Models
 from rekindle.api.native.routes import NativeApi
+from rekindle.api.native.slots import SlotsApi
+from rekindle.api.native.vectors import VectorsApi
 from rekindle.api.ollama.embeddings import OllamaEmbeddingsApi
 from rekindle.api.ollama.keep_alive import Keeper
 from rekindle.api.ollama.models import OllamaModelsApi
@@ -78,10 +81,15 @@ def create_app(
     gemini = GeminiFormats(stored_responses)
     keeper = Keeper(context)
     formats: tuple[WireFormat[Any], ...]
-    formats = (CHAT, COMPLETIONS, MESSAGES, responses, gemini.whole, *ollama_formats(keeper))
+    formats = (
+        *(CHAT, COMPLETIONS, MESSAGES, responses, COMPLETION, INFILL, gemini.whole),
+        *ollama_formats(keeper),
+    )
     for wire_format in formats:
         pipeline.add_routes(routes, wire_format)
     NativeApi(context).add_routes(routes)
+    SlotsApi(context).add_routes(routes)
+    VectorsApi(context).add_routes(routes)
     # llama-server serves each path of OpenAI with and without the prefix.
     for prefix in ("/v1", ""):
         EmbeddingsApi(context).add_routes(routes, prefix)

@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    RootModel,
     ValidationError,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -65,7 +66,7 @@ class Refused:
 
 
 T = TypeVar("T")
-W = TypeVar("W", bound=WireModel)
+W = TypeVar("W", bound=BaseModel)  # a WireModel, or a RootModel of a list
 Path = tuple[int | str, ...]
 SHOULD_BE = "Input should be "
 # Pydantic's words for these speak of Python.
@@ -127,15 +128,26 @@ def fault(path: str, problem: str) -> InvalidRequest:
 
 
 def _parse_json(data: bytes) -> dict[str, Any]:
-    check_size(data)
-    try:
-        # Stricter than the standard library: no NaN, no lone surrogates, bounded depth.
-        value = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    value = _parse_any(data)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
+
+
+def _parse_list(data: bytes) -> list[Any]:
+    value = _parse_any(data)
+    if not isinstance(value, list):
+        raise InvalidRequest("The body must be a JSON array.")
+    return value
+
+
+def _parse_any(data: bytes) -> Any:
+    check_size(data)
+    try:
+        # Stricter than the standard library: no NaN, no lone surrogates, bounded depth.
+        return from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
 
 
 async def _in_thread(threads: ThreadPoolExecutor | None, function: Callable[[], T]) -> T:
@@ -144,7 +156,7 @@ async def _in_thread(threads: ThreadPoolExecutor | None, function: Callable[[], 
 
 def _checked(data: bytes, model: type[W]) -> tuple[W, Counter[str]]:
     """Return the body, and how often it has each field that is ignored."""
-    parsed = _parse_json(data)
+    parsed = _parse_list(data) if RootModel in model.__mro__ else _parse_json(data)
     try:
         body = model.model_validate(parsed, context=JsonTexts())
     except ValidationError as error:
@@ -160,14 +172,16 @@ def _checked(data: bytes, model: type[W]) -> tuple[W, Counter[str]]:
     return body, ignored
 
 
-def _parts(part: WireModel, path: Path) -> Iterator[tuple[WireModel, Path]]:
-    yield part, path
+def _parts(part: BaseModel, path: Path) -> Iterator[tuple[WireModel, Path]]:
+    if isinstance(part, WireModel):
+        yield part, path
     for name, value in part.__dict__.items():
         if isinstance(value, WireModel):
             yield from _parts(value, (*path, name))
         elif isinstance(value, list) and value and isinstance(value[0], WireModel):
             for index, item in enumerate(value):
-                yield from _parts(item, (*path, name, index))
+                if isinstance(item, WireModel):
+                    yield from _parts(item, (*path, name, index))
 
 
 def _refuse_unsupported(part: WireModel, path: Path) -> None:
@@ -187,7 +201,7 @@ def _refusals(model: type[WireModel]) -> list[tuple[str, Refused]]:
     ]
 
 
-def _first_fault(faults: Sequence[ErrorDetails], data: dict[str, Any]) -> InvalidRequest:
+def _first_fault(faults: Sequence[ErrorDetails], data: Any) -> InvalidRequest:
     """Report the deepest fault within the first faulty field. A union has one fault per member."""
     paths = [_path_in(data, fault) for fault in faults]
     first = paths[0]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rekindle.api.body import Ignored, WireModel
+from rekindle.api.body import WireModel
 from rekindle.api.http.caller import Caller, Hints
 from rekindle.api.requests.json_values import Int64
 from rekindle.api.requests.limits import MAX_ID_CHARS, Id
@@ -42,9 +42,8 @@ class CommonFields(WireModel):
     persist: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | None = None
     cache_class: Literal["main", "background", "ephemeral"] | None = None
-    id_slot: Annotated[Int64 | None, Ignored()] = (
-        None  # llama-server's; prefixes are found in any slot
-    )
+    # llama-server's. Prefixes are found in any slot, so the number is only a name of the prompt.
+    id_slot: Int64 | None = None
 
     @property
     def session_names(self) -> tuple[str | None, ...]:
@@ -148,6 +147,11 @@ def pins_of(marks: Iterable[Mark], prompt: Prompt) -> tuple[Pin, ...]:
     return tuple(reversed(pins))
 
 
+def slot_name(id_slot: int) -> str:
+    """Return the name of the last prompt that a client has sent with this slot."""
+    return f"slot:{id_slot}"
+
+
 def auto_key(conversation: Conversation) -> str:
     """Name a prompt by its system messages and tools. The order of JSON keys does not matter."""
     systems = [message.text for message in conversation.messages if message.role is Role.SYSTEM]
@@ -166,6 +170,8 @@ def terms_of(
 ) -> CacheTerms:
     """Make the terms. `conversation`: None for raw text. `primes`: nothing is generated."""
     name = body.cache_key
+    if name is None and body.id_slot is not None and body.id_slot >= 0:
+        name = slot_name(body.id_slot)
     if name is None and primes:
         name = _key_of({"prompt": prompt.text}) if conversation is None else auto_key(conversation)
     return CacheTerms(

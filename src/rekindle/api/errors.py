@@ -16,6 +16,7 @@ from rekindle.errors import (
     InvalidRequest,
     ModelInUse,
     ModelLoadFailed,
+    NotSupported,
     Overloaded,
     PromptDeleted,
     PromptTooLong,
@@ -82,6 +83,8 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
             return failure(409, error.message, "model_in_use", param="model")
         case PromptDeleted():
             return failure(409, error.message, "prompt_deleted")
+        case NotSupported():
+            return failure(501, error.message, "not_supported")
         case PromptTooLong():
             failed = failure(400, error.message, "context_length_exceeded")
             failed.detail["n_prompt_tokens"] = error.n_prompt
@@ -128,6 +131,8 @@ def failure(
     type_ = "server_error" if status >= 500 else "invalid_request_error"
     if status == 429:
         type_ = "rate_limit_error"
+    elif status == 501:
+        type_ = "not_supported_error"
     detail = ErrorDetail(message=message, type=type_, param=param, code=code)
     return Failure(status, detail, headers or {})
 

@@ -32,11 +32,13 @@ from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
 from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
+from rekindle.chat.infill import Infill
+from rekindle.chat.mixed_tokens import Mixed
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
 from rekindle.config.choices import Overflow
-from rekindle.errors import InvalidRequest
+from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
 from rekindle.observe.request_record import Miss
@@ -51,10 +53,10 @@ B = TypeVar("B", bound=CommonFields)
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text or token ids that no chat template wraps."""
+    """Text or token ids that no chat template wraps, or a gap to fill."""
 
-    path: str  # of the field in the body
-    content: str | Sequence[int]
+    path: str  # of the field in the body; empty: the whole body
+    content: str | Sequence[int] | Mixed | Infill
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +311,28 @@ async def _prompts(
 async def _raw_prompt(
     raw: RawPrompt, responder: Responder, *, cache_prompt: bool, namespace: str
 ) -> Prompt:
-    if isinstance(raw.content, str):
-        preparing = responder.prepare_text(
-            raw.content, cache_prompt=cache_prompt, namespace=namespace
-        )
-    else:
-        preparing = responder.prepare_tokens(raw.content, namespace=namespace)
+    match raw.content:
+        case str() as text:
+            preparing = responder.prepare_text(text, cache_prompt=cache_prompt, namespace=namespace)
+        case Infill() as infill:
+            return await _infill_prompt(
+                raw.path, responder.prepare_infill(infill, namespace=namespace)
+            )
+        case Mixed(parts):
+            preparing = responder.prepare_mixed(parts, namespace=namespace)
+        case tokens:
+            preparing = responder.prepare_tokens(tokens, namespace=namespace)
     return await _named(raw.path, preparing)
+
+
+async def _infill_prompt(path: str, preparing: Awaitable[Prompt]) -> Prompt:
+    """Await the prompt. Its errors name their fields; a model that cannot is a fault of `path`."""
+    try:
+        return await preparing
+    except NotSupported as error:
+        if not path:
+            raise
+        raise InvalidRequest(error.message, path) from None
 
 
 async def _named(path: str, preparing: Awaitable[Prompt]) -> Prompt:

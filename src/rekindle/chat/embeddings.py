@@ -41,8 +41,21 @@ class EmbeddingMaker:
         status = self.engine.status().embedder
         if status is None:
             raise InvalidRequest("This server makes no embeddings.")
+        if status.ranks:
+            raise InvalidRequest("This model is a reranker and makes no embeddings.")
+        return await self.compute(inputs, status.n_ctx, request_id=request_id, truncates=truncates)
+
+    async def compute(
+        self,
+        inputs: Sequence[EmbeddingInput],
+        n_ctx: int,
+        *,
+        request_id: str,
+        truncates: bool = False,
+    ) -> Embeddings:
+        """Compute what the model's file says: vectors, or scores. `n_ctx`: the longest input."""
         tokens = await asyncio.to_thread(
-            lambda: tuple(self._tokens(each, status.n_ctx, truncates=truncates) for each in inputs)
+            lambda: tuple(self._tokens(each, n_ctx, truncates=truncates) for each in inputs)
         )
         n_tokens = sum(map(len, tokens))
         began = time.monotonic()

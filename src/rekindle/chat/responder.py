@@ -15,6 +15,8 @@ from rekindle.chat.accounts.request_log import log_request
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.dialects.choice import DialectChoice
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
+from rekindle.chat.infill import Infill, infill_tokens
+from rekindle.chat.mixed_tokens import mixed_tokens, with_bos
 from rekindle.chat.prompt.meaning import clear_known
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.assembler import ReplyReader
@@ -22,6 +24,7 @@ from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.grammar_work import GrammarWork
 from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import GrammarProof, ToolUse, ToolUses
+from rekindle.chat.rerank import Ranking, Reranker, RerankFormat
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.config.choices import Overflow
 from rekindle.errors import PromptTooLong
@@ -58,6 +61,8 @@ class Responder:
         stream_calls: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
+        rerank_format: RerankFormat,
+        batch_size: int,  # bounds the text around a gap
         model: str,
         accounts: Accounts,  # of all models
         observers: Sequence[Observer],
@@ -75,6 +80,7 @@ class Responder:
         self.dialect_choice = choice
         self._dialect = choice.dialect
         self._rewarmer = rewarmer
+        self._batch_size = batch_size
         self._model = model
         self._accounts = accounts
         self._observers = (log_request, *observers)
@@ -85,6 +91,7 @@ class Responder:
             finishes_calls=engine.finishes_calls and stream_calls,
         )
         self._embeddings = EmbeddingMaker(engine, tokenizer, end_token=embedding_end_token)
+        self._reranker = Reranker(self._embeddings, tokenizer, rerank_format)
         self._marks = self._tool_uses.mark_bytes()
         self._planners = ThreadPoolExecutor(MAX_PLANNERS, thread_name_prefix="plan")
         self._large_planners = ThreadPoolExecutor(
@@ -137,6 +144,30 @@ class Responder:
         prompts = self._prompts.within(namespace)
         return await _timed(prompts.after_tokens, tokens, conversation)
 
+    async def prepare_mixed(self, parts: Sequence[int | str], *, namespace: str = "") -> Prompt:
+        """Prepare texts and token ids in one list. Control strings in the texts are tokens."""
+
+        def build() -> Prompt:
+            whole = with_bos(parts, self.tokenizer)
+            tokens = mixed_tokens(whole, self.tokenizer, parse_special=True, path="prompt")
+            return self._prompts.within(namespace).from_tokens(tokens)
+
+        return await _timed(build)
+
+    async def prepare_infill(self, infill: Infill, *, namespace: str = "") -> Prompt:
+        """Raise NotSupported if the model has no tokens for it."""
+        n_ctx = self._engine.status().n_ctx
+
+        def build() -> Prompt:
+            tokens, boundaries = infill_tokens(
+                infill, self.tokenizer, n_ctx=n_ctx, batch_size=self._batch_size
+            )
+            prompt = self._prompts.within(namespace).from_tokens(tokens)
+            # Nobody continues the text behind the middle, so its turn is not remembered.
+            return replace(prompt, boundaries=boundaries, remember=lambda *_: None)
+
+        return await _timed(build)
+
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
         status = self._engine.status()
@@ -185,6 +216,8 @@ class Responder:
             tokens,
             self.tokenizer,
             stop=options.stop,
+            line_limits=options.line_limits,
+            shows_tokens=options.shows_tokens,
             reader=reader,
             is_remembered=options.cache_prompt,
             on_end=on_end,
@@ -197,6 +230,11 @@ class Responder:
     ) -> Embeddings:
         """Make the vectors. `truncates`: of a text that is too long, the beginning is embedded."""
         return await self._embeddings.make(inputs, request_id=request_id, truncates=truncates)
+
+    async def rank(
+        self, query: str, documents: Sequence[str], *, field: str, request_id: str
+    ) -> Ranking:
+        return await self._reranker.rank(query, documents, field=field, request_id=request_id)
 
     async def look_up(self, prompt: Prompt, *, session: str) -> tuple[Forecast, Miss | None]:
         """Return what this prompt would find in the cache now, and why it would find no more.

@@ -147,6 +147,7 @@ class Embedder(Protocol):
 
     n_ctx: int  # the longest input
     n_dimensions: int
+    ranks: bool  # the model scores a text instead: a vector is one number
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new input. Raises InvalidRequest if the model makes no embeddings."""

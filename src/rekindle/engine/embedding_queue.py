@@ -109,4 +109,5 @@ class EmbeddingQueue:
             n_ctx=self._embedder.n_ctx,
             n_dimensions=self._embedder.n_dimensions,
             n_requests=len(self._pending),
+            ranks=self._embedder.ranks,
         )

@@ -171,6 +171,7 @@ class EmbedderStatus:
     n_ctx: int  # the longest input
     n_dimensions: int
     n_requests: int  # running and waiting
+    ranks: bool = False  # the model scores texts, and makes no vectors
 
 
 class SlotPhase(StrEnum):

@@ -1,7 +1,22 @@
 """Protocol of a model's vocabulary."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class InfillMarks:
+    """Tokens around the parts of a prompt that fills in the middle. None: there is no such one."""
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repository: int | None = None
+    separator: int | None = None  # before each file
+
+
+NO_INFILL = InfillMarks()
 
 
 class Tokenizer(Protocol):
@@ -30,6 +45,9 @@ class Tokenizer(Protocol):
     def bos_token(self) -> int | None:
         """The token that starts every prompt, or None if this model wants none."""
         ...
+
+    @property
+    def infill(self) -> InfillMarks: ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Return the text's tokens alone. Without `parse_special`, control strings are text."""

@@ -131,12 +131,14 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     n_params: int
     size_bytes: int
     n_ctx_train: int
+    n_embd: int
     default_sampling: Sampling
     n_slots: int
     n_cells: int
     n_ctx: int
     embedding_n_ctx: int
     embedding_n_dimensions: int
+    ranks: bool  # it scores texts, and makes no vectors
     # What was chosen for this load, so that the next process makes the same choice.
     ctx_size: int = 0
     gpu_layers: int = -1

@@ -38,6 +38,7 @@ class LlamaEmbedder:
     ) -> None:
         self.n_ctx = min(MAX_TOKENS, max_cells, model.facts.n_ctx_train)
         self.n_dimensions: int = lib.llama_model_n_embd_out(model.handle)
+        self.ranks = model.facts.pooling is Pooling.RANK
         self._model = model
         self._n_threads = n_threads
         self._flash_attn = flash_attn
@@ -63,8 +64,11 @@ class LlamaEmbedder:
 
     def advance(self) -> bytes | None:
         start, stop = self._n_done, min(self._n_done + self._n_part, len(self._tokens))
-        self._pool(self._compute(start, stop), is_first=start == 0)
         self._n_done = stop
+        if self.ranks:
+            self._decode(start, stop)
+            return self._score() if stop == len(self._tokens) else None
+        self._pool(self._compute(start, stop), is_first=start == 0)
         if stop < len(self._tokens):
             return None
         length = float(np.linalg.norm(self._pooled))
@@ -80,6 +84,19 @@ class LlamaEmbedder:
 
     def _compute(self, start: int, stop: int) -> NDArray[np.float32]:
         """Decode a part of the input. Return a row for each token."""
+        self._decode(start, stop)
+        rows = lib.llama_get_embeddings(self._context)
+        return np.ctypeslib.as_array(rows, (stop - start, self.n_dimensions))
+
+    def _score(self) -> bytes:
+        """Return the first output of the model's head, at the last token."""
+        score: float = lib.llama_get_embeddings_seq(self._context, 0)[0]
+        if not np.isfinite(score):
+            self.rest()
+            raise EngineError("The model computed a score that is not finite.")
+        return np.array([score], "<f4").tobytes()
+
+    def _decode(self, start: int, stop: int) -> None:
         n_tokens = stop - start
         status = lib.llama_decode(
             self._context,
@@ -93,8 +110,6 @@ class LlamaEmbedder:
         if status != 0:
             self.rest()
             raise EngineError(f"llama.cpp could not embed an input (code {status}).")
-        rows = lib.llama_get_embeddings(self._context)
-        return np.ctypeslib.as_array(rows, (n_tokens, self.n_dimensions))
 
     def _pool(self, rows: NDArray[np.float32], *, is_first: bool) -> None:
         match self._model.facts.pooling:
@@ -107,8 +122,6 @@ class LlamaEmbedder:
                 self._pooled += rows.sum(axis=0, dtype=np.float64)
 
     def _make_context(self) -> Any:
-        if self._model.facts.pooling is Pooling.RANK:
-            raise InvalidRequest("This model is a reranker and makes no embeddings.")
         native = lib.llama_context_default_params()
         native.n_ctx = self.n_ctx
         native.n_batch = native.n_ubatch = self._n_part
@@ -120,8 +133,10 @@ class LlamaEmbedder:
         self._rope.fill(native)
         native.no_perf = True
         native.embeddings = True
-        # Pooling is done here: llama.cpp would have to compute each input in one batch.
-        native.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
+        # Pooling is done here: llama.cpp would have to compute each input in one batch. A score
+        # comes from the last token alone, which sees all earlier parts.
+        none, rank = lib.LLAMA_POOLING_TYPE_NONE, lib.LLAMA_POOLING_TYPE_RANK
+        native.pooling_type = rank if self.ranks else none
         recent_errors.clear()
         context = lib.llama_init_from_model(self._model.handle, native)
         if not context:

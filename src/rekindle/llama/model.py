@@ -39,6 +39,7 @@ class ModelFacts:
     n_params: int
     size_bytes: int
     n_ctx_train: int
+    n_embd: int
     n_swa: int
     is_recurrent: bool
     is_hybrid: bool
@@ -115,6 +116,7 @@ class VocabularyFile:
         self.architecture = _metadata(self._handle, "general.architecture") or "unknown"
         self.is_decoder = _is_decoder(self._handle)
         self.chat_template = _chat_template(self._handle)
+        self.rerank_template = _chat_template(self._handle, b"rerank")
         self.default_sampling = _default_sampling(self._handle)
 
     def close(self) -> None:
@@ -159,6 +161,7 @@ def _read_facts(handle: Any) -> ModelFacts:
         n_params=lib.llama_model_n_params(handle),
         size_bytes=lib.llama_model_size(handle),
         n_ctx_train=lib.llama_model_n_ctx_train(handle),
+        n_embd=lib.llama_model_n_embd(handle),
         n_swa=lib.llama_model_n_swa(handle),
         is_recurrent=lib.llama_model_is_recurrent(handle),
         is_hybrid=lib.llama_model_is_hybrid(handle),
@@ -186,8 +189,8 @@ def _trained_rope(handle: Any, architecture: str) -> TrainedRope:
     )
 
 
-def _chat_template(handle: Any) -> str | None:
-    template: bytes | None = lib.llama_model_chat_template(handle, None)
+def _chat_template(handle: Any, name: bytes | None = None) -> str | None:
+    template: bytes | None = lib.llama_model_chat_template(handle, name)
     return template.decode("utf-8", "replace") if template else None
 
 

@@ -31,6 +31,8 @@ class ModelCard:
     bos_text: str
     eos_text: str
     n_params: int = 0  # 0 and "": unknown, as for a model of vLLM
+    n_embd: int = 0
+    vocab_type: int = 0  # llama.cpp's number
     size_bytes: int = 0
     quantization: str = ""
     adapters: tuple[LoraCard, ...] = ()  # in the order that they were given

@@ -9,6 +9,7 @@ from rekindle.chat.dialects.choice import DialectChoice, apply, choose
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.chat.prompt.turn_memory import TurnMemory
 from rekindle.chat.prompt.volatile import VolatileRules
+from rekindle.chat.rerank import RerankFormat
 from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
@@ -70,6 +71,7 @@ def set_up_chat(
     read: ReadTemplate,
     default_sampling: Sampling,
     embedding_end_token: int | None,
+    rerank_format: RerankFormat,
     can_rewarm: bool,
 ) -> Responder:
     """Build the responder of one model.
@@ -102,6 +104,8 @@ def set_up_chat(
         stream_calls=settings.chat.stream_calls,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
+        rerank_format=rerank_format,
+        batch_size=settings.engine.batch_size,
         model=name,
         accounts=parts.accounts,
         observers=parts.observers,

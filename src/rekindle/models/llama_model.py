@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rekindle.chat.rerank import RerankFormat
 from rekindle.config.choices import Fit
 from rekindle.config.placement import adapter_files
 from rekindle.config.settings import Settings
@@ -59,6 +60,7 @@ class ClosableTokenizer:
         self.bos_text = vocabulary.bos_text
         self.eos_text = vocabulary.eos_text
         self.bos_token = vocabulary.bos_token
+        self.infill = vocabulary.infill
         self.piece = vocabulary.piece
         self._n_asking = 0
         self._is_closed = False
@@ -232,6 +234,11 @@ def _assemble(
         read=read,
         default_sampling=model.default_sampling,
         embedding_end_token=vocabulary.added_eos_token,
+        rerank_format=RerankFormat(
+            vocabulary_file.rerank_template,
+            vocabulary.marks_between_texts,
+            vocabulary.marks_behind_texts,
+        ),
         can_rewarm=True,
     )
     card = ModelCard(
@@ -241,6 +248,8 @@ def _assemble(
         n_ctx=model.n_ctx,
         n_ctx_train=model.n_ctx_train,
         n_vocab=tokenizer.n_vocab,
+        vocab_type=vocabulary.kind,
+        n_embd=model.n_embd,
         n_params=model.n_params,
         size_bytes=model.size_bytes,
         architecture=model.architecture,

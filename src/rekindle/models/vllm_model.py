@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import httpx
 
+from rekindle.chat.rerank import RerankFormat
 from rekindle.config.settings import Settings
 from rekindle.errors import RekindleError, StartupError, UpstreamFailed, UpstreamsAway
 from rekindle.generation.status import CacheCounters
@@ -95,6 +96,7 @@ def load_upstream(
         read=read,
         default_sampling=folder.default_sampling,
         embedding_end_token=None,
+        rerank_format=RerankFormat(),
         can_rewarm=False,
     )
     card = ModelCard(

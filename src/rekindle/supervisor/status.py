@@ -64,5 +64,6 @@ def _first_status(model: LoadedModel, queue_size: int) -> EngineStatus:
             n_ctx=model.embedding_n_ctx,
             n_dimensions=model.embedding_n_dimensions,
             n_requests=0,
+            ranks=model.ranks,
         ),
     )

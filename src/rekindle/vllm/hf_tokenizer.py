@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rekindle.errors import StartupError
+from rekindle.generation.tokenizer import InfillMarks
 from rekindle.vllm.hf_folder import TOKENIZER_NAME, HfFolder
 
 _SPACE_MARK = "\u2581"  # sentencepiece's
@@ -17,6 +18,16 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 # GPT-2's alphabet: printable bytes stand for themselves, the others start at U+0100.
 _PRINTED = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _BYTE_OF = dict(enumerate((byte for byte in range(256) if byte not in _PRINTED), start=0x100))
+
+
+# Texts of the tokens for filling in the middle, in the order of `InfillMarks`.
+INFILL_NAMES = (
+    ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>"),
+    ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>"),
+    ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>"),
+    ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ("<|file_sep|>",),
+)
 
 
 class HfTokenizer:
@@ -50,6 +61,7 @@ class HfTokenizer:
         self.special_strings = tuple(sorted(set(self._controls.values()) - {""}))
         end_texts = {self._pieces[token].decode("utf-8", "replace") for token in self.end_tokens}
         self.end_strings = tuple(sorted(end_texts - {""}))
+        self.infill = InfillMarks(*(_first_of(names, vocabulary) for names in INFILL_NAMES))
 
     @property
     def n_vocab(self) -> int:
@@ -108,6 +120,10 @@ def _load(folder: HfFolder) -> Any:
 def _encode(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def _first_of(names: Sequence[str], vocabulary: dict[str, int]) -> int | None:
+    return next((vocabulary[name] for name in names if name in vocabulary), None)
 
 
 def _spelling(folder: HfFolder, described: dict[str, Any]) -> Callable[[str], bytes]:

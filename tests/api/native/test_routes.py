@@ -9,7 +9,7 @@ from rekindle import __version__
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
 from tests.api.client import client_of, post
-from tests.api.fakes import FakeResponder
+from tests.api.fakes import FakeResponder, api_settings
 
 
 def get(path: str, method: str = "GET", responder: FakeResponder | None = None) -> httpx.Response:
@@ -176,3 +176,46 @@ def test_detokenize_shows_control_tokens_and_survives_broken_text() -> None:
 def test_bad_field_is_named(path: str, body: object, param: str) -> None:
     reply = post(path, body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_v1_health_is_health_without_a_key() -> None:
+    async def run() -> httpx.Response:
+        async with client_of(FakeResponder(), api_settings(api_keys=("secret",))) as client:
+            return await client.get("/v1/health")
+
+    assert asyncio.run(run()).json() == {"status": "ok"}
+
+
+def test_there_are_no_lora_adapters_and_naming_one_is_an_error() -> None:
+    assert get("/lora-adapters").json() == []
+    assert post("/lora-adapters", []).json() == {"success": True}
+    refused = post("/lora-adapters", [{"id": 0, "scale": 0.5}])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "0.id"
+    assert "no LoRA adapter 0" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [{}, {"id": 0}, [{"scale": 1}], ["a"], [{"id": "0", "scale": 1}]])
+def test_wrong_lora_scales_are_errors(body: object) -> None:
+    assert post("/lora-adapters", body).status_code == 400
+
+
+def test_properties_cannot_be_changed() -> None:
+    refused = post("/props", {})
+    assert refused.status_code == 501
+    assert refused.json()["error"]["type"] == "not_supported_error"
+
+
+def test_models_have_the_fields_that_clients_of_llama_server_read() -> None:
+    reply = get("/v1/models").json()
+    assert reply["data"][0]["meta"] == {
+        "vocab_type": 2,
+        "n_ctx": 512,
+        "n_ctx_train": 2048,
+        "n_vocab": 258,
+        "n_embd": 576,
+        "n_params": 135_000_000,
+        "size": 1_000_000,
+    }
+    assert [(each["name"], each["model"]) for each in reply["models"]] == [("tiny", "tiny")]
+    assert reply["models"][0]["capabilities"] == ["completion"]

@@ -15,8 +15,10 @@ GOOGLE_VERBS = (
     *(":embedContent", ":batchEmbedContents"),
 )
 OLLAMA_ROOTS = ("/api",)
-# 503: the limit on connections, or a model that is being unloaded. 529: Anthropic's 429.
+# 501: the model cannot do it. 503: the limit on connections, or a model that is being unloaded.
+# 529: Anthropic's 429.
 ALLOWED = {
+    (501, "not_supported"),
     *((503, "too_many_connections"), (503, "shutting_down"), (503, "UNAVAILABLE")),
     (529, "overloaded_error"),
 }

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 from rekindle.api.admission.head_checks import MAX_SHOWN_CHARS, RequestHead
 from rekindle.api.errors import Failure, failure
-from rekindle.api.http.drain import HEALTH_PATH
+from rekindle.api.http.drain import HEALTH_PATHS
 
 LOCALHOST = "localhost"
 # This machine, as a container on it calls it. The public DNS has no names below `.internal`.
@@ -53,7 +53,7 @@ class HostCheck:
 
     def __call__(self, head: RequestHead) -> Failure | None:
         # Load balancers name a server as they like, and its health is no secret.
-        if self._allows_all or head.path == HEALTH_PATH:
+        if self._allows_all or head.path in HEALTH_PATHS:
             return None
         match head.all("host"):
             case [] | [""]:  # HTTP/1.0. A browser always sends one.

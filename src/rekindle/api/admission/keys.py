@@ -9,9 +9,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.api.errors import failure
+from rekindle.api.http.drain import HEALTH_PATHS
 from rekindle.api.http.error_shapes import GOOGLE
 
-OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_PATHS = HEALTH_PATHS | {"/"}
 OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 GOOGLE_HEADER = "x-goog-api-key"
 KEY_HEADERS = ("x-api-key", GOOGLE_HEADER)  # the first is Anthropic's

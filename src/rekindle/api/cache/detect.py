@@ -19,13 +19,21 @@ def detect(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         return "gemini"
     if any(key in body for key in OLLAMA_KEYS):
         return "ollama_generate" if "prompt" in body else "ollama_chat"
+    if "input_prefix" in body or "input_suffix" in body:
+        return "infill"
     if "prompt" in body:
-        return "completions"
+        return "completion" if _is_native(body["prompt"]) else "completions"
     if "input" in body:
         return "responses"
     if "anthropic-version" in headers or "system" in body or _has_anthropic_parts(body):
         return "messages"
     return "chat"
+
+
+def _is_native(prompt: object) -> bool:
+    """Return whether only llama-server takes such a prompt: an object, or a mixed list."""
+    kinds = {type(each) for each in prompt} if isinstance(prompt, list) else {type(prompt)}
+    return dict in kinds or len(kinds) > 1
 
 
 def _has_anthropic_parts(body: Mapping[str, Any]) -> bool:

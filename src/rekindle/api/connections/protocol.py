@@ -30,7 +30,7 @@ from rekindle.api.connections.refusals import (
     reply_of,
 )
 from rekindle.api.errors import Failure
-from rekindle.api.http.drain import HEALTH_PATH
+from rekindle.api.http.drain import HEALTH_PATHS
 
 
 class Arrival(Enum):
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._n_unparsed_bytes = self._declared_length()
         self._split_target()
-        is_health = self._path == HEALTH_PATH
+        is_health = self._path in HEALTH_PATHS
         is_refused = not is_health and not self._open_connections.may_run(self)
         if is_refused or len(self.pipeline) >= MAX_PIPELINED:
             self._fail(BUSY)

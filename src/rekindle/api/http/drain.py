@@ -13,6 +13,7 @@ from rekindle.api.errors import failure_of
 from rekindle.errors import ShuttingDown
 
 HEALTH_PATH = "/health"
+HEALTH_PATHS = frozenset({HEALTH_PATH, "/v1/health"})  # the second is llama-server's
 LIVE_QUERY = b"live"  # `/health?live`: a liveness check, answered even while draining
 METRICS_PATH = "/metrics"
 MAX_RETRY_SECONDS = 60  # clients ignore longer waits; picked
@@ -57,7 +58,7 @@ class DrainGate:
 
     def _refusal(self, scope: Scope) -> Response:
         headers = {"retry-after": str(self._drain.retry_after_seconds), "connection": "close"}
-        if scope["path"] == HEALTH_PATH:
+        if scope["path"] in HEALTH_PATHS:
             body = to_json({"status": "draining"})
             return Response(body, 503, headers=headers, media_type="application/json")
         failure = failure_of(ShuttingDown("The server is shutting down."), scope)
@@ -65,6 +66,6 @@ class DrainGate:
 
 
 def _is_exempt(scope: Scope) -> bool:
-    if scope["path"] == HEALTH_PATH:
+    if scope["path"] in HEALTH_PATHS:
         return LIVE_QUERY in scope["query_string"].split(b"&")
     return bool(scope["path"] == METRICS_PATH)

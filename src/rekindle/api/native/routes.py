@@ -14,10 +14,13 @@ from rekindle.api.body import fault
 from rekindle.api.cache.views import tier_props
 from rekindle.api.cache_controls import hints_of
 from rekindle.api.http.context import RequestContext
+from rekindle.api.http.drain import HEALTH_PATHS
 from rekindle.api.http.query import model_wanted
 from rekindle.api.json import body_from, json_response
 from rekindle.api.models import Lease
 from rekindle.api.native.schema import (
+    Adapter,
+    AdapterScales,
     CacheProps,
     DetokenizeReply,
     DetokenizeRequest,
@@ -28,9 +31,11 @@ from rekindle.api.native.schema import (
     Modalities,
     NextToken,
     Props,
+    PropsChange,
     RekindleProps,
     SamplingProps,
     SlotProps,
+    Success,
     TemplateReply,
     TokenizeReply,
     TokenizeRequest,
@@ -43,7 +48,7 @@ from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.chat.dialects.choice import DialectChoice
 from rekindle.chat.reply.tool_use import GrammarProof
-from rekindle.errors import InvalidRequest
+from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import EngineStatus, ProcessState, ProcessStatus, SlotStatus
 from rekindle.generation.tokenizer import Tokenizer
@@ -59,8 +64,14 @@ class NativeApi:
         self._settings = context.settings
 
     def add_routes(self, routes: Routes) -> None:
-        routes.add("GET", "/health", self.health, response_model=Health)
+        for path in sorted(HEALTH_PATHS):
+            routes.add("GET", path, self.health, response_model=Health)
         routes.add("GET", "/props", self.props)
+        routes.add("POST", "/props", self.change_props, takes=[PropsChange], gives=Success)
+        routes.add("GET", "/lora-adapters", self.adapters)
+        routes.add(
+            "POST", "/lora-adapters", self.set_adapters, takes=[AdapterScales], gives=Success
+        )
         routes.add("GET", "/slots", self.slots)
         text = {"text/plain": {"schema": {"type": "string"}}}
         routes.add("GET", "/metrics", self.metrics, media=text)
@@ -108,6 +119,21 @@ class NativeApi:
         with await self._models.lease(model_wanted(request)) as served:
             await self._models.refresh()
             return _props(served)
+
+    async def change_props(self, request: Request) -> Response:
+        """Refuse, as llama-server does without `--props`: no property can be changed."""
+        await self._bodies.read(request, PropsChange)
+        raise NotSupported("This server does not support changing global properties.")
+
+    async def adapters(self) -> list[Adapter]:
+        """List the LoRA adapters. This server has none."""
+        return []
+
+    async def set_adapters(self, request: Request) -> Response:
+        body = await self._bodies.read(request, AdapterScales)
+        for index, each in enumerate(body.root):
+            raise fault(f"{index}.id", f": this server has no LoRA adapter {each.id}.")
+        return json_response(Success(success=True))
 
     async def slots(self, request: Request) -> list[SlotProps]:
         await self._models.refresh()

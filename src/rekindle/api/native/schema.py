@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, RootModel
 from typing_extensions import TypedDict
 
-from rekindle.api.body import WireModel
+from rekindle.api.body import Items, WireModel
 from rekindle.api.cache.bodies import TierProps
-from rekindle.api.requests.limits import Id
+from rekindle.api.requests.limits import MAX_OPTIONS, Id
 
 
 class TokenizeRequest(WireModel):
@@ -22,6 +22,71 @@ class TokenizeRequest(WireModel):
 class DetokenizeRequest(WireModel):
     model: Id | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+class SlotFile(WireModel):
+    # Without a colon, which the names of slots have.
+    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+
+
+class SaveTimings(TypedDict):
+    save_ms: float
+
+
+class RestoreTimings(TypedDict):
+    restore_ms: float
+
+
+class SlotSaved(TypedDict):
+    id_slot: int
+    filename: str
+    n_saved: int  # tokens
+    n_written: int  # bytes
+    timings: SaveTimings
+
+
+class SlotRestored(TypedDict):
+    id_slot: int
+    filename: str
+    n_restored: int
+    n_read: int
+    timings: RestoreTimings
+
+
+class SlotErased(TypedDict):
+    id_slot: int
+    n_erased: int
+
+
+class SlotReply(RootModel[SlotSaved | SlotRestored | SlotErased]):
+    """The reply depends on the action."""
+
+
+class PropsChange(WireModel):
+    """No property can be changed."""
+
+
+class AdapterScale(WireModel):
+    id: int
+    scale: Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+class AdapterScales(RootModel[Annotated[Items[AdapterScale], Field(max_length=MAX_OPTIONS)]]):
+    pass
+
+
+class Adapter(TypedDict):
+    """One LoRA adapter."""
+
+    id: int
+    path: str
+    scale: float
+    task_name: str
+    prompt_prefix: str
+
+
+class Success(TypedDict):
+    success: Literal[True]
 
 
 class EngineHealth(TypedDict):

@@ -168,9 +168,11 @@ class Completion(_Chunk):
 
 
 class ModelMeta(TypedDict):
+    vocab_type: int
     n_ctx: int
     n_ctx_train: int
     n_vocab: int
+    n_embd: int
     n_params: int
     size: int
 

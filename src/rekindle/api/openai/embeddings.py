@@ -46,7 +46,7 @@ class EmbeddingsApi:
 def _inputs(body: EmbeddingsRequest) -> list[EmbeddingInput]:
     if not body.input:
         raise fault("input", " must not be empty.")
-    inputs = [EmbeddingInput(each.path, each.content) for each in raw_inputs("input", body.input)]
+    inputs = [EmbeddingInput(path, content) for path, content in raw_inputs("input", body.input)]
     check_inputs(inputs)
     return inputs
 

@@ -22,9 +22,35 @@ class ModelBody(TypedDict):
     meta: NotRequired[ModelMeta]  # only of loaded models
 
 
+class ModelDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class LlamaListedModel(TypedDict):
+    """A model as llama-server lists it, in Ollama's form. What is not known is empty."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: str
+    digest: str
+    type: Literal["model"]
+    description: str
+    tags: list[str]
+    capabilities: list[str]
+    parameters: str
+    details: ModelDetails
+
+
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelBody]
+    models: list[LlamaListedModel]  # the same ones, for clients of llama-server
 
 
 class ModelsApi:
@@ -41,10 +67,11 @@ class ModelsApi:
         routes.add("GET", one, self.model, gives=ModelBody)
 
     async def models(self, request: Request) -> Response:
-        models = self._models.listed()
+        listed = self._models.listed()
         if is_google_client(request.headers):
-            return json_response(model_list(models))
-        return json_response(ModelList(object="list", data=[_body(each) for each in models]))
+            return json_response(model_list(listed))
+        data, named = [_body(each) for each in listed], [_named(each) for each in listed]
+        return json_response(ModelList(object="list", data=data, models=named))
 
     async def model(self, request: Request, model_id: str) -> Response:
         model = self._models.find(model_id)
@@ -72,3 +99,27 @@ def _body(model: ListedModel) -> ModelBody:
     if model.card is not None:
         body["meta"] = body_from(ModelMeta, model.card, size=model.card.size_bytes)
     return body
+
+
+def _named(model: ListedModel) -> LlamaListedModel:
+    family = model.card.architecture if model.card else ""
+    return LlamaListedModel(
+        name=model.id,
+        model=model.id,
+        modified_at="",
+        size=str(model.card.size_bytes) if model.card else "",
+        digest="",
+        type="model",
+        description="",
+        tags=[""],
+        capabilities=["completion"],
+        parameters="",
+        details=ModelDetails(
+            parent_model="",
+            format="gguf",
+            family=family,
+            families=[family],
+            parameter_size=str(model.card.n_params) if model.card else "",
+            quantization_level=model.card.quantization if model.card else "",
+        ),
+    )

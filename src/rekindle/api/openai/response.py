@@ -138,28 +138,44 @@ def usage_of(stats: Sequence[ReplyStats], n_per_prompt: int) -> Usage:
 
 def timings_of(stats: Sequence[ReplyStats]) -> Timings:
     """Sum the tokens of all replies over the longest time, because they run in parallel."""
-    prompt_n = sum(each.n_prefilled for each in stats)
-    prompt_ms = max(each.prefill_seconds for each in stats) * 1e3
-    predicted_n = sum(each.n_generated for each in stats)
-    predicted_ms = max(each.decode_seconds for each in stats) * 1e3
-    # As in llama-server, the first token is free: it comes from the prompt's logits.
-    n_steps = sum(max(each.n_generated - 1, 0) for each in stats)
-    timings = Timings(
-        cache_n=sum(each.n_cached for each in stats),
-        prompt_n=prompt_n,
-        prompt_ms=prompt_ms,
-        prompt_per_token_ms=_ratio(prompt_ms, prompt_n),
-        prompt_per_second=_ratio(prompt_n, prompt_ms / 1e3),
-        predicted_n=predicted_n,
-        predicted_ms=predicted_ms,
-        predicted_per_token_ms=_ratio(predicted_ms, n_steps),
-        predicted_per_second=_ratio(n_steps, predicted_ms / 1e3),
+    timings = timings_from(
+        n_cached=sum(each.n_cached for each in stats),
+        n_prefilled=sum(each.n_prefilled for each in stats),
+        prefill_seconds=max(each.prefill_seconds for each in stats),
+        n_generated=sum(each.n_generated for each in stats),
+        decode_seconds=max(each.decode_seconds for each in stats),
+        n_replies=sum(1 for each in stats if each.n_generated),
     )
     drafts = sum((each.drafts for each in stats), DraftCounts())
     if drafts.n_tokens:
         timings["draft_n"] = drafts.n_tokens
         timings["draft_n_accepted"] = drafts.n_accepted
     return timings
+
+
+def timings_from(
+    *,
+    n_cached: int,
+    n_prefilled: int,
+    prefill_seconds: float,
+    n_generated: int,
+    decode_seconds: float,
+    n_replies: int = 1,
+) -> Timings:
+    prompt_ms, predicted_ms = prefill_seconds * 1e3, decode_seconds * 1e3
+    # As in llama-server, the first token is free: it comes from the prompt's logits.
+    n_steps = max(n_generated - n_replies, 0)
+    return Timings(
+        cache_n=n_cached,
+        prompt_n=n_prefilled,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, n_prefilled),
+        prompt_per_second=_ratio(n_prefilled, prompt_ms / 1e3),
+        predicted_n=n_generated,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, n_steps),
+        predicted_per_second=_ratio(n_steps, predicted_ms / 1e3),
+    )
 
 
 def _message(reply: Reply) -> AssistantMessage:

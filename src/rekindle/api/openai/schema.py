@@ -204,7 +204,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Int64 | None = None
-    suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
+    suffix: str | None = None
 
 
 class EmbeddingsRequest(WireModel):

@@ -7,7 +7,7 @@ from rekindle.api.cache_controls import openai_marks
 from rekindle.api.http.caller import Caller
 from rekindle.api.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from rekindle.api.openai.messages import conversation_of, marks_of, reasoning_budget_of
-from rekindle.api.openai.request import chat_options, completion_options, raw_inputs
+from rekindle.api.openai.request import chat_options, completion_options, completion_prompts
 from rekindle.api.openai.response import chat_completion, completion
 from rekindle.api.openai.schema import ChatCompletionRequest, CompletionRequest
 from rekindle.api.openai.stream import chat_chunks, completion_chunks
@@ -37,7 +37,7 @@ def _read_completion(
     body: CompletionRequest, _: Caller, __: Mapping[str, str], ___: MediaReader
 ) -> Exchange:
     return Exchange(
-        prompt=raw_inputs("prompt", body.prompt),
+        prompt=completion_prompts(body),
         marks=openai_marks(body, ()),
         n_per_prompt=body.n or 1,
         options=partial(completion_options, body),

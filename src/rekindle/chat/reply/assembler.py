@@ -10,6 +10,7 @@ from rekindle.chat.prompt.meaning import new_call_id
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.end_size import end_size
 from rekindle.chat.reply.events import (
+    LineLimits,
     ReplyCall,
     ReplyCallArguments,
     ReplyCallBegan,
@@ -19,6 +20,7 @@ from rekindle.chat.reply.events import (
     ScoredToken,
     TopToken,
 )
+from rekindle.chat.reply.line_guard import LineGuard
 from rekindle.chat.reply.parser import (
     ParsedReasoning,
     ParsedReply,
@@ -32,6 +34,7 @@ from rekindle.generation.events import TokenSampled
 from rekindle.generation.request import LANDING_TOKENS
 from rekindle.generation.tokenizer import Tokenizer
 
+NO_LIMITS = LineLimits()
 MAX_TRIMMED = 32  # tokens after the beginning of a stop string; picked
 
 
@@ -76,6 +79,9 @@ class ReplyAssembler:
         tokenizer: Tokenizer,
         reader: ReplyReader | None,
         stop: tuple[str, ...],
+        *,
+        line_limits: LineLimits = NO_LIMITS,
+        shows_tokens: bool = False,
     ) -> None:
         self.tokens: list[int] = []
         self.calls: list[ReplyCall] = []
@@ -88,6 +94,9 @@ class ReplyAssembler:
         self._bytes_of = reader.bytes_of if reader else tokenizer.piece
         self._decoder = getincrementaldecoder("utf-8")("replace")  # holds back partial characters
         self._stops = StopScanner(stop)
+        self._lines = LineGuard(line_limits) if line_limits != NO_LIMITS else None
+        self._shows_tokens = shows_tokens
+        self._n_shown = 0  # tokens that parts have carried
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._read_calls: list[ParsedCall] = []  # `calls` as the parser read them
@@ -125,6 +134,11 @@ class ReplyAssembler:
         if self.stop is None:
             events += self._rest_of_text()
         return events
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a limit on lines has ended the reply."""
+        return self._lines is not None and self._lines.is_over
 
     @property
     def is_broken(self) -> bool:
@@ -191,9 +205,10 @@ class ReplyAssembler:
                 if scan.stop is not None:
                     self.stop = scan.stop
                     self._drop_scores(scan.n_cut)
-                if scan.text or (scan.stop is not None and self._unsent):
-                    self._text.append(scan.text)
-                    yield ReplyText(scan.text, self._take_scored())
+                shown = scan.text if self._lines is None else self._lines.feed(scan.text)
+                if shown or (scan.stop is not None and self._unsent):
+                    self._text.append(shown)
+                    yield ReplyText(shown, self._take_scored(), self._take_tokens())
             case ParsedReasoning(text):
                 self._reasoning.append(text)
                 yield ReplyReasoning(text, self._take_scored())
@@ -223,7 +238,7 @@ class ReplyAssembler:
         text, scored = self._stops.flush(), self._take_scored()
         if text or scored:
             self._text.append(text)
-            yield ReplyText(text, scored)
+            yield ReplyText(text, scored, self._take_tokens())
 
     def _unused(self, call_id: str) -> str:
         """Return the id that the model wrote. If it wrote none or a used one, return a new id."""
@@ -244,6 +259,13 @@ class ReplyAssembler:
             return ()
         scored, self._unsent = tuple(self._unsent), []
         return scored
+
+    def _take_tokens(self) -> tuple[int, ...]:
+        if not self._shows_tokens:
+            return ()
+        tokens = tuple(self.tokens[self._n_shown :])
+        self._n_shown = len(self.tokens)
+        return tokens
 
     def _drop_scores(self, n_chars: int) -> None:
         """Drop the scores of tokens that lie wholly in the last characters of the reply."""

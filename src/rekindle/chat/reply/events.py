@@ -32,12 +32,22 @@ class OmittedMedia:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class LineLimits:
+    """Limits of a reply that end it at a line, for editors. 0: none."""
+
+    n_indent: int = 0  # the least white space at the start of each line after the first
+    seconds: float = 0.0  # after the first token; the line is still completed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
     sampling: Sampling
     max_tokens: int | None = None  # None: until the context ends
     stop: tuple[str, ...] = ()
+    line_limits: LineLimits = LineLimits()
     n_top_logprobs: int | None = None  # None: no log probabilities
+    shows_tokens: bool = False  # the parts of a reply to raw text have their token ids
     cache_prompt: bool = True  # False: the cache is neither read nor written
     speculate: bool = True  # False: nothing is drafted
     tool_choice: ToolChoice = ToolChoice()
@@ -74,6 +84,7 @@ class ReplyText:
 
     text: str
     scored: tuple[ScoredToken, ...] = ()
+    tokens: tuple[int, ...] = ()  # if the client wants them
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ class ReplyDone:
     stats: ReplyStats
     stop_sequence: str | None = None  # the stop string that ended the reply
     tokens: tuple[int, ...] = ()  # as sampled, for clients that keep them
+    at_line: bool = False  # a limit on lines ended the reply
 
 
 ReplyPart = ReplyText | ReplyReasoning | ReplyCallBegan | ReplyCallArguments | ReplyCall

@@ -9,6 +9,7 @@ from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.assembler import ReplyAssembler, ReplyReader
 from rekindle.chat.reply.events import (
     FinishReason,
+    LineLimits,
     ReplyDone,
     ReplyEvent,
     ReplyPart,
@@ -47,6 +48,8 @@ class ReplyStream:
         tokenizer: Tokenizer,
         *,
         stop: tuple[str, ...],
+        line_limits: LineLimits,
+        shows_tokens: bool,
         reader: ReplyReader | None,  # None: raw text
         is_remembered: bool,
         on_end: OnEnd | None,
@@ -57,7 +60,9 @@ class ReplyStream:
         self._prompt = prompt
         self._tokens = tokens
         self._tokenizer = tokenizer
-        self._reply = ReplyAssembler(prompt, tokenizer, reader, stop)
+        self._reply = ReplyAssembler(
+            prompt, tokenizer, reader, stop, line_limits=line_limits, shows_tokens=shows_tokens
+        )
         self._is_remembered = is_remembered
         self._on_end = on_end
         self._account = account
@@ -82,6 +87,9 @@ class ReplyStream:
                             yield part
                         if self._reply.stop is not None:
                             yield self._done(FinishReason.STOP, None)
+                            return
+                        if self._reply.is_over:
+                            yield self._done(FinishReason.LENGTH, None)
                             return
                     case Finished():
                         self._note_draft(event)
@@ -123,7 +131,7 @@ class ReplyStream:
         reply = self._reply
         if self._on_end is not None:
             self._on_end(self._prompt, reply.tokens, reply.said, reply.call_ids)
-        return ReplyDone(reason, stats, reply.stop, tuple(reply.tokens))
+        return ReplyDone(reason, stats, reply.stop, tuple(reply.tokens), reply.is_over)
 
     def _on_evaluated(self, event: PromptEvaluated) -> ReplyProgress:
         self._evaluated = event

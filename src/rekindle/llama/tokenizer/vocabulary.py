@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from rekindle.errors import InvalidRequest, ShuttingDown
+from rekindle.generation.tokenizer import InfillMarks
 from rekindle.llama.library import holding_gil, lib
 from rekindle.llama.tokenizer.deep_stack import call_with_stack, own_stack_bytes
 from rekindle.llama.tokenizer.merging import check_cost
@@ -28,6 +29,7 @@ class Vocabulary:
         self._pre_tokenizer = pre_tokenizer
         self._own_stack_bytes = own_stack_bytes()
         self.n_vocab: int = lib.llama_vocab_n_tokens(handle)
+        self.kind: int = lib.llama_vocab_type(handle)
         tokens = range(self.n_vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self._reading = Lock()
@@ -88,6 +90,32 @@ class Vocabulary:
         """The token that ends every text of an embedding model; None: there is none."""
         token: int = lib.llama_vocab_eos(self.handle)
         return token if token >= 0 and lib.llama_vocab_get_add_eos(self.handle) else None
+
+    @cached_property
+    def marks_between_texts(self) -> tuple[int, ...]:
+        """The tokens between a query and a document, for models that rank."""
+        sep: int = lib.llama_vocab_sep(self.handle)
+        adds_sep = sep >= 0 and lib.llama_vocab_get_add_sep(self.handle)
+        return (*self.marks_behind_texts, *([sep] if adds_sep else []))
+
+    @cached_property
+    def marks_behind_texts(self) -> tuple[int, ...]:
+        if not lib.llama_vocab_get_add_eos(self.handle):
+            return ()
+        tokens = (lib.llama_vocab_eos(self.handle), lib.llama_vocab_sep(self.handle))
+        return next(((token,) for token in tokens if token >= 0), ())
+
+    @cached_property
+    def infill(self) -> InfillMarks:
+        read = (
+            lib.llama_vocab_fim_pre,
+            lib.llama_vocab_fim_suf,
+            lib.llama_vocab_fim_mid,
+            lib.llama_vocab_fim_rep,
+            lib.llama_vocab_fim_sep,
+        )
+        tokens = [each(self.handle) for each in read]
+        return InfillMarks(*(token if token >= 0 else None for token in tokens))
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         check_cost(text)  # both checks: of the whole text, before it is cut

@@ -1,0 +1,49 @@
+"""Starts `rekindle serve` in place of llama-server, for llama.cpp's own tests of its server.
+
+The tests name models of a hub. A tiny model with random weights takes the place of each.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+MODEL_FLAGS = frozenset({"--hf-repo", "--hf-file", "--model", "--model-url", "--model-draft"})
+# What `rekindle serve` takes under the same name, if it does not take all of llama-server's flags.
+PASSED = frozenset(
+    {
+        *("--port", "--host", "--alias", "--ctx-size", "--parallel", "--batch-size"),
+        *("--ubatch-size", "--threads", "--api-key", "--cache-ram"),
+    }
+)
+WITHOUT_VALUE = frozenset(
+    {
+        *("--offline", "--cont-batching", "--embedding", "--reranking", "--metrics"),
+        *("--kv-unified", "--swa-full", "--slots", "--no-slots", "--verbose", "--context-shift"),
+        *("--no-ui", "--no-models-autoload", "--jinja", "--no-jinja", "--no-mmproj"),
+        *("--no-cache-idle-slots", "--ui-mcp-proxy", "--backend_sampling"),
+    }
+)
+
+
+def translated(arguments: Sequence[str], models: Path) -> list[str]:
+    """Return the arguments of `rekindle serve`."""
+    takes_all = find_spec("rekindle.cli.llama_args") is not None
+    name, kept = "", []
+    rest = iter(arguments)
+    for flag in rest:
+        value = [] if flag in WITHOUT_VALUE else [next(rest)]
+        if flag in MODEL_FLAGS:
+            name += value[0]
+        elif takes_all or flag in PASSED:
+            kept += [flag, *value]
+    if "--batch-size" in kept and "--ubatch-size" not in kept:  # llama-server lowers it silently
+        kept += ["--ubatch-size", kept[kept.index("--batch-size") + 1]]
+    kind = next((kind for kind in ("infill", "reranker") if kind in name), "plain")
+    return ["serve", str(models / f"{kind}.gguf"), *kept]
+
+
+if __name__ == "__main__":
+    command = translated(sys.argv[1:], Path(os.environ["CONFORMANCE_MODELS"]))
+    os.execv(sys.executable, [sys.executable, "-m", "rekindle", *command])
