@@ -118,10 +118,10 @@ def test_flags_without_effect_are_told_in_one_line() -> None:
 
 
 def test_a_refused_flag_is_one_line_and_exit_code_2() -> None:
-    done = rekindle("serve", "--rerank")
+    done = rekindle("serve", "--offline")
     assert (done.returncode, done.stderr) == (
         2,
-        "rekindle: --rerank cannot be used here. Reranking is not supported.\n",
+        "rekindle: --offline cannot be used here. Set the variable HF_HUB_OFFLINE=1.\n",
     )
 
 

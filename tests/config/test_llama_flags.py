@@ -22,13 +22,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "from-llama-server.md"
 HELP = {"-h", "--help"}  # every command has them
 OTHERS_VARIABLES = {"HF_TOKEN", "MTMD_BACKEND_DEVICE"}  # not llama-server's own
 OLDER = {"--mmap", "--no-mmap", "--mlock"}  # names that llama.cpp had before --load-mode
-# Settings of other sections, which do not exist yet.
-PENDING = {
-    *("adaptive_decay", "adaptive_target", "dry_allowed_length", "dry_base", "dry_multiplier"),
-    *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "dynatemp_range"),
-    *("mirostat", "mirostat_eta", "mirostat_tau", "samplers", "top_n_sigma", "xtc_probability"),
-    "xtc_threshold",
-}
 
 
 def test_every_flag_of_llama_server_is_in_the_table_once() -> None:
@@ -71,7 +64,7 @@ def test_every_variable_of_llama_server_is_in_the_table() -> None:
 
 def test_every_flag_that_is_a_setting_names_one() -> None:
     named = {flag.setting for flag in LLAMA_FLAGS if flag.fate is FlagFate.SETTING}
-    assert named - set(SETTINGS) <= PENDING
+    assert named <= set(SETTINGS)
 
 
 def shown(flag: LlamaFlag) -> str:
@@ -119,11 +112,11 @@ def test_variables_of_llama_server_are_the_last_source() -> None:
 
 def test_a_variable_without_effect_is_told_and_one_that_cannot_be_is_refused() -> None:
     assert list(resolve({}, {"LLAMA_ARG_JINJA": "1"}, {}).unused) == ["LLAMA_ARG_JINJA"]
-    assert not resolve({}, {"LLAMA_ARG_RERANKING": "0"}, {}).unused
+    assert not resolve({}, {"LLAMA_ARG_OFFLINE": "0"}, {}).unused
     with pytest.raises(StartupError) as caught:
-        resolve({}, {"LLAMA_ARG_RERANKING": "1"}, {})
+        resolve({}, {"LLAMA_ARG_OFFLINE": "1"}, {})
     assert caught.value.message == (
-        "LLAMA_ARG_RERANKING cannot be used here. Reranking is not supported."
+        "LLAMA_ARG_OFFLINE cannot be used here. Set the variable HF_HUB_OFFLINE=1."
     )
 
 

@@ -1,7 +1,10 @@
 """What the settings make of a model's own defaults."""
 
+import pytest
+
 from rekindle.config.sampling import SamplingSettings
-from rekindle.generation.request import Sampling
+from rekindle.errors import StartupError
+from rekindle.generation.request import SamplerName, Sampling
 from rekindle.models.chat_setup import sampling_with
 
 
@@ -16,3 +19,12 @@ def test_the_operators_sampling_replaces_that_of_the_models_file() -> None:
 
 def test_seed_minus_1_is_another_one_for_each_request() -> None:
     assert sampling_with(Sampling(seed=3), SamplingSettings(seed=-1)).seed is None
+
+
+def test_the_order_of_samplers_is_read_from_names() -> None:
+    given = SamplingSettings(samplers="top_k;Top-P; typical_p", dry_sequence_breakers=("\\n", "x"))
+    sampling = sampling_with(Sampling(), given)
+    assert sampling.samplers == (SamplerName.TOP_K, SamplerName.TOP_P, SamplerName.TYPICAL_P)
+    assert sampling.dry_sequence_breakers == ("\n", "x")
+    with pytest.raises(StartupError, match="unknown name 'top_q'"):
+        sampling_with(Sampling(), SamplingSettings(samplers="top_k;top_q"))

@@ -18,7 +18,7 @@ from rekindle.config.sampling import RANDOM_SEED, SamplingSettings
 from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
 from rekindle.generation.engine import Engine
-from rekindle.generation.request import Sampling
+from rekindle.generation.request import SamplerName, Sampling
 from rekindle.generation.stored_turns import TurnStore
 from rekindle.generation.tokenizer import Tokenizer
 from rekindle.models.serving_model import ServerParts
@@ -118,11 +118,34 @@ def sampling_with(own: Sampling, settings: SamplingSettings) -> Sampling:
     given = {
         each.name: value
         for each in fields(settings)
-        if each.name in names and (value := getattr(settings, each.name)) is not None
+        if each.name in names and (value := getattr(settings, each.name)) not in (None, ())
     }
+    if settings.samplers is not None:
+        given["samplers"] = sampler_names(settings.samplers)
+    if breakers := settings.dry_sequence_breakers:
+        is_none = breakers == ("none",)
+        given["dry_sequence_breakers"] = () if is_none else tuple(map(_unescaped, breakers))
     if given.get("seed") == RANDOM_SEED:
         given["seed"] = None
     return replace(own, **given)
+
+
+def sampler_names(names: str) -> tuple[SamplerName, ...]:
+    """Return the samplers of a list with semicolons. Raises StartupError."""
+    by_name = {each.value.replace("_", ""): each for each in SamplerName}
+    by_name["typicalp"] = SamplerName.TYPICAL_P
+    found = []
+    for name in names.split(";"):
+        sampler = by_name.get(name.strip().lower().replace("-", "").replace("_", ""))
+        if sampler is None:
+            known = ", ".join(SamplerName)
+            raise StartupError(f"samplers has an unknown name {name.strip()!r}; known are {known}.")
+        found.append(sampler)
+    return tuple(found)
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _tell(model: str, choice: DialectChoice) -> None:

@@ -279,7 +279,7 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
     no_effect(
         "--embedding --embeddings", 0, "/v1/embeddings is always there", "LLAMA_ARG_EMBEDDINGS"
     ),
-    refused("--rerank --reranking", "Reranking is not supported.", "LLAMA_ARG_RERANKING"),
+    no_effect("--rerank --reranking", 0, "models that rank do so", "LLAMA_ARG_RERANKING"),
     refused("--pooling", "The model's own pooling is used.", "LLAMA_ARG_POOLING"),
     refused("--embd-normalize", "Embeddings always have length 1.", accepted="2"),
     # The server
