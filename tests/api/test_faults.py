@@ -239,3 +239,13 @@ def test_refusal_of_one_reply_closes_those_already_started() -> None:
     responder = FakeResponder(lambda i: (full,) if i == 2 else ())
     assert chat(responder, n=4).status_code == 429
     assert [started.stream.closed.is_set() for started in responder.started] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["string", "array", "x"])
+def test_arguments_of_a_tool_are_an_object(kind: str) -> None:
+    function = {"name": "f", "parameters": {"type": kind}}
+    reply = chat(FakeResponder(), tools=[{"type": "function", "function": function}])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (
+        400,
+        "tools.0.function.parameters.type",
+    )

@@ -62,6 +62,14 @@ def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:
     tools[tool.name] = tool
 
 
+def check_parameters(schema: object, path: str) -> None:
+    """Refuse a schema of arguments that are no object. They are one in every wire format."""
+    if not isinstance(schema, dict):
+        raise fault(path, " should be a JSON schema.")
+    if isinstance(kind := schema.get("type"), str) and kind != "object":
+        raise fault(f"{path}.type", f": arguments are an object, not `{kind:.80}`.")
+
+
 def nothing_to_call() -> InvalidRequest:
     return fault("tool_choice", ": a call is required, but `tools` has nothing to call.")
 

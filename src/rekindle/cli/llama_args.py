@@ -106,8 +106,6 @@ class _Translation:
                 raise StartupError(f"{name} cannot be used here. {flag.note}")
         elif flag.setting == "model":
             self._take_model(flag, name, waiting)
-        elif flag.setting not in self._settings:
-            raise StartupError(f"{name} cannot be used here: there is no setting for it.")
         else:
             self._set(self._settings[flag.setting], flag, waiting)
 

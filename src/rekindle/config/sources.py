@@ -40,7 +40,7 @@ def resolve(
     """Return the settings. `flags` holds given flags by field name; `file` is parsed TOML."""
     settings = {setting.name: setting for setting in all_settings()}
     from_file = _flatten(file, tuple(settings.values()))
-    llama = read_variables(environment, frozenset(settings))
+    llama = read_variables(environment)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in settings.values():

@@ -1,6 +1,7 @@
 """The endpoints that are llama-server's."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from rekindle import __version__
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, TierStatus
+from rekindle.models.card import LoraCard
+from tests.api import client
 from tests.api.client import client_of, post
-from tests.api.fakes import FakeResponder, api_settings
+from tests.api.fakes import CARD, FakeResponder, api_settings
 
 
 def get(path: str, method: str = "GET", responder: FakeResponder | None = None) -> httpx.Response:
@@ -186,7 +189,7 @@ def test_v1_health_is_health_without_a_key() -> None:
     assert asyncio.run(run()).json() == {"status": "ok"}
 
 
-def test_there_are_no_lora_adapters_and_naming_one_is_an_error() -> None:
+def test_without_lora_adapters_naming_one_is_an_error() -> None:
     assert get("/lora-adapters").json() == []
     assert post("/lora-adapters", []).json() == {"success": True}
     refused = post("/lora-adapters", [{"id": 0, "scale": 0.5}])
@@ -219,3 +222,13 @@ def test_models_have_the_fields_that_clients_of_llama_server_read() -> None:
     }
     assert [(each["name"], each["model"]) for each in reply["models"]] == [("tiny", "tiny")]
     assert reply["models"][0]["capabilities"] == ["completion"]
+
+
+def test_lora_adapters_are_listed_and_keep_their_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = LoraCard("a.gguf", 0.5, "", "")
+    monkeypatch.setattr(client, "CARD", replace(CARD, adapters=(adapter,)))
+    [listed] = get("/lora-adapters").json()
+    assert (listed["id"], listed["path"], listed["scale"]) == (0, "a.gguf", 0.5)
+    assert post("/lora-adapters", [{"id": 0, "scale": 0.5}]).json() == {"success": True}
+    changed = post("/lora-adapters", [{"id": 0, "scale": 1.0}])
+    assert (changed.status_code, changed.json()["error"]["param"]) == (400, "0.scale")

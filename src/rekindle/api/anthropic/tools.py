@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rekindle.api.anthropic.schema import CountTokensRequest, MessagesTool
 from rekindle.api.body import fault
-from rekindle.api.tools import add_tool, nothing_to_call
+from rekindle.api.tools import add_tool, check_parameters, nothing_to_call
 from rekindle.chat.conversation import Conversation, Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -75,6 +75,7 @@ def _tool(entry: MessagesTool, path: str) -> Tool:
         raise fault(f"{path}.name", " is required.")
     if entry.input_schema is None:
         raise fault(f"{path}.input_schema", " is required.")
+    check_parameters(entry.input_schema, f"{path}.input_schema")
     function = {"name": entry.name, "parameters": entry.input_schema}
     if entry.description is not None:
         function["description"] = entry.description

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rekindle.api.body import fault
 from rekindle.api.gemini.openapi_schema import json_schema_of
 from rekindle.api.gemini.schema import FunctionDeclaration, GeminiTool, ToolConfig
-from rekindle.api.tools import add_tool
+from rekindle.api.tools import add_tool, check_parameters
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -63,4 +63,5 @@ def _tool(declaration: FunctionDeclaration, path: str) -> Tool:
         function["parameters"] = declaration.parameters_json_schema
     elif declaration.parameters is not None:
         function["parameters"] = json_schema_of(declaration.parameters)
+    check_parameters(function.get("parameters", {}), f"{path}.parameters")
     return Tool(declaration.name, canonical_definition(function))

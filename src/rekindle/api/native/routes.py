@@ -125,14 +125,26 @@ class NativeApi:
         await self._bodies.read(request, PropsChange)
         raise NotSupported("This server does not support changing global properties.")
 
-    async def adapters(self) -> list[Adapter]:
-        """List the LoRA adapters. This server has none."""
-        return []
+    async def adapters(self, request: Request) -> list[Adapter]:
+        with await self._models.lease(model_wanted(request)) as served:
+            return [
+                body_from(Adapter, each, id=number)
+                for number, each in enumerate(served.card.adapters)
+            ]
 
     async def set_adapters(self, request: Request) -> Response:
+        """Accept the scales that the adapters have. Stored rows depend on them."""
         body = await self._bodies.read(request, AdapterScales)
+        with await self._models.lease(model_wanted(request)) as served:
+            adapters = served.card.adapters
         for index, each in enumerate(body.root):
-            raise fault(f"{index}.id", f": this server has no LoRA adapter {each.id}.")
+            if not 0 <= each.id < len(adapters):
+                raise fault(f"{index}.id", f": this model has no LoRA adapter {each.id}.")
+            if each.scale != adapters[each.id].scale:
+                raise fault(
+                    f"{index}.scale",
+                    ": scales are set at the start, with `--lora-scaled FILE:SCALE`.",
+                )
         return json_response(Success(success=True))
 
     async def slots(self, request: Request) -> list[SlotProps]:

@@ -9,7 +9,7 @@ from rekindle.api.openai.schema import (
     ToolEntry,
     ToolReference,
 )
-from rekindle.api.tools import add_tool, nothing_to_call
+from rekindle.api.tools import add_tool, check_parameters, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -79,6 +79,5 @@ def _tool(entry: ToolEntry, path: str) -> Tool:
     name = entry.function.get("name")
     if not isinstance(name, str) or not name:
         raise fault(f"{path}.function.name", " should be a valid string.")
-    if not isinstance(entry.function.get("parameters", {}), dict):
-        raise fault(f"{path}.function.parameters", " should be a JSON schema.")
+    check_parameters(entry.function.get("parameters", {}), f"{path}.function.parameters")
     return Tool(name, canonical_definition(entry.function))

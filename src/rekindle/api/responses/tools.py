@@ -15,7 +15,7 @@ from rekindle.api.responses.schema import (
     ResponseToolChoice,
     ToolEntry,
 )
-from rekindle.api.tools import add_tool, nothing_to_call
+from rekindle.api.tools import add_tool, check_parameters, nothing_to_call
 from rekindle.chat.conversation import Tool
 from rekindle.chat.prompt.canonical_tools import canonical_definition
 from rekindle.chat.reply.events import ToolChoice, ToolMode
@@ -68,7 +68,9 @@ def toolbox_of(entries: Sequence[ToolEntry]) -> Toolbox:
             unsupported[entry.type] = None
             continue
         name = full_name(entry.name, namespace)
-        tool = Tool(name, canonical_definition(_definition(name, entry)), _patterns(entry))
+        definition = _definition(name, entry)
+        check_parameters(definition.get("parameters", {}), f"{path}.parameters")
+        tool = Tool(name, canonical_definition(definition), _patterns(entry))
         add_tool(tools, tool, f"{path}.name")
         origins[name] = Origin(entry.name, namespace, is_custom=isinstance(entry, CustomTool))
     echo = tuple(

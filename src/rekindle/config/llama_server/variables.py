@@ -22,17 +22,14 @@ class LlamaVariables:
     unused: dict[str, str] = field(default_factory=dict)  # by variable: why it has no effect
 
 
-def read_variables(environment: Mapping[str, str], settings: frozenset[str]) -> LlamaVariables:
-    """Return what LLAMA_ARG_ variables say. Raises StartupError for what cannot be done.
-
-    `settings` are the names of ours.
-    """
+def read_variables(environment: Mapping[str, str]) -> LlamaVariables:
+    """Return what LLAMA_ARG_ variables say. Raises StartupError for what cannot be done."""
     read = LlamaVariables()
     for flag in LLAMA_FLAGS:
         if flag.off_variable and flag.off_variable in environment:
-            _take(read, flag, Given(flag.off_variable, "0"), settings)
+            _take(read, flag, Given(flag.off_variable, "0"))
         elif flag.variable and flag.variable in environment:
-            _take(read, flag, Given(flag.variable, environment[flag.variable]), settings)
+            _take(read, flag, Given(flag.variable, environment[flag.variable]))
     if found := hub_model(
         environment.get("LLAMA_ARG_HF_REPO"), environment.get("LLAMA_ARG_HF_FILE")
     ):
@@ -43,10 +40,10 @@ def read_variables(environment: Mapping[str, str], settings: frozenset[str]) -> 
     return read
 
 
-def _take(read: LlamaVariables, flag: LlamaFlag, given: Given, settings: frozenset[str]) -> None:
+def _take(read: LlamaVariables, flag: LlamaFlag, given: Given) -> None:
     if flag.fate is FlagFate.NO_EFFECT:
         read.unused[given.source] = flag.note
-    elif flag.fate is FlagFate.REFUSED or flag.setting not in settings:
+    elif flag.fate is FlagFate.REFUSED:
         if given.text.lower() not in _OFF.union(flag.accepted):
             raise StartupError(f"{given.source} cannot be used here. {flag.note}".strip())
     else:

@@ -1,6 +1,6 @@
 """What a model file is and takes in memory, from its header and vocabulary: nothing is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rekindle.config.engine import EngineSettings
@@ -13,7 +13,6 @@ from rekindle.llama.placement.fit import Fitted, Memory, fit
 from rekindle.llama.placement.fitting import free_memory, row_format, wishes
 from rekindle.llama.placement.footprint import footprint
 from rekindle.llama.placement.gguf_header import GgufHeader, read_header, shards
-from rekindle.llama.tokenizer.fim import fim_tokens
 from rekindle.models.files.gguf_check import check_gguf
 
 
@@ -57,7 +56,8 @@ def inspect_model(
         words = vocabulary.vocabulary
         fim = {
             name: words.detokenize([token], render_special=True).decode("utf-8", "replace")
-            for name, token in fim_tokens(words).items()
+            for name, token in asdict(words.infill).items()
+            if token is not None
         }
         pooling = _pooling(header)
         return ModelReport(
