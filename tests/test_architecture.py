@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "bench": BASE | {"priming", "replay"},
     "explain": BASE | {"replay"},
     "server": BASE | {"cache", "chat", "api", "models", "priming"},
-    "cli": BASE | {"cache", "models", "server", "priming", "replay", "explain", "bench"},
+    "cli": BASE
+    | {"cache", "models", "supervisor", "server", "priming", "replay", "explain", "bench"},
     "__main__": {"cli"},
 }
 

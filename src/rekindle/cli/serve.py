@@ -30,6 +30,7 @@ from rekindle.errors import StartupError
 
 if TYPE_CHECKING:  # importing the server would slow down `--help`
     from rekindle.server.assembly import Assembly
+    from rekindle.supervisor.process import EngineProcess
 
 _METAVARS = {int: "N", float: "SECONDS", Bytes: "SIZE", Path: "PATH", str: "TEXT"}
 INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells report for Ctrl-C
@@ -98,6 +99,17 @@ def _load_model(settings: Settings) -> "Assembly":
         return assemble(settings, find_upstreams(settings))
     if settings.engine.upstream:
         raise StartupError("--upstream requires --engine vllm.")
+    from rekindle.supervisor.process import EngineProcess
+
+    engine = EngineProcess()  # it imports its modules while this process imports its own
+    try:
+        return _load_into(engine, settings)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _load_into(engine: "EngineProcess", settings: Settings) -> "Assembly":
     with _deferred_interrupt():  # these imports load llama.cpp
         from rekindle.models.llama_model import open_ahead
         from rekindle.models.source import first_model
@@ -106,6 +118,7 @@ def _load_model(settings: Settings) -> "Assembly":
     if model is None:
         from rekindle.server.assembly import assemble
 
+        engine.close()
         return assemble(settings, None)
     console = SafeConsole(stderr=True)
     with (
@@ -124,7 +137,7 @@ def _load_model(settings: Settings) -> "Assembly":
             progress.update(task, completed=done, total=total)
 
         name = settings.model.alias or model.name
-        opened = open_ahead(settings.of(name), model, on_progress)
+        opened = open_ahead(settings.of(name), model, on_progress, engine)
         try:
             from rekindle.models.serving_model import LoadProgress
             from rekindle.server.assembly import assemble

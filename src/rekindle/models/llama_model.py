@@ -89,22 +89,29 @@ class ClosableTokenizer:
 
 
 def open_ahead(
-    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
+    settings: Settings,
+    file: ModelFile,
+    on_progress: Callable[[float], bool],
+    process: EngineProcess | None = None,
 ) -> OpenedModel:
-    """Start the engine process, which loads the model while Python imports the other modules.
+    """Let an engine process load the model while Python imports the other modules.
 
-    Raises StartupError for an adapter that cannot be read.
+    `process` is one that was started before, for this model. Raises StartupError for an adapter
+    that cannot be read.
     """
     for path in adapter_paths(settings):
         check_gguf(path)
     executor = ThreadPoolExecutor(max_workers=1)
-    opened = executor.submit(_open, settings, file, on_progress)
+    opened = executor.submit(_open, settings, file, on_progress, process)
     executor.shutdown(wait=False)
     return opened
 
 
 def _open(
-    settings: Settings, file: ModelFile, on_progress: Callable[[float], bool]
+    settings: Settings,
+    file: ModelFile,
+    on_progress: Callable[[float], bool],
+    process: EngineProcess | None,
 ) -> OpenedEngine:
     load = Load(
         file.path,
@@ -115,7 +122,7 @@ def _open(
     )
     files = [*file.files, *adapter_paths(settings)]
     state = state_of(files)
-    process = EngineProcess()
+    process = process or EngineProcess()
     try:
         model = process.load(load, on_progress)
         _check_files(files, state)
