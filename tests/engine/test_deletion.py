@@ -18,7 +18,7 @@ from rekindle.cache.forgetting.tombstone_file import TombstoneFile
 from rekindle.cache.prefix_cache import PrefixCache
 from rekindle.cache.stores.transfers import Lane
 from rekindle.engine.orders import Ask
-from rekindle.errors import EngineError
+from rekindle.errors import PromptDeleted
 from rekindle.generation.events import PromptEvaluated
 from rekindle.generation.forgetting import Deleted, Place, Scope, Tombstone
 from rekindle.generation.model_state import ModelClass
@@ -378,8 +378,7 @@ def test_a_request_that_waits_for_the_disk_fails_when_its_prompt_is_deleted(
     server.step_until(lambda: server.bench.loop._persisting.is_busy)
     server.forget()
     [*_, end] = server.bench.events("a")
-    assert isinstance(end, EngineError)
-    assert "deleted" in end.message
+    assert isinstance(end, PromptDeleted)
 
 
 def test_a_deleted_key_does_not_come_back_from_a_slot_that_runs(tmp_path: Path) -> None:

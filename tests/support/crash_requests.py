@@ -25,7 +25,6 @@ EMBEDDED = "embedded"
 TINY_LEAD = 0.02  # other chunks and other company move a logprob of a tiny model by 0.011 at most
 N_GREEDY_TOKENS = 40  # of tiny models: longer replies without a near tie are too rare
 N_LONG_WORDS = 700
-MIROSTAT = {"mirostat": 2, "mirostat_tau": 8, "mirostat_eta": 10}
 UNIFORM: Body = {"temperature": 1e10, "top_k": 0, "top_p": 1, "min_p": 0}
 
 LINE = (
@@ -130,8 +129,6 @@ def _seeded() -> list[CrashRequest]:
         "schema": (CHAT, {**chat, "response_format": shape, "seed": 12}),
         "three replies": (CHAT, {**chat, "response_format": shape, "seed": 13, "n": 3}),
         "any token": (COMPLETIONS, {**text, "seed": 14, "logprobs": 2}),
-        # A huge rate: with many tokens, those that may be chosen depend on the ones before.
-        "mirostat": (COMPLETIONS, {**text, "seed": 17, **MIROSTAT}),
     }
     return [
         CrashRequest(name, route, {**body, **_streamed()}) for name, (route, body) in bodies.items()

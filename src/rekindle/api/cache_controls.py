@@ -24,6 +24,7 @@ TTL_SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "24h": 86400.0}
 OPENAI_TTL = "30m"  # default of a breakpoint
 MAX_BREAKPOINTS = 4  # OpenAI's and Anthropic's limit
 AUTO_KEY_BYTES = 8
+SLOT_PREFIX = "slot:"  # of the names of llama-server's slots
 
 
 class CommonFields(WireModel):
@@ -149,7 +150,7 @@ def pins_of(marks: Iterable[Mark], prompt: Prompt) -> tuple[Pin, ...]:
 
 def slot_name(id_slot: int) -> str:
     """Return the name of the last prompt that a client has sent with this slot."""
-    return f"slot:{id_slot}"
+    return f"{SLOT_PREFIX}{id_slot}"
 
 
 def auto_key(conversation: Conversation) -> str:

@@ -105,6 +105,7 @@ class WireFormat(Generic[B]):
     amend: Callable[[B, Request], B] | None = None  # adds what the path and the query say
     # Acts on a request that is not only looked up. A response ends it.
     before: Callable[[B, Request], Awaitable[Response | None]] | None = None
+    while_leased: Callable[[B, Request], None] | None = None  # the model stays loaded meanwhile
 
 
 class Pipeline:
@@ -147,6 +148,8 @@ class Pipeline:
         with await self._models.lease(body.model) as served:
             load_seconds = time.monotonic() - began
             self._log_other_name(body.model, served.card.id)
+            if wire_format.while_leased is not None:
+                wire_format.while_leased(body, request)
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
             starting = self._start(
                 request, body, caller, exchange, served, wire_format.id_prefix, load_seconds

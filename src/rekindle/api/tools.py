@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rekindle.api.body import fault
-from rekindle.chat.conversation import Tool
+from rekindle.chat.conversation import Tool, ToolCall
 from rekindle.chat.dialects.syntax.cursor import NAME_LIMIT, WORD_CHARACTER
 from rekindle.chat.reply.events import ToolChoice, ToolMode
 from rekindle.errors import InvalidRequest
@@ -45,6 +46,34 @@ class CallIds:
         if found is None:
             raise fault(path, f": no earlier tool call in this request has the id `{call_id}`.")
         return found
+
+
+class OpenCalls:
+    """The calls of the last reply that have no result yet. Each question takes the same time."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, ToolCall] = OrderedDict()
+        self._by_name: dict[str, deque[ToolCall]] = {}
+
+    def begin(self, calls: Iterable[ToolCall]) -> None:
+        self._by_id, self._by_name = OrderedDict(), {}
+        for call in calls:
+            self._by_id[call.id] = call
+            self._by_name.setdefault(call.name, deque()).append(call)
+
+    def answer(self, call_id: str) -> ToolCall | None:
+        return self._by_id.pop(call_id, None)
+
+    def answer_named(self, name: str | None) -> ToolCall | None:
+        """Answer the first open call of that name."""
+        waiting = self._by_name.get(name or "", ())
+        while waiting:
+            if (call := self._by_id.pop(waiting.popleft().id, None)) is not None:
+                return call
+        return None
+
+    def answer_first(self) -> ToolCall | None:
+        return self._by_id.popitem(last=False)[1] if self._by_id else None
 
 
 def add_tool(tools: dict[str, Tool], tool: Tool, path: str) -> None:

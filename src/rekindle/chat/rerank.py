@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker
-from rekindle.errors import NotSupported
+from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.tokenizer import Tokenizer
 
 QUERY, DOCUMENT = "{query}", "{document}"
@@ -44,15 +44,23 @@ class Reranker:
         status = self.maker.engine.status().embedder
         if status is None or not status.ranks:
             raise NotSupported("This model does not rank: its file names no rank pooling.")
-        inputs = await asyncio.to_thread(
-            lambda: [
-                EmbeddingInput(f"{field}.{index}", self._tokens(query, document))
-                for index, document in enumerate(documents)
-            ]
-        )
+        inputs = await asyncio.to_thread(self._inputs, query, documents, field, status.n_ctx)
         made = await self.maker.compute(inputs, status.n_ctx, request_id=request_id)
         scores = [float(np.frombuffer(each, "<f4")[0]) for each in made.vectors]
         return Ranking(tuple(scores), made.n_tokens)
+
+    def _inputs(
+        self, query: str, documents: Sequence[str], field: str, n_ctx: int
+    ) -> list[EmbeddingInput]:
+        """Make the prompts. The first one that is too long ends the work."""
+        _check_length(len(self.tokenizer.tokenize(query, parse_special=False)), n_ctx, "query")
+        inputs = []
+        for index, document in enumerate(documents):
+            path = f"{field}.{index}"
+            tokens = self._tokens(query, document)
+            _check_length(len(tokens), n_ctx, path)
+            inputs.append(EmbeddingInput(path, tokens))
+        return inputs
 
     def _tokens(self, query: str, document: str) -> list[int]:
         template, tokenize = self.format.template, self.tokenizer.tokenize
@@ -86,3 +94,11 @@ class Reranker:
     def _controls(self) -> tuple[str, ...]:
         """Texts that would become control tokens, or a placeholder."""
         return (*self.tokenizer.special_strings, DOCUMENT)
+
+
+def _check_length(n_tokens: int, n_ctx: int, path: str) -> None:
+    if n_tokens > n_ctx:
+        raise InvalidRequest(
+            f"`{path}` makes a prompt of {n_tokens} tokens, but at most {n_ctx} can be scored.",
+            path,
+        )

@@ -116,9 +116,7 @@ class Responder:
         namespace: str = "",
     ) -> Prompt:
         prompts = self._prompts.within(namespace)
-        if self._template_kwargs:
-            kwargs = self._template_kwargs | conversation.template_kwargs
-            conversation = replace(conversation, template_kwargs=kwargs)
+        conversation = self._with_template_kwargs(conversation)
         if (overflow or self._default_overflow) is Overflow.TRIM:
             build = partial(prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
         else:
@@ -142,7 +140,12 @@ class Responder:
         """Build the prompt of messages that follow these tokens, which end in a reply."""
         self._check_size(tokens)
         prompts = self._prompts.within(namespace)
+        conversation = self._with_template_kwargs(conversation)
         return await _timed(prompts.after_tokens, tokens, conversation)
+
+    def _with_template_kwargs(self, conversation: Conversation) -> Conversation:
+        kwargs = self._template_kwargs | conversation.template_kwargs
+        return replace(conversation, template_kwargs=kwargs) if kwargs else conversation
 
     async def prepare_mixed(self, parts: Sequence[int | str], *, namespace: str = "") -> Prompt:
         """Prepare texts and token ids in one list. Control strings in the texts are tokens."""

@@ -22,6 +22,7 @@ class About:
     secret: bool = False
     off_flag: str | None = None  # a switch that sets the value to 0
     words: Mapping[str, object] = field(default_factory=dict)  # texts that stand for a value
+    may_be_blank: bool = False  # of a list: white space is a value
     splits: bool = False  # of a list: commas separate several values of one flag
     unit: int = 1  # bytes that a plain number counts, of a size
     per_model: bool = True  # of sections that models have: `[models."name"]` may replace it

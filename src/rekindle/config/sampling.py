@@ -104,6 +104,7 @@ class SamplingSettings:
     dry_sequence_breakers: tuple[str, ...] = setting(
         (),
         "Text that ends a repetition for DRY; may be repeated. none: there is none.",
+        may_be_blank=True,
     )
     mirostat: int | None = setting(
         None, "Mirostat, version 1 or 2, in place of other samplers; 0: off.", maximum=2

@@ -228,7 +228,7 @@ def parse_size(value: object) -> Bytes | None:
 
 def _within_limits(setting: Setting, value: object) -> bool:
     if isinstance(value, tuple):
-        return all(each.strip() for each in value)
+        return all(each if setting.about.may_be_blank else each.strip() for each in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return setting.about.minimum <= value <= setting.about.maximum
     return value != ""

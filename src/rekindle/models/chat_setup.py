@@ -141,7 +141,7 @@ def sampler_names(names: str) -> tuple[SamplerName, ...]:
             known = ", ".join(SamplerName)
             raise StartupError(f"samplers has an unknown name {name.strip()!r}; known are {known}.")
         found.append(sampler)
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _unescaped(text: str) -> str:

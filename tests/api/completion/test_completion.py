@@ -177,7 +177,7 @@ def test_several_replies_come_as_a_list_in_the_order_of_the_prompts() -> None:
         ({"n_probs": -1}, "n_probs"),
         ({"response_fields": "content"}, "response_fields"),
         ({"response_fields": [1]}, "response_fields.0"),
-        ({"lora": [{"id": 0, "scale": 1}]}, "lora.0.id"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
         ({"return_tokens": 1}, "return_tokens"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
     ],

@@ -132,11 +132,8 @@ def test_a_catalogue_that_is_a_link_is_replaced_and_its_target_stays(
 
 def test_responses_behind_a_link_are_not_read(directory: Path, elsewhere: Path) -> None:
     linked(directory / "responses.sqlite3", elsewhere / "file")
-    with (
-        closing(ResponseDatabase(directory, forgotten=Tombstones())) as store,
-        pytest.raises(TierFailed),
-    ):
-        store.get("resp_1")
+    with closing(ResponseDatabase(directory, forgotten=Tombstones())) as store:
+        assert store.get("resp_1") is None
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo])

@@ -75,7 +75,6 @@ def test_mapping_and_locking_are_one_load_mode(*, mmap: bool, mlock: bool, mode:
         (PlacementSettings(main_gpu=99), "main_gpu is 99, but "),
         (PlacementSettings(tensor_split=",".join("1" * 99)), "tensor_split has 99 shares, but "),
         (PlacementSettings(override_tensor=("a=Moon",)), "There is no buffer type Moon"),
-        (PlacementSettings(n_cpu_moe=10**5), "are more than llama.cpp's"),
     ],
 )
 def test_what_the_machine_lacks_is_refused_in_words(

@@ -22,8 +22,8 @@ LIMITS = ("n_predict", "max_completion_tokens", "max_tokens")  # the first that 
 
 
 def native_options(body: NativeFields, defaults: Sampling, n_vocab: int) -> ReplyOptions:
-    for index, each in enumerate(body.lora or ()):
-        raise fault(f"lora.{index}.id", f": this server has no LoRA adapter {each.id}.")
+    if body.lora:
+        raise fault("lora", ": adapters and scales are set at the start, with `--lora-scaled`.")
     n_probs = body.logprobs if body.n_probs is None else body.n_probs
     return ReplyOptions(
         sampling=sampling_for(body, defaults, n_vocab, None),

@@ -21,7 +21,7 @@ from rekindle.api.gemini.schema import (
 from rekindle.api.gemini.tools import tools_of
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import limit_of
-from rekindle.api.tools import CallIds
+from rekindle.api.tools import CallIds, OpenCalls
 from rekindle.chat.conversation import (
     Conversation,
     Message,
@@ -91,7 +91,7 @@ class _ContentReader:
     def __init__(self, media: MediaReader) -> None:
         self._media = media
         self._ids = CallIds()
-        self._unanswered: list[ToolCall] = []  # of the last turn
+        self._open = OpenCalls()  # of the last turn
         self._id_by_name: dict[str, str] = {}  # of the last call of each function
         self._n_calls = 0
 
@@ -117,7 +117,7 @@ class _ContentReader:
                 else:
                     text += "".join(self._part_texts(part, f"{path}.{index}"))
         self._ids.add([call.id for call in calls])
-        self._unanswered = list(calls)
+        self._open.begin(calls)
         self._id_by_name.update((call.name, call.id) for call in calls)
         return assistant_message(reasoning, text, calls)
 
@@ -176,11 +176,11 @@ class _ContentReader:
         """Return the id of the call that a response answers: by its id, else by its name."""
         known = self._ids.find(response.id) if response.id else None
         if known is None:
-            same = (each.id for each in self._unanswered if each.name == response.name)
-            known = next(same, self._id_by_name.get(response.name))
+            call = self._open.answer_named(response.name)
+            known = call.id if call else self._id_by_name.get(response.name)
         if known is None:
             raise fault(path, f": no earlier call of `{response.name}` is in `contents`.")
-        self._unanswered = [each for each in self._unanswered if each.id != known]
+        self._open.answer(known)
         return known
 
     def _media_text(self, media: InlineData | FileData, path: str) -> str:

@@ -53,7 +53,8 @@ class ContentEmbeddings:
         body = await self._bodies.read(request, BatchEmbedContentsRequest)
         paths = [f"requests.{index}." for index in range(len(body.requests))]
         embeddings = await self._embed(request, body.requests, paths)
-        return json_response(BatchEmbedContentsBody(embeddings=embeddings))
+        # In a thread: encoding thousands of vectors takes seconds.
+        return await asyncio.to_thread(json_response, BatchEmbedContentsBody(embeddings=embeddings))
 
     async def _embed(
         self, request: Request, bodies: Sequence[EmbedContentRequest], paths: Sequence[str]
@@ -63,7 +64,6 @@ class ContentEmbeddings:
             for body, path in zip(bodies, paths, strict=True):
                 check_dimensions(body.output_dimensionality, served.responder, path + DIMENSIONS)
             made = await embed(request, served.responder, inputs)
-        # In a thread: encoding thousands of vectors takes seconds.
         return await asyncio.to_thread(_embeddings, made.vectors, bodies)
 
 

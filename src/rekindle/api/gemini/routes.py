@@ -109,9 +109,12 @@ class GeminiApi:
         body = await context.bodies.read(request, CachedContentUpdate)
         found = await asyncio.to_thread(contents.find, content_id)
         now = time.time()
-        times = {"updated_at": now, "expires_at": now + life_seconds(body)}
+        is_renewed = body.ttl is not None or body.expire_time is not None
+        expires_at = now + life_seconds(body) if is_renewed else found.expires_at
+        times = {"updated_at": now, "expires_at": expires_at}
         record = found.model_copy(update=times)
-        contents.keep(content_id, record, context.caller(request).owner)
+        owner = context.caller(request).owner
+        await asyncio.to_thread(contents.keep, content_id, record, owner)
         return _shown(content_id, record)
 
     async def delete(self, request: Request, content_id: str) -> Response:

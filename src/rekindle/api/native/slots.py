@@ -2,7 +2,8 @@
 
 Prefixes are found in any slot, so a slot of the client is a name: `slot:1` stands for the last
 prompt that was sent with `id_slot` 1. Saving gives that prompt a second name, the file's, pins it
-and writes it to disk. Restoring computes what is missing of it. Erasing deletes it.
+and writes it to disk. Restoring computes what is missing of it. Erasing deletes the prompt, unless
+it was saved.
 """
 
 import time
@@ -11,7 +12,7 @@ import uuid
 from fastapi import Request, Response
 
 from rekindle.api.body import fault
-from rekindle.api.cache_controls import TTL_SECONDS, slot_name
+from rekindle.api.cache_controls import SLOT_PREFIX, TTL_SECONDS, slot_name
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import unless_client_leaves
@@ -36,7 +37,7 @@ from rekindle.generation.questions import ForgetKey, ListStored, ReadTokens
 from rekindle.generation.request import CacheTerms, Pin
 
 PIN_SECONDS = TTL_SECONDS["24h"]
-MAX_LISTED = 1000  # named prompts come first, and there are no more
+MAX_LISTED = 1024  # named prompts come first, and there are no more
 ACTIONS = ("save", "restore", "erase")
 
 
@@ -56,10 +57,11 @@ class SlotsApi:
             raise fault("action", f" should be one of {', '.join(ACTIONS)}.")
         caller = self._context.caller(request)
         slot = int(id_slot)
+        is_erased = action == "erase"
+        body = None if is_erased else await self._context.bodies.read(request, SlotFile)
         with await self._context.models.lease(model_wanted(request)) as served:
-            if action == "erase":
+            if body is None:
                 return json_response(await self._erase(served, caller, slot))
-            body = await self._context.bodies.read(request, SlotFile)
             if action == "save":
                 return json_response(await self._save(request, served, caller, slot, body.filename))
             return json_response(await self._restore(request, served, caller, slot, body.filename))
@@ -101,9 +103,10 @@ class SlotsApi:
     async def _erase(self, served: Lease, caller: Caller, slot: int) -> SlotErased:
         name = slot_name(slot)
         tokens = await _tokens(served, caller, name)
-        await served.responder.ask(
-            ForgetKey(key=name, namespace=caller.namespace, at=caller.asked_at)
-        )
+        if tokens is not None and not await _is_saved(served, caller, tokens):
+            await served.responder.ask(
+                ForgetKey(key=name, namespace=caller.namespace, at=caller.asked_at)
+            )
         return SlotErased(id_slot=slot, n_erased=len(tokens or ()))
 
     async def _compute(
@@ -157,3 +160,14 @@ async def _n_bytes(served: Lease, caller: Caller, name: str) -> int:
     question = ListStored(namespace=caller.namespace, limit=MAX_LISTED)
     stored = await served.responder.ask(question)
     return next((each.n_bytes for each in stored if each.name == name), 0)
+
+
+async def _is_saved(served: Lease, caller: Caller, tokens: tuple[int, ...]) -> bool:
+    """Return whether a file begins with these tokens: deleting them would delete it."""
+    question = ListStored(namespace=caller.namespace, limit=MAX_LISTED)
+    for each in await served.responder.ask(question):
+        if each.name is None or each.name.startswith(SLOT_PREFIX) or each.n_tokens < len(tokens):
+            continue
+        if ((await _tokens(served, caller, each.name)) or ())[: len(tokens)] == tokens:
+            return True
+    return False

@@ -3,7 +3,6 @@
 import math
 import re
 import time
-from contextlib import suppress
 
 from fastapi import Request, Response
 
@@ -38,9 +37,8 @@ class Keeper:
         self._models = context.models
 
     async def before_reply(self, body: OllamaFields, request: Request) -> Response | None:
-        """Apply `keep_alive`. Answer a request that has nothing to reply to."""
+        """Answer a request that has nothing to reply to."""
         if not body.is_empty:
-            self.keep(request, body.model, body.keep_alive)
             return None
         if seconds_of(body.keep_alive) == 0:
             return _answer(body, await self._unload(request, body.model), "unload")
@@ -63,10 +61,14 @@ class Keeper:
     async def _unload(self, request: Request, asked: str | None) -> str:
         self._context.require_admin(request, "Unloading a model")
         name = wanted_model(self._models, asked).id
-        self._models.keep_alive(name, 0)
-        with suppress(ModelInUse):  # it is unloaded after its last use
+        try:
             await self._models.unload(name)
+        except ModelInUse:
+            self._models.keep_alive(name, 0)  # it is unloaded after its last use
         return name
+
+    def while_leased(self, body: OllamaFields, request: Request) -> None:
+        self.keep(request, body.model, body.keep_alive)
 
 
 def wanted_model(models: Models, name: str | None) -> ListedModel:

@@ -16,7 +16,7 @@ from rekindle.api.ollama.schema import (
 from rekindle.api.openai.tools import tools_of
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import SWITCH
-from rekindle.api.tools import CallIds
+from rekindle.api.tools import CallIds, OpenCalls
 from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolCall, ToolResult
 
 
@@ -64,7 +64,7 @@ class _OllamaReader:
         self._media = media
         self._ids = CallIds()
         self._n_calls = 0
-        self._unanswered: list[ToolCall] = []
+        self._open = OpenCalls()
 
     def read(self, entries: Sequence[OllamaMessage]) -> Iterator[Message]:
         for index, entry in enumerate(entries):
@@ -76,7 +76,8 @@ class _OllamaReader:
             elif entry.role == "assistant":
                 calls = [self._call(call) for call in entry.tool_calls or ()]
                 self._ids.add([call.id for call in calls])
-                self._unanswered = calls or self._unanswered
+                if calls:
+                    self._open.begin(calls)
                 yield assistant_message(entry.thinking or "", text, calls)
             else:
                 parts = (Text(text),) if text else ()
@@ -93,13 +94,11 @@ class _OllamaReader:
         name = entry.tool_name or entry.name
         if entry.tool_call_id:
             call_id = self._ids.resolve(entry.tool_call_id, f"{path}.tool_call_id")
-            answered = [call for call in self._unanswered if call.id == call_id]
+            answered = self._open.answer(call_id)
         else:
-            named = [call for call in self._unanswered if call.name == name]
-            answered = (named or self._unanswered)[:1]
-            call_id = answered[0].id if answered else ""
-        self._unanswered = [call for call in self._unanswered if call not in answered]
-        return ToolResult(call_id, name or (answered[0].name if answered else None), text)
+            answered = self._open.answer_named(name) or self._open.answer_first()
+            call_id = answered.id if answered else ""
+        return ToolResult(call_id, name or (answered.name if answered else None), text)
 
 
 def _images(images: Sequence[str] | None, path: str, media: MediaReader) -> Iterator[str]:

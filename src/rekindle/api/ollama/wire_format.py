@@ -41,6 +41,7 @@ def ollama_formats(keeper: Keeper) -> tuple[WireFormat[Any], ...]:
         media_type=MEDIA_TYPE,
         amend=_streamed,
         before=keeper.before_reply,
+        while_leased=keeper.while_leased,
     )
     generate = WireFormat(
         name="ollama_generate",
@@ -56,6 +57,7 @@ def ollama_formats(keeper: Keeper) -> tuple[WireFormat[Any], ...]:
         media_type=MEDIA_TYPE,
         amend=_streamed,
         before=keeper.before_reply,
+        while_leased=keeper.while_leased,
     )
     return (chat, generate)
 

@@ -92,9 +92,11 @@ class SamplingFields(WireModel):
     mirostat_eta: float | None = None
     adaptive_target: Annotated[float, Field(le=1)] | None = None
     adaptive_decay: Annotated[float, Field(ge=0, le=0.99)] | None = None
-    samplers: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_OPTIONS)] | None = (
-        None
-    )
+    samplers: (
+        Annotated[str, Field(max_length=MAX_OPTIONS)]
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_OPTIONS)]
+        | None
+    ) = None
     min_keep: Count | None = None
     seed: Annotated[int, Field(ge=-(2**128), le=2**128)] | None = None
     logit_bias: (
@@ -181,7 +183,7 @@ def llama_sampling_of(
         breakers = tuple(each[:MAX_BREAKER_CHARS] for each in body.dry_sequence_breakers)
         sampling = replace(sampling, dry_sequence_breakers=breakers)
     if body.samplers is not None:
-        sampling = replace(sampling, samplers=tuple(sampler_names(body.samplers)))
+        sampling = replace(sampling, samplers=tuple(dict.fromkeys(sampler_names(body.samplers))))
     return replace(
         sampling,
         seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,

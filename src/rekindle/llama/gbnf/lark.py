@@ -29,6 +29,7 @@ from rekindle.llama.gbnf.parser import ROOT, GbnfError, parse
 MAX_INLINED = 20_000  # sets of characters in one regular expression; picked
 NOTHING = r"[^\x{0}-\x{10FFFF}]"  # no character
 MAX_WORK = 500_000  # steps, about a second; picked
+STEPS_PER_NODE = 3  # of a lexeme that is hashed and written out
 
 
 def gbnf_to_lark(source: str) -> str:
@@ -122,7 +123,12 @@ class _Writer:
         """Return the node without references, or None if it has recursive or very long ones."""
         if not all(name in self._plain for name in refs(node)):
             return None
-        return _inline(node, self._plain) if self._plain.size(node) <= MAX_INLINED else None
+        size = self._plain.size(node)
+        if size > MAX_INLINED:
+            return None
+        # The lexeme is hashed, compared and written out as a whole, wherever it stands.
+        self._work.spend(STEPS_PER_NODE * size)
+        return _inline(node, self._plain)
 
 
 class _PlainRules(dict[str, Node]):

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from rekindle.config.choices import Fit
+from rekindle.config.choices import Fit, SplitMode
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import (
     PlacementSettings,
@@ -21,6 +21,7 @@ from rekindle.llama.placement.gguf_header import read_header
 _log = logging.getLogger("rekindle.llama")
 
 _GB = 10**9
+DEFAULT_MARGIN = PlacementSettings().fit_target
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -36,12 +37,15 @@ def fitted(
     """Return the settings with the choices of `--fit`. Raises StartupError."""
     if placement.fit is Fit.OFF:
         return engine, placement
-    gpus = chosen_gpus(device_names(placement))
+    gpus = used_gpus(placement)
     if engine.ctx_size and (engine.gpu_layers >= 0 or not gpus):
         return engine, placement  # nothing is left open
-    model = footprint(read_header(path), tensor_overrides(placement))
-    if not model.n_ctx_train or not model.layers:
+    try:
+        model = footprint(read_header(path), tensor_overrides(placement))
+    except (ValueError, OverflowError):  # numbers that no model has
         return engine, placement  # llama.cpp will say what is wrong with the file
+    if not model.n_ctx_train or not model.layers:
+        return engine, placement
     memory = free_memory(placement, gpus, reserved_bytes)
     found = fit(
         model, row_format(engine), wishes(engine, placement, n_draft_rows=n_draft_rows), memory
@@ -88,9 +92,20 @@ def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows
 
 def free_memory(placement: PlacementSettings, gpus: list[int], reserved_bytes: int) -> Memory:
     """Return what a model may take: free bytes less the margin, and less what is reserved."""
-    margin = placement.fit_target
-    host = available_host_bytes() - reserved_bytes - margin
+    margin, available = placement.fit_target, available_host_bytes()
+    # On a small machine the default margin shall not take what the model needs.
+    if margin == DEFAULT_MARGIN:
+        margin = min(margin, available // 4)
+    host = available - reserved_bytes - margin
     return Memory(max(host, 0), tuple(max(free_bytes(gpu) - margin, 0) for gpu in gpus))
+
+
+def used_gpus(placement: PlacementSettings) -> list[int]:
+    """Return the GPUs that llama.cpp will use."""
+    gpus = chosen_gpus(device_names(placement))
+    if placement.split_mode is SplitMode.NONE:
+        return gpus[placement.main_gpu : placement.main_gpu + 1]
+    return gpus
 
 
 def available_host_bytes() -> int:

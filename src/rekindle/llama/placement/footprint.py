@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rekindle.config.choices import KvType
 from rekindle.config.placement import TensorOverride
 from rekindle.generation.model_state import ModelClass
-from rekindle.llama.placement.gguf_header import GgufHeader
+from rekindle.llama.placement.gguf_header import MAX_LAYERS, GgufHeader
 
 _F32_BYTES = 4
 _CELLS = 256  # llama.cpp's contexts have a multiple of this
@@ -119,6 +119,8 @@ class Footprint:
 def footprint(header: GgufHeader, overrides: Sequence[TensorOverride] = ()) -> Footprint:
     """Compute the footprint. `overrides` are the operator's."""
     n_layers = max(header.count("block_count") - header.count("nextn_predict_layers"), 0)
+    if n_layers > MAX_LAYERS:
+        raise ValueError(f"it has {n_layers} layers")
     n_embd, n_heads = header.count("embedding_length"), header.count("attention.head_count")
     recurrent = _recurrent_layers(header, n_layers)
     window, windowed = _windows(header, n_layers, recurrent)

@@ -15,6 +15,7 @@ from rekindle.llama.library import first_error, ggml, lib, recent_errors
 Value = int | float | bool | str | list[int]
 
 MAX_LIST = 4096  # of numbers; longer ones describe the vocabulary
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; llama.cpp ends the process beyond it
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _STRING, _ARRAY = 8, 9
 # GGUF value type -> its name in ggml's functions, and in C.

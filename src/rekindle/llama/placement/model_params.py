@@ -14,6 +14,7 @@ from rekindle.config.placement import (
 from rekindle.errors import StartupError
 from rekindle.llama.devices import buffer_types, chosen_gpus, device_name
 from rekindle.llama.library import lib
+from rekindle.llama.placement.gguf_header import MAX_LAYERS
 
 _SPLIT_MODES = {
     SplitMode.NONE: lib.LLAMA_SPLIT_MODE_NONE,
@@ -86,7 +87,7 @@ def _overrides(settings: PlacementSettings) -> Any:
         wanted.append(TensorOverride(_EXPERTS, CPU_BUFFER))
     wanted += [
         TensorOverride(rf"blk\.{layer}{_EXPERTS}", CPU_BUFFER)
-        for layer in range(settings.n_cpu_moe)
+        for layer in range(min(settings.n_cpu_moe, MAX_LAYERS))
     ]
     if not wanted:
         return None

@@ -18,6 +18,7 @@ from rekindle.llama.sampling.dry import DrySamplers
 from rekindle.llama.sampling.penalties import MOST_REPEAT
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
+MOST_INFILL = 100  # candidates of the infill sampler; picked
 LOWEST_TEMPERATURE = 1e-5  # below it, logits / temperature overflow a float
 # With the chooser's random number, XTC would remove the likeliest tokens of some draws only.
 XTC_STREAM = 0x58544300
@@ -72,6 +73,9 @@ class SamplerChain:
                 candidates.apply(step)
         self._chooser.choose(candidates, draw_seed(seed, position))
         self._chosen = int(candidates.tokens[candidates.selected])
+        if logits[self._chosen] == -np.inf:  # infill ends a reply even where that is forbidden
+            self._chosen = None
+            return int(logits.argmax())
         return self._chosen
 
     def accept(self, token: int) -> None:
@@ -136,8 +140,16 @@ def _steps(
                 yield None, 0
             case SamplerName.TEMPERATURE:
                 yield _temp_ext(sampling), 0
-            case SamplerName.INFILL:
+            case SamplerName.INFILL if _can_end(vocabulary):
+                # It compares all candidates with each other.
+                yield lib.llama_sampler_init_top_k(MOST_INFILL), 0
                 yield lib.llama_sampler_init_infill(vocabulary.handle), 0
+
+
+def _can_end(vocabulary: Vocabulary) -> bool:
+    """Return whether the vocabulary has a token that ends a text: infill needs one."""
+    ends = lib.llama_vocab_eot(vocabulary.handle), lib.llama_vocab_eos(vocabulary.handle)
+    return any(token >= 0 for token in ends)
 
 
 def _temperature(sampling: Sampling) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle.errors import StartupError
+from rekindle.llama.placement.gguf_header import MAX_LAYERS
 
 # Weights in a block -> {ggml type number: bytes of a block}, from ggml.c. A missing number is a
 # type newer than this table: only the offset of such a tensor is checked.
@@ -30,7 +31,6 @@ GGML_BLOCKS = {
 # GGUF value type -> bytes. Strings and arrays have no fixed size.
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; llama.cpp ends the process beyond it
 _TOKENS = b"tokenizer.ggml.tokens"
 MAX_KEY_BYTES = 65535  # of a key, of a tensor's name, and of a token in the comparison
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -104,7 +104,9 @@ class _HeaderReader:
                 alignment = self._u32()
             elif key == _TOKENS and kind == _ARRAY:
                 self._check_tokens()
-            elif key.endswith(b".block_count") and kind == 4:
+            elif key.endswith(b".block_count"):
+                if kind != 4:
+                    raise ValueError("its number of layers is not a 32-bit number")
                 self._check_layers()
             else:
                 self._skip_value(kind)

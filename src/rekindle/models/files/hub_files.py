@@ -19,7 +19,7 @@ def find_file(repository: str, quant: str | None, model: str) -> str:
     """
     files = _models_in(_files_of(repository, model))
     for wanted in USUAL if quant is None else (quant,):
-        pattern = re.compile(rf"{re.escape(wanted)}[.-]", re.IGNORECASE)
+        pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}[.-]", re.IGNORECASE)
         if found := next(filter(pattern.search, files), None):
             return found
     if quant is None and files:

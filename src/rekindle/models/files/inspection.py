@@ -4,13 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rekindle.config.engine import EngineSettings
-from rekindle.config.placement import PlacementSettings, device_names, tensor_overrides
+from rekindle.config.placement import PlacementSettings, tensor_overrides
+from rekindle.errors import StartupError
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.context import N_DRAFT_ROWS
-from rekindle.llama.devices import chosen_gpus
 from rekindle.llama.model import Pooling, VocabularyFile
 from rekindle.llama.placement.fit import Fitted, Memory, fit
-from rekindle.llama.placement.fitting import free_memory, row_format, wishes
+from rekindle.llama.placement.fitting import free_memory, row_format, used_gpus, wishes
 from rekindle.llama.placement.footprint import footprint
 from rekindle.llama.placement.gguf_header import GgufHeader, read_header, shards
 from rekindle.models.files.gguf_check import check_gguf
@@ -49,8 +49,11 @@ def inspect_model(
     for file in files:
         check_gguf(file)
     header = read_header(path)
-    model, rows = footprint(header, tensor_overrides(placement)), row_format(engine)
-    memory = free_memory(placement, chosen_gpus(device_names(placement)), reserved_bytes)
+    try:
+        model, rows = footprint(header, tensor_overrides(placement)), row_format(engine)
+    except (ValueError, OverflowError) as error:
+        raise StartupError(f"The header of {path} cannot be read: {error}.") from error
+    memory = free_memory(placement, used_gpus(placement), reserved_bytes)
     vocabulary = VocabularyFile(path)
     try:
         words = vocabulary.vocabulary
