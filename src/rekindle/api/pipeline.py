@@ -168,7 +168,13 @@ class Pipeline:
         finally:
             replies.close()
         headers = {CACHE_HEADER: cache_header_value(collected[0].done)}
-        return json_response(exchange.whole(envelope, collected), headers)
+
+        def whole() -> Response:
+            return json_response(exchange.whole(envelope, collected), headers)
+
+        # In a thread: log probabilities may be thousands of times as long as the reply.
+        is_long = any(wanted.options.n_top_logprobs for wanted in envelope.wanted)
+        return await asyncio.to_thread(whole) if is_long else whole()
 
     async def _start(
         self,

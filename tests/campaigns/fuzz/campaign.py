@@ -295,6 +295,7 @@ def campaign(
                 *(str(paths[0]), "--models", str(paths[1])),
                 *("--api-key", KEYS[0], "--api-key", KEYS[1], "--log-level", "warning"),
                 *("--parallel", "4", "--threads", "1", "--ctx-size", "2048"),
+                *("--n-predict", "64"),
                 *("--queue-size", "64", "--cache-ram", "64MB", "--cache-disk", "512MB"),
                 *("--cache-dir", str(folder / "cache")),
             )

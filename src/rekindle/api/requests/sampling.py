@@ -24,7 +24,7 @@ from rekindle.generation.request import (
 
 N_SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 MOST = 1e30  # of a setting or a bias; larger ones mean the same; picked
-MAX_N_PROBS = 1_000  # each is sent with every token; picked
+MAX_N_PROBS = 100  # picked; each is sent with every token
 MAX_BREAKER_CHARS = 40  # llama.cpp ignores the rest
 MAX_BREAKERS = 32  # each is looked for in the whole vocabulary; picked
 

@@ -92,7 +92,8 @@ def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows
 
 def free_memory(placement: PlacementSettings, gpus: list[int], reserved_bytes: int) -> Memory:
     """Return what a model may take: free bytes less the margin, and less what is reserved."""
-    margin, available = placement.fit_target, available_host_bytes()
+    margin: int = placement.fit_target
+    available = available_host_bytes()
     # On a small machine the default margin shall not take what the model needs.
     if margin == DEFAULT_MARGIN:
         margin = min(margin, available // 4)

@@ -20,6 +20,8 @@ from tests.campaigns.fuzz.grow.schemas import grown_schema
 
 LIMITS = {
     "completions": "max_tokens",
+    "completion": "n_predict",
+    "infill": "n_predict",
     "messages": "max_tokens",
     "responses": "max_output_tokens",
     "lookup": "max_tokens",
