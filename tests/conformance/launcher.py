@@ -6,16 +6,14 @@ The tests name models of a hub. A tiny model with random weights takes the place
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from rekindle.config.llama_server.flag import FlagFate
+from rekindle.config.llama_server.table import LLAMA_FLAGS
+
 MODEL_FLAGS = frozenset({"--hf-repo", "--hf-file", "--model", "--model-url", "--model-draft"})
-# What `rekindle serve` takes under the same name, if it does not take all of llama-server's flags.
-PASSED = frozenset(
-    {
-        *("--port", "--host", "--alias", "--ctx-size", "--parallel", "--batch-size"),
-        *("--ubatch-size", "--threads", "--api-key", "--cache-ram"),
-    }
+REFUSED = frozenset(
+    name for flag in LLAMA_FLAGS if flag.fate is FlagFate.REFUSED for name in flag.all_names
 )
 WITHOUT_VALUE = frozenset(
     {
@@ -29,14 +27,13 @@ WITHOUT_VALUE = frozenset(
 
 def translated(arguments: Sequence[str], models: Path) -> list[str]:
     """Return the arguments of `rekindle serve`."""
-    takes_all = find_spec("rekindle.cli.llama_args") is not None
     name, kept = "", []
     rest = iter(arguments)
     for flag in rest:
         value = [] if flag in WITHOUT_VALUE else [next(rest)]
         if flag in MODEL_FLAGS:
             name += value[0]
-        elif takes_all or flag in PASSED:
+        elif flag not in REFUSED:
             kept += [flag, *value]
     if "--batch-size" in kept and "--ubatch-size" not in kept:  # llama-server lowers it silently
         kept += ["--ubatch-size", kept[kept.index("--batch-size") + 1]]
