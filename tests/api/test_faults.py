@@ -64,7 +64,7 @@ HOLOGRAM = {"type": "hologram", "hologram": "data:,"}
         ({"adaptive_decay": 1}, "adaptive_decay", "less than or equal to 0.99"),
         ({"dry_sequence_breakers": []}, "dry_sequence_breakers", "at least 1 item"),
         ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers", "a valid list"),
-        ({"n_probs": 1001}, "n_probs", "less than or equal to 1000"),
+        ({"n_probs": 1001}, "n_probs", "less than or equal to 100"),
         ({"max_tokens": -2}, "max_tokens", "0 to evaluate the prompt alone"),
         ({"n_predict": -5}, "n_predict", "positive"),
         ({"max_tokens": 1.5}, "max_tokens", "a valid integer"),

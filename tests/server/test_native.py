@@ -110,9 +110,8 @@ def test_a_slot_can_be_saved_restored_and_erased(tiny: ServerProcess) -> None:
     assert cached() == saved["n_saved"] - 1
     erased = post(tiny, "/slots/1?action=erase", {})
     assert erased["n_erased"] == saved["n_saved"]
-    assert cached() < 10
-    gone = httpx.post(f"{tiny.url}/slots/5?action=restore", json={"filename": "mine.bin"})
-    assert gone.status_code == 400
+    again = post(tiny, "/slots/5?action=restore", {"filename": "mine.bin"})
+    assert again["n_restored"] == saved["n_saved"], "what was saved stays"
 
 
 PROMPT = "Seven slots were saved. " * 12
