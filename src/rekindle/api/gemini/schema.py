@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rekindle.api.body import Ignored, Items, WireModel
-from rekindle.api.cache_controls import CommonFields
+from rekindle.api.cache_controls import CacheSalt, CommonFields
 from rekindle.api.requests.json_values import Int64, JsonObject
 from rekindle.api.requests.limits import (
     MAX_MESSAGES,
@@ -214,6 +214,7 @@ class CountedRequest(PromptFields):
     model: Id | None = None
     generation_config: GenerationConfig | None = None
     cached_content: Id | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class GenerateContentRequest(CountedRequest, CommonFields):
@@ -251,6 +252,7 @@ class CachedContentRequest(PromptFields, CommonFields):
 class CachedContentUpdate(GeminiModel):
     ttl: Ttl | None = None
     expire_time: Id | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class EmbedContentRequest(GeminiModel):
