@@ -18,7 +18,7 @@ from rekindle.errors import (
 )
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
-from rekindle.models.card import ModelState
+from rekindle.models.card import FileCard, ModelState
 from rekindle.models.pool import ModelPool
 from rekindle.models.serving_model import ServingEngine, ServingModel
 from rekindle.observe.telemetry import total
@@ -78,6 +78,9 @@ class FakeLoader:
 
     def n_bytes(self, name: str) -> int:
         return self.sizes.get(name, GIB)
+
+    def file_card(self, name: str) -> FileCard | None:
+        return FileCard(architecture=name, chat_template="", n_ctx_train=8)
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         self.loads.append(name)

@@ -140,18 +140,23 @@ class OllamaGenerateRequest(OllamaFields):
     images: Images | None = None
     raw: bool | None = None
     context: TokenIds | None = None
+    suffix: str | None = None
 
     template: Annotated[
         Any, Refused("The model's own is used. Send a finished prompt with `raw`.")
     ] = None
-    suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
     width: Annotated[Any, Ignored()] = None
     height: Annotated[Any, Ignored()] = None
     steps: Annotated[Any, Ignored()] = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.prompt and not self.images
+        return not self.prompt and not self.images and not self.fills_in
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the reply is the text between `prompt` and `suffix`. A raw prompt has none."""
+        return bool(self.suffix) and not self.raw
 
 
 class OllamaEmbedRequest(WireModel):

@@ -16,12 +16,14 @@ from rekindle.api.ollama.messages import (
     generate_conversation,
     reasoning_budget_of,
 )
-from rekindle.api.ollama.request import options_of, overflow_of
+from rekindle.api.ollama.request import limit_of, options_of, overflow_of
 from rekindle.api.ollama.response import chat_reply, generation
 from rekindle.api.ollama.schema import OllamaChatRequest, OllamaFields, OllamaGenerateRequest
 from rekindle.api.ollama.stream import KEEP_ALIVE, MEDIA_TYPE, chat_lines, generate_lines
 from rekindle.api.pipeline import Exchange, RawPrompt, TokenContext, WireFormat
 from rekindle.api.requests.media import MediaReader
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.infill import Infill
 
 F = TypeVar("F", bound=OllamaFields)
 
@@ -88,9 +90,10 @@ def _read_generate(
 ) -> Exchange:
     if body.raw and (body.system or body.context):
         raise fault("raw", " excludes `system` and `context`: write them into the prompt.")
-    conversation = generate_conversation(body, media)
+    if body.fills_in and (body.system or body.context or body.images):
+        raise fault("suffix", " excludes `system`, `context` and `images`.")
     return Exchange(
-        prompt=[RawPrompt("prompt", body.prompt or "")] if body.raw else conversation,
+        prompt=_generate_prompt(body, media),
         marks=(),
         after=TokenContext("context", body.context) if body.context else None,
         overflow=overflow_of(body),
@@ -100,3 +103,20 @@ def _read_generate(
         encoder=partial(generate_lines, body),
         whole=partial(generation, body),
     )
+
+
+def _generate_prompt(
+    body: OllamaGenerateRequest, media: MediaReader
+) -> Conversation | list[RawPrompt]:
+    text = body.prompt or ""
+    if body.suffix and body.fills_in:
+        infill = Infill(
+            prefix=text,
+            suffix=body.suffix,
+            n_predict=limit_of(body),
+            prefix_path="prompt",
+            suffix_path="suffix",
+        )
+        return [RawPrompt("suffix", infill)]
+    conversation = generate_conversation(body, media)
+    return [RawPrompt("prompt", text)] if body.raw else conversation
