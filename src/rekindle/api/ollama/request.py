@@ -1,9 +1,7 @@
 """Conversion of Ollama's options to `ReplyOptions`."""
 
-from dataclasses import replace
-
 from rekindle.api.ollama.schema import OllamaFields, OllamaOptions
-from rekindle.api.requests.sampling import N_SEEDS, sampling_of
+from rekindle.api.requests.sampling import sampling_of, seeded
 from rekindle.api.tools import json_grammar
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.config.choices import Overflow
@@ -13,10 +11,9 @@ from rekindle.generation.request import Grammar, Sampling
 def options_of(body: OllamaFields, defaults: Sampling, _n_vocab: int) -> ReplyOptions:
     options = body.options or OllamaOptions()
     sampling = sampling_of(options, defaults, _grammar(body))
-    if options.seed is not None and options.seed >= 0:
-        sampling = replace(sampling, seed=options.seed % N_SEEDS)
+    has_seed = options.seed is not None and options.seed >= 0
     return ReplyOptions(
-        sampling=sampling,
+        sampling=seeded(sampling, options.seed if has_seed else None),
         max_tokens=limit_of(body),
         stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ()),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,

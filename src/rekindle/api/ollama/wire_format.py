@@ -1,6 +1,6 @@
 """Ollama's chat and generate as wire formats."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,39 +29,35 @@ F = TypeVar("F", bound=OllamaFields)
 
 
 def ollama_formats(keeper: Keeper) -> tuple[WireFormat[Any], ...]:
-    chat = WireFormat(
-        name="ollama_chat",
-        operation="ollama_chat",
-        paths=("/api/chat",),
-        schema=OllamaChatRequest,
-        body=OllamaChat,
-        event=OllamaChat,
+    return (
+        _format(keeper, "chat", OllamaChatRequest, OllamaChat, _read_chat),
+        _format(keeper, "generate", OllamaGenerateRequest, OllamaGeneration, _read_generate),
+    )
+
+
+def _format(
+    keeper: Keeper,
+    verb: str,
+    schema: type[F],
+    body: type,
+    read: Callable[[F, Caller, Mapping[str, str], MediaReader], Exchange],
+) -> WireFormat[F]:
+    return WireFormat(
+        name=f"ollama_{verb}",
+        operation=f"ollama_{verb}",
+        paths=(f"/api/{verb}",),
+        schema=schema,
+        body=body,
+        event=body,
         error=OllamaErrorBody,
         id_prefix="ollama-",
-        read=_read_chat,
+        read=read,
         keep_alive=KEEP_ALIVE,
         media_type=MEDIA_TYPE,
         amend=_streamed,
         before=keeper.before_reply,
         while_leased=keeper.while_leased,
     )
-    generate = WireFormat(
-        name="ollama_generate",
-        operation="ollama_generate",
-        paths=("/api/generate",),
-        schema=OllamaGenerateRequest,
-        body=OllamaGeneration,
-        event=OllamaGeneration,
-        error=OllamaErrorBody,
-        id_prefix="ollama-",
-        read=_read_generate,
-        keep_alive=KEEP_ALIVE,
-        media_type=MEDIA_TYPE,
-        amend=_streamed,
-        before=keeper.before_reply,
-        while_leased=keeper.while_leased,
-    )
-    return (chat, generate)
 
 
 def _streamed(body: F, _: Request) -> F:
