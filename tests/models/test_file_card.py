@@ -15,7 +15,8 @@ from rekindle.models.files.file_card import read_file_card
 from rekindle.models.loader import ModelLoader
 from rekindle.models.serving_model import ServerParts
 from tests.conftest import TinyModels
-from tests.support.tiny_models import CHAT_TEMPLATE, TinyArchitecture, write_tiny_model
+from tests.support.tiny_models import TinyArchitecture, write_tiny_model
+from tests.support.tiny_vocabulary import CHAT_TEMPLATE
 
 NO_STORE: SharedStore | None = None
 

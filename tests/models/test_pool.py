@@ -171,6 +171,21 @@ def test_requests_that_come_at_once_load_a_model_once() -> None:
     run(scenario)
 
 
+def test_the_file_describes_a_model_until_it_is_loaded() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool()
+        before = await pool.file_card("a:latest")
+        assert before is not None
+        assert before.architecture == "a"
+        assert setup.loader.loads == []
+        await use(pool, "a")
+        assert await pool.file_card("a") is pool.find("a").card
+        with pytest.raises(UnknownModel):
+            await pool.file_card("missing")
+
+    run(scenario)
+
+
 def test_one_that_stops_waiting_does_not_stop_the_load() -> None:
     async def scenario(setup: Setup) -> None:
         setup.loader.may_go_on.clear()

@@ -233,10 +233,10 @@ def test_contents_are_listed_by_pages_without_those_of_others(
         whole = (await client.get(CONTENTS)).json()
         assert [each["name"] for each in whole["cachedContents"]] == names
         assert "nextPageToken" not in whole
-        pages, token = [], ""
+        pages: list[list[str]] = []
+        token = ""
         while len(pages) < 9:
-            query = {"pageSize": 2, "pageToken": token}
-            page = (await client.get(CONTENTS, params=query)).json()
+            page = (await client.get(f"{CONTENTS}?pageSize=2&pageToken={token}")).json()
             pages.append([each["name"] for each in page["cachedContents"]])
             if not (token := page.get("nextPageToken", "")):
                 break
