@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "engine": BASE | {"cache", "link"},
     "engine_process": BASE | {"llama", "cache", "engine", "link"},
     "supervisor": BASE | {"link"},
-    "vllm": {"errors", "bounded_cache", "generation"},
+    "vllm": {"errors", "bounded_cache", "generation", "config"},
     "models.card": set(),
     "api": BASE | {"chat", "models.card"},
     "models": BASE | {"llama", "cache", "chat", "link", "supervisor", "vllm", "models.card"},

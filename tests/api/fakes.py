@@ -63,7 +63,7 @@ from rekindle.generation.status import (
     StoredPrefix,
 )
 from rekindle.generation.tokenizer import NO_INFILL
-from rekindle.models.card import ListedModel, ModelCard, ModelState
+from rekindle.models.card import FileCard, ListedModel, ModelCard, ModelState
 from rekindle.observe.request_record import Miss
 
 T = TypeVar("T")
@@ -485,6 +485,9 @@ class FixedModels:
         if name.removesuffix(":latest") != self._card.id:
             raise UnknownModel(name, [self._card.id])
         return ListedModel(self._card.id, self._card.created, ModelState.LOADED, self._card)
+
+    async def file_card(self, name: str) -> FileCard | None:
+        return self.find(name).card
 
     async def load(self, name: str) -> None:
         self.find(name)

@@ -67,7 +67,6 @@ def test_facts_about_text_are_those_of_the_whole_model(
     assert (own.bos_token, own.added_eos_token) == (full.bos_token, full.added_eos_token)
     assert file.architecture == whole.facts.architecture
     assert file.chat_template
-    assert file.default_sampling == whole.facts.default_sampling
 
 
 def test_a_piece_that_was_read_outlives_the_file_and_another_one_is_refused(

@@ -18,7 +18,7 @@ from rekindle.errors import (
 )
 from rekindle.generation.events import CacheSource
 from rekindle.generation.status import CacheCounters, CacheStatus, EngineStatus, TierStatus
-from rekindle.models.card import ModelState
+from rekindle.models.card import FileCard, ModelState
 from rekindle.models.pool import ModelPool
 from rekindle.models.serving_model import ServingEngine, ServingModel
 from rekindle.observe.telemetry import total
@@ -78,6 +78,9 @@ class FakeLoader:
 
     def n_bytes(self, name: str) -> int:
         return self.sizes.get(name, GIB)
+
+    def file_card(self, name: str) -> FileCard | None:
+        return FileCard(architecture=name, chat_template="", n_ctx_train=8)
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         self.loads.append(name)
@@ -164,6 +167,21 @@ def test_requests_that_come_at_once_load_a_model_once() -> None:
         assert await asyncio.gather(*waiting) == ["a"] * 5
         assert setup.loader.loads == ["a"]
         assert setup.loader.models[0].is_started
+
+    run(scenario)
+
+
+def test_the_file_describes_a_model_until_it_is_loaded() -> None:
+    async def scenario(setup: Setup) -> None:
+        pool = setup.pool()
+        before = await pool.file_card("a:latest")
+        assert before is not None
+        assert before.architecture == "a"
+        assert setup.loader.loads == []
+        await use(pool, "a")
+        assert await pool.file_card("a") is pool.find("a").card
+        with pytest.raises(UnknownModel):
+            await pool.file_card("missing")
 
     run(scenario)
 

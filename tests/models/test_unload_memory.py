@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 
+from rekindle.models.card import FileCard
 from rekindle.models.pool import ModelPool
 from rekindle.models.serving_model import ServingModel
 from tests.models.test_pool import GIB, FakeModel, use
@@ -27,6 +28,9 @@ class ForgetfulLoader:
 
     def n_bytes(self, name: str) -> int:
         return GIB
+
+    def file_card(self, name: str) -> FileCard | None:
+        return None
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         model = KnottedModel(name, GIB)

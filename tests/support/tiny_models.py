@@ -54,10 +54,11 @@ def write_tiny_model(
     pre_tokenizer: str = "gpt-2",
     metadata: Mapping[str, int] | None = None,
     infill: bool = False,
+    and_write: Callable[[GGUFWriter], None] | None = None,
 ) -> Path:
     """Equal arguments give equal bytes. `metadata` is written as it is.
 
-    `infill`: with tokens for filling in the middle.
+    `infill`: with tokens for filling in the middle. `and_write` adds other metadata.
     """
     name, build = ARCHITECTURES[architecture]
     model = _Model(GGUFWriter(str(path), name), name, seed)
@@ -71,6 +72,8 @@ def write_tiny_model(
     if infill:
         for mark, token in INFILL_TOKENS.items():
             model.writer.add_uint32(f"tokenizer.ggml.fim_{mark}_token_id", token)
+    if and_write is not None:
+        and_write(model.writer)
     build(model)
     _write(model)
     return path

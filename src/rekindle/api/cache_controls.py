@@ -26,6 +26,8 @@ MAX_BREAKPOINTS = 4  # OpenAI's and Anthropic's limit
 AUTO_KEY_BYTES = 8
 SLOT_PREFIX = "slot:"  # of the names of llama-server's slots
 
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+
 
 class CommonFields(WireModel):
     """Fields of every wire format that generates. All but the first two are ours."""
@@ -41,7 +43,7 @@ class CommonFields(WireModel):
     prefill: bool | None = None
     cache_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,128}$")] | None = None
     persist: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | None = None
+    cache_salt: CacheSalt | None = None
     cache_class: Literal["main", "background", "ephemeral"] | None = None
     # llama-server's. Prefixes are found in any slot, so the number is only a name of the prompt.
     id_slot: Int64 | None = None

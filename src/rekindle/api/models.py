@@ -6,8 +6,8 @@ from typing import Protocol
 from rekindle.chat.responder import Responder
 from rekindle.generation.forgetting import Deleted, Scope
 from rekindle.generation.status import EngineStatus
+from rekindle.models.card import FileCard, ListedModel
 from rekindle.models.card import Lease as ModelLease
-from rekindle.models.card import ListedModel
 
 Lease = ModelLease[Responder]
 # Deletes a scope of every model, if the request had arrived by that time (seconds since the epoch).
@@ -26,6 +26,13 @@ class Models(Protocol):
 
     def find(self, name: str) -> ListedModel:
         """Find a model by its name, with or without `:latest`. Raise UnknownModel."""
+        ...
+
+    async def file_card(self, name: str) -> FileCard | None:
+        """Return what the file of a model says, loaded or not; None: that is not known.
+
+        Raise UnknownModel.
+        """
         ...
 
     async def load(self, name: str) -> None:

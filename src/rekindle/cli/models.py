@@ -94,7 +94,7 @@ def _model_json(model: "ModelReport") -> dict[str, object]:
             "n_cpu_moe": choice.n_cpu_moe,
             "host_bytes": needs.host,
             "host_free_bytes": model.memory.host,
-            "gpu_bytes": needs.gpu,
+            "gpu_bytes": needs.gpu_bytes(model.memory),
             "gpu_free_bytes": list(model.memory.gpus),
         },
         "fim": model.fim,
@@ -134,7 +134,7 @@ def _fit_line(model: "ModelReport") -> str:
     choice, needs, memory = model.fitted.choice, model.fitted.needs, model.memory
     takes = f"{_size(needs.host)} of {_size(memory.host)} on the host"
     if memory.gpus:
-        takes += f", {_size(needs.gpu)} of {_size(sum(memory.gpus))} on the GPU"
+        takes += f", {_size(needs.gpu_bytes(memory))} of {_size(sum(memory.gpus))} on the GPU"
         takes += f" with {choice.gpu_layers} of {model.n_layers + 1} layers there"
         if choice.n_cpu_moe:
             takes += f", experts of {choice.n_cpu_moe} layers on the host"

@@ -15,6 +15,7 @@ from rekindle.config.declare import GIB, MIB, TIB, Bytes, setting
 from rekindle.errors import StartupError
 
 _FLOAT_MAX = 1e9  # of RoPE frequencies; picked, far above every model
+NO_DEVICE = "none"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
@@ -155,9 +156,9 @@ def device_names(settings: PlacementSettings) -> tuple[str, ...] | None:
     if settings.device is None:
         return None
     names = tuple(name.strip() for name in settings.device.split(","))
-    if names == ("none",):
+    if names == (NO_DEVICE,):
         return ()
-    if not all(names) or "none" in names or len(set(names)) < len(names):
+    if not all(names) or NO_DEVICE in names or len(set(names)) < len(names):
         raise StartupError(
             "device must be names of GPUs separated by commas, or none, but it is"
             f" {settings.device!r}."

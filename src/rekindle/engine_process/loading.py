@@ -83,6 +83,8 @@ def _about(
         ctx_size=settings.ctx_size,
         gpu_layers=settings.gpu_layers,
         n_cpu_moe=placement.n_cpu_moe,
+        device=placement.device,
+        tensor_split=placement.tensor_split,
         adapters=tuple(
             LoadedAdapter(each.path, each.scale, each.task_name, each.prompt_prefix)
             for each in model.adapters.facts

@@ -21,6 +21,13 @@ class ResponseStore(Protocol):
         """Return the response, or None. Blocks briefly. Raises TierFailed if the disk fails."""
         ...
 
+    def ids(self, prefix: str) -> list[str]:
+        """List the ids that begin so, sorted. `get` may find some of them expired or deleted.
+
+        Blocks. Raises TierFailed if the disk fails.
+        """
+        ...
+
     def put(self, response: StoredResponse) -> None:
         """Store the response and return at once. Lookups find it now; the disk has it soon.
 

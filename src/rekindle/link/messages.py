@@ -143,6 +143,8 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     ctx_size: int = 0
     gpu_layers: int = -1
     n_cpu_moe: int = 0
+    device: str | None = None
+    tensor_split: str | None = None
     adapters: tuple[LoadedAdapter, ...] = ()
 
 

@@ -8,6 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from rekindle.config.file_sampling import recommended
 from rekindle.config.placement import PlacementSettings, adapter_files
 from rekindle.errors import StartupError
 from rekindle.generation.request import Sampling
@@ -19,6 +20,14 @@ from rekindle.llama.tokenizer.pre_tokenizer import PreTokenizer
 from rekindle.llama.tokenizer.vocabulary import Vocabulary
 
 _log = logging.getLogger("rekindle.llama")
+_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repeat_penalty": "general.sampling.penalty_repeat",
+    "repeat_last_n": "general.sampling.penalty_last_n",
+}
 _UNKNOWN_ARCHITECTURE = "unknown model architecture: "
 
 
@@ -117,7 +126,6 @@ class VocabularyFile:
         self.is_decoder = _is_decoder(self._handle)
         self.chat_template = _chat_template(self._handle)
         self.rerank_template = _chat_template(self._handle, b"rerank")
-        self.default_sampling = _default_sampling(self._handle)
 
     def close(self) -> None:
         """Free the vocabulary. No thread may be tokenising with it."""
@@ -206,21 +214,8 @@ def _quantization(handle: Any) -> str:
 
 
 def _default_sampling(handle: Any) -> Sampling:
-    """Return llama.cpp's defaults, overridden by the model file's own values."""
-    base = Sampling()
-
-    def number(key: str, fallback: float) -> float:
-        value = _metadata(handle, f"general.sampling.{key}")
-        return fallback if value is None else float(value)
-
-    return Sampling(
-        temperature=number("temp", base.temperature),
-        top_k=int(number("top_k", base.top_k)),
-        top_p=number("top_p", base.top_p),
-        min_p=number("min_p", base.min_p),
-        repeat_penalty=number("penalty_repeat", base.repeat_penalty),
-        repeat_last_n=int(number("penalty_last_n", base.repeat_last_n)),
-    )
+    values = {key: _metadata(handle, key) for key in _SAMPLING_KEYS.values()}
+    return Sampling(**recommended(_SAMPLING_KEYS, values))
 
 
 def _metadata(handle: Any, key: str) -> str | None:

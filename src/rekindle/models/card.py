@@ -19,22 +19,28 @@ class LoraCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
+class FileCard:
+    """What the file of a model says. It need not be loaded for this."""
+
+    architecture: str
+    chat_template: str
+    n_ctx_train: int
+    n_params: int = 0  # 0 and "": unknown, as for a model of vLLM
+    size_bytes: int = 0  # of the weights
+    quantization: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard(FileCard):
     id: str  # every reply carries it, even if the client asked for another name
     path: str
     created: int  # seconds since the epoch
     n_ctx: int
-    n_ctx_train: int
     n_vocab: int
-    architecture: str
-    chat_template: str
     bos_text: str
     eos_text: str
-    n_params: int = 0  # 0 and "": unknown, as for a model of vLLM
     n_embd: int = 0
     vocab_type: int = 0  # llama.cpp's number
-    size_bytes: int = 0
-    quantization: str = ""
     adapters: tuple[LoraCard, ...] = ()  # in the order that they were given
 
 

@@ -145,7 +145,13 @@ def _as_loaded(load: Load, model: LoadedModel) -> Load:
         load.path,
         replace(load.engine, ctx_size=model.ctx_size, gpu_layers=model.gpu_layers),
         load.log_level,
-        replace(load.placement, n_cpu_moe=model.n_cpu_moe, fit=Fit.OFF),
+        replace(
+            load.placement,
+            n_cpu_moe=model.n_cpu_moe,
+            device=model.device,
+            tensor_split=model.tensor_split,
+            fit=Fit.OFF,
+        ),
     )
 
 

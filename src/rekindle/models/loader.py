@@ -3,17 +3,21 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.cache.shared.connection import SharedStore
 from rekindle.config.choices import EngineKind
-from rekindle.errors import ShuttingDown
+from rekindle.errors import ShuttingDown, StartupError
 from rekindle.generation.forgetting import Tombstone
 from rekindle.generation.status import CacheCounters
+from rekindle.llama.placement.gguf_header import shards
+from rekindle.models.card import FileCard
+from rekindle.models.files.file_card import read_file_card
 from rekindle.models.llama_model import OpenedModel, load_llama
 from rekindle.models.serving_model import SILENT, LoadProgress, ServerParts, ServingModel
-from rekindle.models.source import ModelFile, resolve_model
-from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes
+from rekindle.models.source import HUB, ModelFile, resolve_model
+from rekindle.models.stores import MemoryShares, ModelStores, cache_memory_bytes, state_of
 
 if TYPE_CHECKING:  # `vllm_model` imports an HTTP client, which few servers need
     from rekindle.models.vllm_model import UpstreamSource
@@ -27,6 +31,7 @@ class ModelLoader:
     ) -> None:
         self._sources = sources
         self._parts = parts
+        self._file_cards: dict[str, tuple[str, FileCard]] = {}  # with the state of the files
         settings = parts.settings.cache
         shares = MemoryShares(cache_memory_bytes(settings))
         self._stores = {
@@ -35,6 +40,20 @@ class ModelLoader:
 
     def n_bytes(self, name: str) -> int:
         return 0 if self._has_upstreams else resolve_model(self._sources[name]).n_bytes
+
+    def file_card(self, name: str) -> FileCard | None:
+        """Read the header of a local file, once. None: it cannot be read, or is elsewhere."""
+        source = self._sources[name]
+        if self._has_upstreams or source.startswith(HUB):
+            return None
+        files = shards(Path(source).expanduser())
+        try:
+            state = state_of(files)
+            if name not in self._file_cards or self._file_cards[name][0] != state:
+                self._file_cards[name] = state, read_file_card(files)
+            return self._file_cards[name][1]
+        except StartupError:  # a load will say why
+            return None
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
         if self._has_upstreams:

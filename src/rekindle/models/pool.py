@@ -17,7 +17,7 @@ from typing import Protocol
 from rekindle.chat.responder import Responder
 from rekindle.errors import ModelInUse, ModelLoadFailed, RekindleError, ShuttingDown, UnknownModel
 from rekindle.generation.status import EngineStatus
-from rekindle.models.card import Lease, ListedModel, ModelState
+from rekindle.models.card import FileCard, Lease, ListedModel, ModelState
 from rekindle.models.serving_model import ServingModel
 
 _log = logging.getLogger("rekindle.models")
@@ -32,6 +32,10 @@ class Loader(Protocol):
 
     def n_bytes(self, name: str) -> int:
         """Estimate the memory that the model will take."""
+        ...
+
+    def file_card(self, name: str) -> FileCard | None:
+        """Return what the model's file says; None: it is not known."""
         ...
 
     def load(self, name: str, on_progress: Callable[[float], bool]) -> ServingModel:
@@ -156,6 +160,12 @@ class ModelPool:
 
     def find(self, name: str) -> ListedModel:
         return self._exactly(name).listed()
+
+    async def file_card(self, name: str) -> FileCard | None:
+        model = self._exactly(name)
+        if model.loaded is not None:
+            return model.loaded.card
+        return await asyncio.to_thread(self._loader.file_card, model.name)
 
     async def load(self, name: str) -> None:
         model = self._exactly(name)

@@ -22,6 +22,7 @@ from rekindle.models.files.hub_files import find_file
 
 _log = logging.getLogger(__name__)
 
+HUB = "hf:"  # in front of a model of the Hugging Face Hub
 _QUANT_SUFFIX = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", re.IGNORECASE)
 
 
@@ -108,7 +109,7 @@ def _in_folder(folder: Path) -> list[NamedModel]:
 
 
 def _named(source: str) -> NamedModel:
-    if source.startswith("hf:"):
+    if source.startswith(HUB):
         return NamedModel(_stem(source.rpartition("/")[2]), source)
     path = Path(source).expanduser()
     if not path.is_file():
@@ -120,7 +121,7 @@ def resolve_model(model: str | None) -> ModelFile:
     """Return the checked file of MODEL, after a download if needed. Raises StartupError."""
     if model is None:
         return ModelFile(embedded_model(), EMBEDDED_NAME)
-    paths = _downloaded(model) if model.startswith("hf:") else shards(Path(model).expanduser())
+    paths = _downloaded(model) if model.startswith(HUB) else shards(Path(model).expanduser())
     for path in paths:
         check_gguf(path)
     stem = _stem(paths[0].name)
@@ -132,7 +133,7 @@ def _stem(file_name: str) -> str:
 
 
 def _downloaded(model: str) -> list[Path]:
-    parts = model.removeprefix("hf:").split("/")
+    parts = model.removeprefix(HUB).split("/")
     if len(parts) == 2 and all(parts):
         repository, colon, quant = "/".join(parts).partition(":")
         if bool(colon) == bool(quant):

@@ -6,9 +6,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from rekindle.config.file_sampling import recommended
 from rekindle.errors import StartupError
 from rekindle.generation.request import Sampling
 
+_SAMPLING_KEYS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p")},
+    "repeat_penalty": "repetition_penalty",
+}
 TOKENIZER_NAME = "tokenizer.json"
 
 
@@ -53,7 +58,7 @@ def read_folder(path: Path) -> HfFolder:
         n_ctx_train=_number(config.get("max_position_embeddings")),
         architecture=str(config.get("model_type") or ""),
         chat_template=_template(path, texts.get("chat_template")),
-        default_sampling=_sampling(generation),
+        default_sampling=Sampling(**recommended(_SAMPLING_KEYS, generation)),
     )
 
 
@@ -65,23 +70,6 @@ def _template(path: Path, configured: Any) -> str | None:
         named = {each.get("name"): each.get("template") for each in configured}
         configured = named.get("default") or next(iter(named.values()), None)
     return configured if isinstance(configured, str) else None
-
-
-def _sampling(generation: dict[str, Any]) -> Sampling:
-    """Return llama.cpp's defaults, overridden by those of the model's authors."""
-    base = Sampling()
-
-    def number(key: str, fallback: float) -> float:
-        value = generation.get(key)
-        return float(value) if isinstance(value, int | float) else fallback
-
-    return Sampling(
-        temperature=number("temperature", base.temperature),
-        top_k=int(number("top_k", base.top_k)),
-        top_p=number("top_p", base.top_p),
-        min_p=number("min_p", base.min_p),
-        repeat_penalty=number("repetition_penalty", base.repeat_penalty),
-    )
 
 
 def _content(token: Any) -> str:

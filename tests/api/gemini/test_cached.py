@@ -1,15 +1,22 @@
 """Cached contents: kept under a name, continued, isolated, and gone when they expire."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
+from rekindle.api.body import SMALL_BYTES
+from rekindle.api.http.caller import SALT_HEADER
+from rekindle.api.http.session_header import SESSION_HEADER
+from rekindle.cache.responses.store import MemoryResponses
 from rekindle.chat.reply.events import ToolMode
-from tests.api.client import client_of
+from rekindle.generation.forgetting import Scope, Tombstone, Tombstones
+from tests.api.client import app_of, client_of
 from tests.api.fakes import HELLO, FakeResponder, api_settings
 
 BOOK = {"role": "user", "parts": [{"text": "The book."}]}
@@ -163,3 +170,105 @@ def test_refusals_name_the_field(fields: dict[str, Any], words: str) -> None:
         assert words in reply.json()["error"]["message"]
 
     run(steps)
+
+
+def test_a_large_content_is_serialised_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    dump = BaseModel.model_dump_json
+
+    def noted(model: BaseModel, **options: Any) -> str:
+        text = dump(model, **options)
+        if len(text) > SMALL_BYTES:
+            threads.append(threading.current_thread())
+        return text
+
+    async def steps(client: httpx.AsyncClient, responder: FakeResponder) -> None:
+        text = "x" * 2 * SMALL_BYTES
+        name = (await keep(client, contents=[{"parts": [{"text": text}]}]))["name"]
+        await client.patch(ONE.format(name), json={"ttl": "100s"})
+        await client.post(GENERATE, json={**ASK, "cachedContent": name})
+        assert responder.conversations[-1].messages[0].text == text
+
+    monkeypatch.setattr(BaseModel, "model_dump_json", noted)
+    run(steps)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_a_salt_in_the_body_is_the_salt_in_the_header() -> None:
+    async def steps(client: httpx.AsyncClient, _: FakeResponder) -> None:
+        name = (await keep(client, cacheSalt="s"))["name"]
+        one, asked, header = ONE.format(name), {**ASK, "cachedContent": name}, {SALT_HEADER: "s"}
+        bodies = {GENERATE: asked, COUNT: asked, one: {"ttl": "9s"}}
+        for path, body in bodies.items():
+            method = "PATCH" if path == one else "POST"
+            plain = await client.request(method, path, json=body)
+            salted = await client.request(method, path, json={**body, "cacheSalt": "s"})
+            headed = await client.request(method, path, json=body, headers=header)
+            found = [each.status_code for each in (plain, salted, headed)]
+            assert found == [404, 200, 200], path
+        wrapped = {"generateContentRequest": {**asked, "cacheSalt": "s"}}
+        assert (await client.post(COUNT, json=wrapped)).status_code == 200
+        assert (await client.get(CONTENTS)).json() == {"cachedContents": []}
+        [listed] = (await client.get(CONTENTS, headers=header)).json()["cachedContents"]
+        assert listed["name"] == name
+        assert (await client.delete(one)).status_code == 404
+        assert (await client.delete(one, headers=header)).status_code == 200
+
+    run(steps)
+
+
+def test_contents_are_listed_by_pages_without_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def steps(client: httpx.AsyncClient, _: FakeResponder) -> None:
+        client.headers["x-goog-api-key"] = "bob"
+        await keep(client)
+        client.headers["x-goog-api-key"] = "ann"
+        names = sorted([(await keep(client))["name"] for _ in range(5)])
+        await client.post("/v1/responses", json={"input": "hi"})
+        short = [(await keep(client, ttl="1s"))["name"] for _ in range(3)]
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 2)
+        whole = (await client.get(CONTENTS)).json()
+        assert [each["name"] for each in whole["cachedContents"]] == names
+        assert "nextPageToken" not in whole
+        pages: list[list[str]] = []
+        token = ""
+        while len(pages) < 9:
+            page = (await client.get(f"{CONTENTS}?pageSize=2&pageToken={token}")).json()
+            pages.append([each["name"] for each in page["cachedContents"]])
+            if not (token := page.get("nextPageToken", "")):
+                break
+        assert pages == [names[:2], names[2:4], names[4:]]
+        assert (await client.get(ONE.format(short[0]))).status_code == 404
+
+    run(steps, api_keys=("ann", "bob"), separates_keys=True)
+
+
+@pytest.mark.parametrize("query", ["pageSize=0", "pageSize=1001", "pageSize=x", "pageToken=../x"])
+def test_a_page_that_cannot_be_is_refused(query: str) -> None:
+    async def steps(client: httpx.AsyncClient, _: FakeResponder) -> None:
+        reply = await client.get(f"{CONTENTS}?{query}")
+        assert reply.status_code == 400
+        assert query.partition("=")[0] in reply.json()["error"]["message"]
+
+    run(steps)
+
+
+def test_a_longer_life_leaves_a_content_to_the_session_that_made_it() -> None:
+    """A deletion of that session must find it."""
+    store = MemoryResponses(Tombstones())
+
+    async def steps() -> None:
+        app = app_of(FakeResponder(HELLO), stored_responses=store)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            made = await client.post(
+                CONTENTS, json={"contents": [BOOK]}, headers={SESSION_HEADER: "ann"}
+            )
+            await client.patch(ONE.format(made.json()["name"]), json={"ttl": "100s"})
+
+    asyncio.run(steps())
+    scope = Scope(namespace="", session="ann")
+    assert store.forget(Tombstone(scope=scope, at=time.time() + 1)) == 1

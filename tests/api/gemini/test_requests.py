@@ -281,6 +281,18 @@ def test_googles_keys_count(
         assert reply.headers["content-type"].startswith("text/event" if sse else "application/json")
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1beta/models/tiny"])
+def test_a_key_in_the_query_asks_for_googles_models(path: str) -> None:
+    async def run() -> list[httpx.Response]:
+        async with client_of(FakeResponder(), api_settings(api_keys=("ann",))) as client:
+            return [await client.get(path, params={"key": key}) for key in ("ann", "bob")]
+
+    admitted, refused = asyncio.run(run())
+    model = admitted.json()
+    assert model.get("models", [model])[0]["name"] == "models/tiny"
+    assert refused.status_code == 401
+
+
 def test_a_key_in_the_query_is_gone_behind_the_check() -> None:
     """Nothing behind the check can log it."""
     seen: list[tuple[bytes, Any]] = []

@@ -167,6 +167,9 @@ def test_a_cached_content_is_continued(
     assert longer.expire_time is not None
     assert kept.expire_time is not None
     assert longer.expire_time > kept.expire_time
+    client.caches.create(model="any", config=types.CreateCachedContentConfig(contents=["Another."]))
+    pager = client.caches.list(config=types.ListCachedContentsConfig(page_size=1))
+    assert sorted(each.display_name or "" for each in pager) == ["", "b"]
     client.caches.delete(name=kept.name)
     with pytest.raises(errors.ClientError) as gone:
         client.models.generate_content(model="any", contents="Who?", config=config)

@@ -12,7 +12,7 @@ from rekindle import __version__
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.models import Models
 from rekindle.errors import ModelInUse
-from rekindle.models.card import ListedModel, ModelState
+from rekindle.models.card import FileCard, ListedModel, ModelState
 from tests.api.client import USER, app_on
 from tests.api.fakes import CARD, FakeResponder, FixedModels, api_settings
 
@@ -45,6 +45,16 @@ def ask(
     return asyncio.run(run())
 
 
+OF_FILE = FileCard(
+    architecture="qwen3",
+    chat_template="{{ messages }}",
+    n_ctx_train=4096,
+    n_params=8_190_735_360,
+    size_bytes=5_000_000,
+    quantization="Q4_K - Medium",
+)
+
+
 class SeveralModels(FixedModels):
     """Two models, of which the second is not loaded."""
 
@@ -56,6 +66,9 @@ class SeveralModels(FixedModels):
             return ListedModel("other", 1700000000, ModelState.UNLOADED, None)
         return replace(super().find(name), seconds_left=60)
 
+    async def file_card(self, name: str) -> FileCard | None:
+        return OF_FILE if name == "other" else await super().file_card(name)
+
 
 def several() -> SeveralModels:
     return SeveralModels(FakeResponder(), CARD)
@@ -66,7 +79,10 @@ def test_tags_list_every_model_with_a_tag_and_a_digest_of_its_own() -> None:
     assert (tiny["name"], tiny["model"]) == ("tiny:latest", "tiny:latest")
     assert tiny["details"] == DETAILS
     assert tiny["modified_at"] == "2023-11-14T22:13:20Z"
-    assert other["model"] == "other:latest"
+    assert (other["model"], other["size"]) == ("other:latest", 5_000_000)
+    assert (other["details"]["format"], other["details"]["family"]) == ("gguf", "qwen3")
+    assert other["details"]["parameter_size"] == "8.2B"
+    assert other["details"]["quantization_level"] == "Q4_K - Medium"
     assert len({tiny["digest"], other["digest"]}) == 2
     assert {len(tiny["digest"]), len(other["digest"])} == {64}
 
@@ -93,7 +109,12 @@ def test_show_loads_no_model() -> None:
     models = several()
     shown = ask("/api/show", {"model": "other"}, models=models).json()
     assert shown["capabilities"] == ["completion", "tools"]
-    assert shown["model_info"] == {}
+    assert shown["model_info"] == {
+        "general.architecture": "qwen3",
+        "general.parameter_count": 8_190_735_360,
+        "qwen3.context_length": 4096,
+    }
+    assert (shown["template"], shown["parameters"]) == ("{{ messages }}", "")
     assert models.n_leases == 0
     refused = ask("/api/show", {"model": "missing"}, models=models)
     assert (refused.status_code, refused.json().keys()) == (404, {"error"})

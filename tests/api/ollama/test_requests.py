@@ -8,8 +8,9 @@ import pytest
 from rekindle.chat.conversation import Role, Text, ToolCall, ToolResult
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.config.choices import Overflow
+from rekindle.generation.tokenizer import InfillMarks
 from tests.api.client import USER, post
-from tests.api.fakes import FakeResponder
+from tests.api.fakes import BOS, FakeResponder
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
@@ -173,6 +174,20 @@ def test_generate_is_a_chat_of_one_message() -> None:
     ]
 
 
+@pytest.mark.parametrize("prompt", ["be", ""])
+def test_a_suffix_asks_for_the_text_before_it(prompt: str) -> None:
+    responder = FakeResponder()
+    responder.tokenizer.infill = InfillMarks(prefix=1, suffix=2, middle=3)
+    reply = post(GENERATE, {"prompt": prompt, "suffix": "en", "stream": False}, responder).json()
+    tokens = responder.started[0].prompt.tokens
+    assert tokens == (BOS, 1, *prompt.encode(), 2, *b"en", 3)
+    assert (reply["response"], "context" in reply) == ("Hello", False)
+    lines = post(GENERATE, {"prompt": prompt, "suffix": "en"}, responder).text.splitlines()
+    assert "context" not in json.loads(lines[-1])
+    post(GENERATE, {"prompt": "be", "suffix": "en", "raw": True}, responder)
+    assert responder.started[2].prompt.text == "be"
+
+
 def test_a_raw_prompt_has_no_template_and_no_context() -> None:
     responder = FakeResponder()
     body = {"prompt": "Once<|im_end|>", "raw": True, "stream": False}
@@ -215,7 +230,9 @@ def test_truncate_is_our_overflow(truncate: object, overflow: Overflow | None) -
         (CHAT, {"messages": [USER], "keep_alive": "soon"}, "`keep_alive` should be a duration"),
         (CHAT, {"messages": [USER], "keep_alive": True}, "`keep_alive` should be"),
         (CHAT, {"messages": [USER], "tools": [{"type": "x"}]}, "`tools.0.type`"),
-        (GENERATE, {"prompt": "a", "suffix": "b"}, "`suffix` is not supported."),
+        (GENERATE, {"prompt": "a", "suffix": "b"}, "Infill is not supported by this model"),
+        (GENERATE, {"prompt": "a", "suffix": "b", "system": "c"}, "`suffix` excludes"),
+        (GENERATE, {"prompt": "a", "suffix": "b", "context": [1]}, "`suffix` excludes"),
         (GENERATE, {"prompt": "a", "template": "b"}, "Send a finished prompt with `raw`."),
         (GENERATE, {"prompt": "a", "raw": True, "context": [1]}, "`raw` excludes"),
         (GENERATE, {"prompt": "a", "context": [1, 700]}, "700 is not a token"),

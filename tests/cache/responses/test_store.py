@@ -84,6 +84,24 @@ def test_what_was_put_is_found_until_it_is_deleted(store: ResponseStore) -> None
     assert store.get("resp_\ud800") is None
 
 
+def test_ids_are_listed_by_their_beginning_written_or_not(tmp_path: Path) -> None:
+    def put(store: ResponseStore, *ids: str) -> None:
+        for id in ids:
+            store.put(StoredResponse(id, NOW, b"data", USUAL_TERMS.owner))
+
+    memory = MemoryResponses(Tombstones())
+    put(memory, "a/2", "a/1", "b/1", "a", "ab/1")
+    assert memory.ids("a/") == ["a/1", "a/2"]
+    with opened(tmp_path) as store:
+        assert store.ids("a/") == []
+        put(store, "a/2", "b/1", "a/\u1234", "a0")
+    with opened(tmp_path) as store:
+        put(store, "a/1", "ab/1")
+        assert store.ids("a/") == ["a/1", "a/2", "a/\u1234"]
+        store.delete("a/2")
+        assert store.ids("a/") == ["a/1", "a/\u1234"]
+
+
 def test_what_is_thirty_days_old_is_gone(store: ResponseStore) -> None:
     store.put(response(1, created_at=NOW - LIFE_SECONDS - 1))
     store.put(response(2, created_at=NOW - LIFE_SECONDS + 3600))

@@ -42,6 +42,15 @@ def say(*turns: tuple[Role, str]) -> Conversation:
     return Conversation(tuple(Message(role, (Text(text),)) for role, text in turns))
 
 
+NO_LATE_SYSTEM = """\
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}
+        {{- raise_exception('too late') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
 LONG = say(
     (Role.SYSTEM, "Be brief."),
     (Role.USER, "one"),
@@ -89,6 +98,21 @@ def test_messages_after_given_tokens_are_rendered_as_if_they_followed_a_reply(
     assert after.tokens == whole.tokens, "and text stays text"
     assert after.text == whole.text
     assert after.n_before == len(earlier + reply)
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (CHATML, "<|im_start|>system\nBe rude.<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"),
+        (NO_LATE_SYSTEM, "<|im_start|>user\nBe rude.<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n"),
+    ],
+)
+def test_a_system_prompt_after_given_tokens_has_its_place_there(
+    template: str, shown: str, vocabulary: Vocabulary
+) -> None:
+    later = say((Role.SYSTEM, "Be rude."), (Role.USER, "two"))
+    after = builder(template, vocabulary).after_tokens([1, 2], later)
+    assert decoded(vocabulary, after.tokens[2:]).partition("\n")[2].startswith(shown)
 
 
 def test_tokens_cannot_be_followed_where_the_template_drops_replies(

@@ -9,7 +9,7 @@ import pytest
 from rekindle.config.choices import Fit, KvType, Speculate
 from rekindle.config.declare import Bytes
 from rekindle.config.engine import EngineSettings
-from rekindle.config.placement import PlacementSettings
+from rekindle.config.placement import PlacementSettings, tensor_shares
 from rekindle.generation.model_state import ModelClass
 from rekindle.llama.placement import fitting
 from rekindle.llama.placement.fit import Fitted, Memory, Wishes, fit, needs_of
@@ -49,7 +49,8 @@ def chosen(memory: Memory, wishes: Wishes = OPEN, model: Footprint = MODEL) -> t
 
 
 def _assert_within(found: Fitted, memory: Memory) -> None:
-    within = found.needs.host <= memory.host and found.needs.gpu <= sum(memory.gpus)
+    held = found.needs.gpu_bytes(memory)
+    within = found.needs.host <= memory.host and held <= sum(memory.gpus)
     assert found.fits == within
 
 
@@ -114,6 +115,35 @@ def test_two_gpus_hold_what_one_cannot() -> None:
     one = chosen(Memory(64 * GIB, (6 * GIB,)))
     two = chosen(Memory(64 * GIB, (6 * GIB, 6 * GIB)))
     assert two[:2] > one[:2]
+
+
+def test_every_gpu_has_buffers_of_its_own() -> None:
+    """Eight small GPUs hold less than one of the same size: each needs its buffers."""
+    one = fit(MODEL, ROWS, OPEN, Memory(64 * GIB, (16 * GIB,)))
+    eight = fit(MODEL, ROWS, OPEN, Memory(64 * GIB, (2 * GIB,) * 8))
+    assert eight.choice.n_ctx < one.choice.n_ctx
+    assert eight.needs.gpu + 8 * eight.needs.buffers <= 16 * GIB
+
+
+def test_a_gpu_without_room_for_buffers_and_a_layer_gets_nothing() -> None:
+    alone = fit(MODEL, ROWS, OPEN, Memory(64 * GIB, (8 * GIB,)))
+    beside = fit(MODEL, ROWS, OPEN, Memory(64 * GIB, (8 * GIB, 2**28)))
+    assert beside.choice == alone.choice
+    assert beside.shares[1] == 0 < beside.shares[0]
+
+
+@pytest.mark.parametrize(("gpu", "least", "most"), [(3 * GIB, 1, 32), (2**29, 0, 0), (0, 0, 0)])
+def test_where_nothing_fits_the_gpu_still_gets_no_more_than_it_holds(
+    gpu: int, least: int, most: int
+) -> None:
+    """llama.cpp cannot start beyond a GPU's memory; beyond the host's it swaps."""
+    memory = Memory(2**20, (gpu,))
+    found = fit(MODEL, ROWS, OPEN, memory)
+    assert (found.fits, found.choice.n_ctx) == (False, 4096)
+    assert least <= found.choice.gpu_layers <= most
+    assert not found.choice.gpu_layers or found.needs.gpu_bytes(memory) <= gpu
+    more = replace(found.choice, gpu_layers=found.choice.gpu_layers + 1)
+    assert needs_of(MODEL, ROWS, OPEN, more).gpu_bytes(memory) > gpu
 
 
 def test_rows_on_the_host_leave_the_gpu_to_the_weights() -> None:
@@ -204,3 +234,38 @@ def test_all_layers_stay_all_layers_and_fewer_are_a_number(
     path = tiny_models(TinyArchitecture.LLAMA)
     found = settings_after(path, placement, engine).gpu_layers
     assert found == gpu_layers
+
+
+@pytest.mark.parametrize(
+    ("free", "device", "split"),
+    [
+        ([0, 0], "none", []),  # llama.cpp would need buffers there, even without a layer
+        ([2**40, 0], None, [1, 0]),
+        ([2**40, 2**40], None, [1, 1]),
+        ([2**40], None, []),
+    ],
+)
+def test_gpus_get_layers_by_the_room_beside_their_buffers(
+    tiny_models: TinyModels,
+    monkeypatch: pytest.MonkeyPatch,
+    free: list[int],
+    device: str | None,
+    split: list[float],
+) -> None:
+    """With GPUs that this machine need not have."""
+    monkeypatch.setattr(fitting, "chosen_gpus", lambda _: list(range(len(free))))
+    monkeypatch.setattr(fitting, "free_bytes", free.__getitem__)
+    engine = EngineSettings(ctx_size=256, ubatch_size=32, speculate=Speculate.OFF)
+    asked = PlacementSettings(fit_target=Bytes(0))
+    path = tiny_models(TinyArchitecture.LLAMA)
+
+    def placed(asked: PlacementSettings, engine: EngineSettings) -> PlacementSettings:
+        return fitted(path, engine, asked, n_draft_rows=0, reserved_bytes=0)[1]
+
+    chosen = placed(asked, engine)
+    shares = tensor_shares(chosen)
+    assert chosen.device == device
+    assert [share / max(shares) for share in shares] == split
+    own = replace(asked, tensor_split="1")
+    assert placed(own, engine) == own
+    assert placed(asked, replace(engine, gpu_layers=2)) == asked

@@ -17,6 +17,7 @@ OPEN_FOLDER = "/dashboard/"  # static files; the page itself asks for a key
 GOOGLE_HEADER = "x-goog-api-key"
 KEY_HEADERS = ("x-api-key", GOOGLE_HEADER)  # the first is Anthropic's
 QUERY_KEY = b"key="  # Google's
+SHARED_PATH = "/v1/models"  # OpenAI's and Google's
 SCOPE_KEY = "rekindle.key_holder"  # of a request's ASGI scope
 
 
@@ -85,7 +86,10 @@ def _offered(headers: Mapping[str, str]) -> list[str]:
 def _move_from_query(scope: Scope) -> None:
     """Make a header of Google's `key=` in the query, so that nobody behind can log it."""
     query: bytes = scope["query_string"]
-    if QUERY_KEY not in query or not GOOGLE.covers(scope["path"]):
+    path: str = scope["path"]
+    # OpenAI's clients never send one, so on the path that both have it is Google's.
+    is_google = GOOGLE.covers(path) or path == SHARED_PATH or path.startswith(f"{SHARED_PATH}/")
+    if QUERY_KEY not in query or not is_google:
         return
     pairs = query.split(b"&")
     keys = [unquote_to_bytes(each[len(QUERY_KEY) :]) for each in pairs if _is_key(each)]

@@ -116,5 +116,10 @@ class CachedContentBody(TypedDict):
     usageMetadata: CachedUsage
 
 
+class CachedContentList(TypedDict):
+    cachedContents: list[CachedContentBody]
+    nextPageToken: NotRequired[str]  # for `pageToken`, if there are more
+
+
 class Empty(TypedDict):
     """Nothing: what Google returns for a deletion."""

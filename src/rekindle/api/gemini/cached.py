@@ -8,10 +8,11 @@ again.
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered
 from rekindle.api.errors import NotFound
-from rekindle.api.gemini.bodies import CachedContentBody, CachedUsage
+from rekindle.api.gemini.bodies import CachedContentBody, CachedContentList, CachedUsage
 from rekindle.api.gemini.contents import stored_conversation
 from rekindle.api.gemini.request import no_tokens
 from rekindle.api.gemini.schema import CachedContentRequest, CachedContentUpdate, PromptFields
@@ -40,9 +41,8 @@ MAX_SECONDS = 30 * 86400.0  # as long as responses are stored
 
 
 class CachedRecord(BaseModel):
-    """A cached content as it is stored."""
+    """A cached content without its prompt."""
 
-    prompt: PromptFields
     model: str
     display_name: str | None = None
     created_at: float  # seconds since the epoch, like the next two
@@ -65,36 +65,77 @@ class CachedRecord(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class CachedContent:
+    """A cached content as it is stored: the record in one line of JSON, then the prompt."""
+
+    record: CachedRecord
+    prompt_json: bytes
+    owner: Owner  # who made it
+
+    def prompt(self) -> PromptFields:
+        """Return the prompt. Raise ValidationError if it is damaged."""
+        return PromptFields.model_validate_json(self.prompt_json)
+
+
+@dataclass(frozen=True, slots=True)
 class CachedContents:
     """The cached contents of one namespace. All functions block: they read from disk."""
 
     store: ResponseStore
     namespace: str
 
-    def find(self, name: str, param: str = "name") -> CachedRecord:
+    def find(self, name: str, param: str = "name") -> CachedContent:
         """Raise NotFound if there is none, or if it has expired."""
         folder, _, id = name.rpartition("/")
-        stored = None
-        if folder in ("", FOLDER) and ID.fullmatch(id):
-            stored = self.store.get(self._key(id))
-        record = _decoded(stored.data) if stored is not None else None
-        if record is None or record.expires_at <= time.time():
+        is_name = folder in ("", FOLDER) and ID.fullmatch(id)
+        found = self._get(self._prefix + id) if is_name else None
+        if found is None:
             raise NotFound(f"There is no cached content '{name:.100}', or it has expired.", param)
-        return record
+        return found
 
-    def keep(self, name: str, record: CachedRecord, owner: Owner) -> None:
-        data = record.model_dump_json(by_alias=True, exclude_none=True).encode()
-        key = self._key(name.rpartition("/")[2])
-        self.store.put(StoredResponse(key, int(record.updated_at), data, owner))
+    def page(self, after: str, size: int) -> CachedContentList:
+        """List contents in the order of their ids, from the first one behind the id `after`."""
+        found = list(islice(self._from(after), size + 1))
+        listed = CachedContentList(
+            cachedContents=[each.record.body(f"{FOLDER}/{id}") for id, each in found[:size]]
+        )
+        if len(found) > size:
+            listed["nextPageToken"] = found[size - 1][0]
+        return listed
+
+    def keep(self, name: str, content: CachedContent) -> None:
+        record = content.record
+        data = record.model_dump_json(exclude_none=True).encode() + b"\n" + content.prompt_json
+        key = self._prefix + name.rpartition("/")[2]
+        self.store.put(StoredResponse(key, int(record.updated_at), data, content.owner))
 
     def delete(self, name: str) -> None:
         """Raise NotFound if there is none."""
         self.find(name)
-        self.store.delete(self._key(name.rpartition("/")[2]))
+        self.store.delete(self._prefix + name.rpartition("/")[2])
 
-    def _key(self, id: str) -> str:
-        """Return the key in the store. Ids of responses have no folder."""
-        return f"{self.namespace}/{FOLDER}/{id}" if self.namespace else f"{FOLDER}/{id}"
+    def _from(self, after: str) -> Iterator[tuple[str, CachedContent]]:
+        for key in self.store.ids(self._prefix):
+            id = key.removeprefix(self._prefix)
+            if id > after and (found := self._get(key)) is not None:
+                yield id, found
+
+    def _get(self, key: str) -> CachedContent | None:
+        stored = self.store.get(key)
+        if stored is None:
+            return None
+        head, _, prompt = stored.data.partition(b"\n")
+        try:
+            record = CachedRecord.model_validate_json(head)
+        except ValidationError:
+            return None
+        content = CachedContent(record, prompt, stored.owner)
+        return None if record.expires_at <= time.time() else content
+
+    @property
+    def _prefix(self) -> str:
+        """Return the beginning of the keys in the store. Ids of responses have no folder."""
+        return f"{self.namespace}/{FOLDER}/" if self.namespace else f"{FOLDER}/"
 
 
 def cached_content_format(store: ResponseStore) -> WireFormat[CachedContentRequest]:
@@ -141,6 +182,10 @@ def _read(
     seconds = life_seconds(body)
     conversation = stored_conversation(body, media)
     n_messages = covered(conversation, len(conversation.messages))
+    # Serialised here, because large bodies are read on a thread and replies are not written on one.
+    prompt = PromptFields(**{name: getattr(body, name) for name in PromptFields.model_fields})
+    prompt_json = prompt.model_dump_json(by_alias=True, exclude_none=True).encode()
+    contents = CachedContents(store, caller.namespace)
     return Exchange(
         prompt=conversation,
         marks=(Mark(n_messages, seconds),),
@@ -148,13 +193,14 @@ def _read(
         media_omitted=media.omitted,
         options=no_tokens,
         encoder=partial(ContentChunks, EVENTS, thinks=False),
-        whole=partial(_kept, CachedContents(store, caller.namespace), body, seconds, caller.owner),
+        whole=partial(_kept, contents, body, prompt_json, seconds, caller.owner),
     )
 
 
 def _kept(
     contents: CachedContents,
     body: CachedContentRequest,
+    prompt_json: bytes,
     seconds: float,
     owner: Owner,
     envelope: Envelope,
@@ -163,7 +209,6 @@ def _kept(
     assert body.cache_key is not None
     now = time.time()
     record = CachedRecord(
-        prompt=PromptFields(**{name: getattr(body, name) for name in PromptFields.model_fields}),
         model=envelope.model,
         display_name=body.display_name,
         created_at=now,
@@ -171,15 +216,8 @@ def _kept(
         expires_at=now + seconds,
         n_tokens=replies[0].done.stats.n_prompt,
     )
-    contents.keep(body.cache_key, record, owner)
+    contents.keep(body.cache_key, CachedContent(record, prompt_json, owner))
     return record.body(body.cache_key)
-
-
-def _decoded(data: bytes) -> CachedRecord | None:
-    try:
-        return CachedRecord.model_validate_json(data)
-    except ValidationError:
-        return None
 
 
 def _time(text: str) -> float:

@@ -1,13 +1,12 @@
 """Conversion of a Gemini request to `ReplyOptions`."""
 
 import re
-from dataclasses import replace
 
 from rekindle.api.body import fault
 from rekindle.api.gemini.openapi_schema import json_schema_of
 from rekindle.api.gemini.schema import GenerateContentRequest, GenerationConfig, ToolConfig
 from rekindle.api.gemini.tools import CHOICE, tool_choice_of
-from rekindle.api.requests.sampling import N_SEEDS, sampling_of
+from rekindle.api.requests.sampling import sampling_of, seeded
 from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
@@ -35,11 +34,8 @@ def options_of(
     tool_choice = tool_choice_of(tool_config, conversation.tools)
     grammar = _grammar(config)
     check_grammar(grammar, tool_choice, "generationConfig.responseMimeType", f"{CHOICE}.mode")
-    sampling = sampling_of(config, defaults, grammar)
-    if config.seed is not None:
-        sampling = replace(sampling, seed=config.seed % N_SEEDS)
     return ReplyOptions(
-        sampling=sampling,
+        sampling=seeded(sampling_of(config, defaults, grammar), config.seed),
         max_tokens=config.max_output_tokens,
         stop=tuple(config.stop_sequences or ()),
         n_top_logprobs=(config.logprobs or 0) if config.response_logprobs else None,

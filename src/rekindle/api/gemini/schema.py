@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rekindle.api.body import Ignored, Items, WireModel
-from rekindle.api.cache_controls import CommonFields
-from rekindle.api.requests.json_values import Int64, JsonObject
+from rekindle.api.cache_controls import CacheSalt, CommonFields
+from rekindle.api.requests.json_values import Int64, JsonObject, Whole
 from rekindle.api.requests.limits import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -30,17 +30,11 @@ MAX_TOP_LOGPROBS = 20
 T = TypeVar("T")
 
 
-def _whole(value: object) -> object:
-    """Protobuf's JSON has 40.0 for 40, and Google's SDK for Python sends it."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _listed(value: object) -> object:
     """One object stands for a list of one, as in Google's examples."""
     return [value] if isinstance(value, dict) else value
 
 
-Whole = Annotated[T, BeforeValidator(_whole)]
 Listed = Annotated[Items[T], BeforeValidator(_listed)]
 Ttl = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,9})?s$")]
 
@@ -214,6 +208,7 @@ class CountedRequest(PromptFields):
     model: Id | None = None
     generation_config: GenerationConfig | None = None
     cached_content: Id | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class GenerateContentRequest(CountedRequest, CommonFields):
@@ -251,6 +246,7 @@ class CachedContentRequest(PromptFields, CommonFields):
 class CachedContentUpdate(GeminiModel):
     ttl: Ttl | None = None
     expire_time: Id | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class EmbedContentRequest(GeminiModel):

@@ -3,17 +3,20 @@
 import time
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from fastapi import Request
+from pydantic import ValidationError
 
 from rekindle.api.body import fault
 from rekindle.api.cache_controls import Mark, covered
+from rekindle.api.errors import NotFound
 from rekindle.api.gemini.bodies import GenerateContentBody
 from rekindle.api.gemini.cached import CachedContents, CachedRecord
 from rekindle.api.gemini.contents import read_contents, reasoning_budget_of
 from rekindle.api.gemini.request import options_of
 from rekindle.api.gemini.response import content_body, includes_thoughts
-from rekindle.api.gemini.schema import CountedRequest, GenerateContentRequest
+from rekindle.api.gemini.schema import CountedRequest, GenerateContentRequest, PromptFields
 from rekindle.api.gemini.stream import ARRAY, EVENTS, KEEP_ALIVE, ContentChunks, Framing
 from rekindle.api.gemini.tools import unsupported_tools
 from rekindle.api.http.caller import Caller
@@ -46,16 +49,28 @@ def model_of(name: str | None, request: Request) -> str | None:
     return named.removeprefix("models/") if named else None
 
 
-def cached_of(body: CountedRequest, store: ResponseStore, namespace: str) -> CachedRecord | None:
-    """Return the cached content that a request continues. May wait for the disk."""
-    if body.cached_content is None:
-        return None
+class Continued(NamedTuple):
+    """The cached content that a request continues; None: it continues none."""
+
+    record: CachedRecord | None
+    prompt: PromptFields | None
+
+
+def cached_of(body: CountedRequest, store: ResponseStore, namespace: str) -> Continued:
+    """Find the cached content of a request. May wait for the disk."""
+    param, name = "cachedContent", body.cached_content
+    if name is None:
+        return Continued(None, None)
     if body.system_instruction or body.tools or body.tool_config:
         raise fault(
-            "cachedContent",
+            param,
             " has its own `systemInstruction`, `tools` and `toolConfig`: leave them out.",
         )
-    return CachedContents(store, namespace).find(body.cached_content, "cachedContent")
+    found = CachedContents(store, namespace).find(name, param)
+    try:
+        return Continued(found.record, found.prompt())
+    except ValidationError:
+        raise NotFound(f"The cached content '{name:.100}' is damaged.", param) from None
 
 
 def _format(store: ResponseStore, framing: Framing, *, is_stream: bool) -> Format:
@@ -91,8 +106,7 @@ def _read(
     _: Mapping[str, str],
     media: MediaReader,
 ) -> Exchange:
-    record = cached_of(body, store, caller.namespace)
-    stored = record.prompt if record else None
+    record, stored = cached_of(body, store, caller.namespace)
     conversation, n_stored = read_contents(body, media, stored)
     marks: tuple[Mark, ...] = ()
     if record is not None:

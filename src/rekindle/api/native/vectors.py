@@ -1,7 +1,6 @@
 """llama-server's own endpoints for vectors and scores: `/embedding` and `/rerank`."""
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from rekindle.api.native.vector_schema import (
 from rekindle.api.openai.bodies import EmbeddingUsage
 from rekindle.api.openai.request import raw_inputs
 from rekindle.api.openapi import Routes
-from rekindle.api.requests.embedding import MAX_INPUTS
+from rekindle.api.requests.embedding import check_inputs, embed, unique_id
 from rekindle.chat.embeddings import EmbeddingInput
 from rekindle.chat.rerank import Ranking
 from rekindle.errors import InvalidRequest
@@ -52,8 +51,7 @@ class VectorsApi:
         body = await self._bodies.read(request, NativeEmbeddingRequest)
         inputs = await self._bodies.work(request, partial(_inputs, body))
         with await self._models.lease(body.model) as served:
-            work = served.responder.embed(inputs, request_id=_request_id(request))
-            made = await unless_client_leaves(request.receive, work)
+            made = await embed(request, served.responder, inputs)
         norm = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
         data = await asyncio.to_thread(_embeddings, made.vectors, norm)
         return Response(data, media_type="application/json")
@@ -63,15 +61,10 @@ class VectorsApi:
         field, documents = _documents(body)
         with await self._models.lease(body.model) as served:
             work = served.responder.rank(
-                body.query, documents, field=field, request_id=_request_id(request)
+                body.query, documents, field=field, request_id=unique_id(request)
             )
             ranking = await unless_client_leaves(request.receive, work)
         return json_response(_reply(body, ranking, documents, model=served.card.id))
-
-
-def _request_id(request: Request) -> str:
-    # Clients choose request ids and may repeat one; the engine's must be unique.
-    return f"{request.scope['request_id']}.{secrets.token_hex(3)}"
 
 
 def _inputs(body: NativeEmbeddingRequest) -> list[EmbeddingInput]:
@@ -81,9 +74,9 @@ def _inputs(body: NativeEmbeddingRequest) -> list[EmbeddingInput]:
         raise InvalidRequest("`input` or `content` must be provided.", "content")
     if not value:
         raise fault(name, " must not be empty.")
-    inputs = raw_inputs(name, value)
-    _check_count(name, len(inputs))
-    return [EmbeddingInput(path, content) for path, content in inputs]
+    inputs = [EmbeddingInput(path, content) for path, content in raw_inputs(name, value)]
+    check_inputs(inputs, name)
+    return inputs
 
 
 def _documents(body: RerankRequest) -> tuple[str, Sequence[str]]:
@@ -91,13 +84,8 @@ def _documents(body: RerankRequest) -> tuple[str, Sequence[str]]:
     documents = body.texts if name == "texts" else body.documents
     if not documents:
         raise fault(name, " should be a list of texts that is not empty.")
-    _check_count(name, len(documents))
+    check_inputs(documents, name)
     return name, documents
-
-
-def _check_count(name: str, count: int) -> None:
-    if count > MAX_INPUTS:
-        raise fault(name, f" has {count} items, but at most {MAX_INPUTS} are allowed.")
 
 
 def _embeddings(vectors: Sequence[bytes], norm: int) -> bytes:

@@ -27,7 +27,7 @@ from rekindle.api.ollama.schema import OllamaShowRequest
 from rekindle.api.openapi import Routes
 from rekindle.chat.responder import Responder
 from rekindle.errors import InvalidRequest, UnknownModel
-from rekindle.models.card import ListedModel, ModelCard
+from rekindle.models.card import FileCard, ListedModel, ModelCard
 
 API_VERSION = "0.13.0"  # of Ollama: some clients refuse to work with an old one
 TAG = ":latest"
@@ -70,7 +70,9 @@ class OllamaModelsApi:
         return json_response(OllamaVersion(version=API_VERSION, rekindle=__version__))
 
     async def tags(self) -> Response:
-        models = [_listed(each) for each in self._models.listed()]
+        models = [
+            _listed(each, await self._models.file_card(each.id)) for each in self._models.listed()
+        ]
         return json_response(OllamaModelList(models=models))
 
     async def running(self) -> Response:
@@ -83,10 +85,13 @@ class OllamaModelsApi:
         """Describe a model. One that is not loaded is not loaded for this."""
         body = await self._context.bodies.read(request, OllamaShowRequest)
         model = wanted_model(self._models, body.model or body.name)
+        card = await self._models.file_card(model.id)
         if model.card is None:
-            return json_response(_model(model, None))
+            return json_response(_model(model, card))
         with await self._models.lease(model.id) as served:
-            return json_response(_model(model, served.responder))
+            shown = _model(model, card)
+            _add_loaded(shown, served.card, served.responder)
+            return json_response(shown)
 
     async def pull(self, request: Request) -> Response:
         """Succeed if the model is here already, as scripts expect that make sure of it."""
@@ -106,14 +111,14 @@ class OllamaModelsApi:
         )
 
 
-def _listed(model: ListedModel) -> OllamaListedModel:
+def _listed(model: ListedModel, card: FileCard | None) -> OllamaListedModel:
     return OllamaListedModel(
         name=_tagged(model.id),
         model=_tagged(model.id),
         modified_at=time_text(model.created),
-        size=model.card.size_bytes if model.card else 0,
+        size=card.size_bytes if card else 0,
         digest=_digest(model),
-        details=_details(model.card),
+        details=_details(card),
     )
 
 
@@ -130,9 +135,8 @@ def _running(model: ListedModel, card: ModelCard) -> OllamaRunningModel:
     )
 
 
-def _model(model: ListedModel, responder: Responder | None) -> OllamaModel:
-    """Describe a model; without a responder, as far as it is known while it is not loaded."""
-    card = model.card
+def _model(model: ListedModel, card: FileCard | None) -> OllamaModel:
+    """Describe a model as far as its file does."""
     shown = OllamaModel(
         modelfile=f"FROM {model.id}\n",
         parameters="",
@@ -144,21 +148,25 @@ def _model(model: ListedModel, responder: Responder | None) -> OllamaModel:
         modified_at=time_text(model.created),
     )
     if card is not None:
-        shown["parameters"] = f"num_ctx                        {card.n_ctx}"
-        shown["modelfile"] += f"PARAMETER num_ctx {card.n_ctx}\n"
         shown["model_info"] = {
             "general.architecture": card.architecture,
             "general.parameter_count": card.n_params,
-            # What a conversation may have, not what the model was trained for.
-            f"{card.architecture}.context_length": card.n_ctx,
+            f"{card.architecture}.context_length": card.n_ctx_train,
         }
-        if responder is not None and _thinks(card, responder):
-            shown["capabilities"].append("thinking")
-        if responder is not None and (embedder := responder.status().embedder) is not None:
-            shown["capabilities"].append("embedding")
-            key = f"{card.architecture}.embedding_length"
-            shown["model_info"][key] = embedder.n_dimensions
     return shown
+
+
+def _add_loaded(shown: OllamaModel, card: ModelCard, responder: Responder) -> None:
+    """Add what is known of a loaded model only."""
+    shown["parameters"] = f"num_ctx                        {card.n_ctx}"
+    shown["modelfile"] += f"PARAMETER num_ctx {card.n_ctx}\n"
+    # What a conversation may have, not what the model was trained for.
+    shown["model_info"][f"{card.architecture}.context_length"] = card.n_ctx
+    if _thinks(card, responder):
+        shown["capabilities"].append("thinking")
+    if (embedder := responder.status().embedder) is not None:
+        shown["capabilities"].append("embedding")
+        shown["model_info"][f"{card.architecture}.embedding_length"] = embedder.n_dimensions
 
 
 def _thinks(card: ModelCard, responder: Responder) -> bool:
@@ -169,7 +177,7 @@ def _thinks(card: ModelCard, responder: Responder) -> bool:
     return any(mark.strip() in card.chat_template for mark in (marks.opening, marks.closing))
 
 
-def _details(card: ModelCard | None) -> OllamaDetails:
+def _details(card: FileCard | None) -> OllamaDetails:
     family = card.architecture if card else ""
     return OllamaDetails(
         parent_model="",

@@ -1,9 +1,7 @@
 """Conversion of Ollama's options to `ReplyOptions`."""
 
-from dataclasses import replace
-
 from rekindle.api.ollama.schema import OllamaFields, OllamaOptions
-from rekindle.api.requests.sampling import N_SEEDS, sampling_of
+from rekindle.api.requests.sampling import sampling_of, seeded
 from rekindle.api.tools import json_grammar
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.config.choices import Overflow
@@ -13,16 +11,19 @@ from rekindle.generation.request import Grammar, Sampling
 def options_of(body: OllamaFields, defaults: Sampling, _n_vocab: int) -> ReplyOptions:
     options = body.options or OllamaOptions()
     sampling = sampling_of(options, defaults, _grammar(body))
-    if options.seed is not None and options.seed >= 0:
-        sampling = replace(sampling, seed=options.seed % N_SEEDS)
-    limit = options.num_predict
+    has_seed = options.seed is not None and options.seed >= 0
     return ReplyOptions(
-        sampling=sampling,
-        # In Ollama, 0 and negative numbers mean no limit.
-        max_tokens=limit if limit is not None and limit > 0 else None,
+        sampling=seeded(sampling, options.seed if has_seed else None),
+        max_tokens=limit_of(body),
         stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ()),
         n_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+
+
+def limit_of(body: OllamaFields) -> int | None:
+    """Return the most tokens of a reply. In Ollama, 0 and negative numbers mean no limit."""
+    limit = body.options.num_predict if body.options else None
+    return limit if limit is not None and limit > 0 else None
 
 
 def overflow_of(body: OllamaFields) -> Overflow | None:

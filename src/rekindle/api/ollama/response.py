@@ -47,9 +47,14 @@ def generation(
     whole = _whole(OllamaGeneration, envelope, reply, response=reply.text)
     if reply.reasoning:
         whole["thinking"] = reply.reasoning
-    if not body.raw:
+    if shows_context(body):
         whole["context"] = context_of(envelope, reply.done)
     return whole
+
+
+def shows_context(body: OllamaGenerateRequest) -> bool:
+    """Return whether a later prompt can follow the tokens of this one."""
+    return not body.raw and not body.fills_in
 
 
 def _whole(kind: type[W], envelope: Envelope, reply: Reply, **own: Any) -> W:

@@ -6,7 +6,7 @@ the two.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rekindle.api.body import Ignored, Items, Refused, WireModel
 from rekindle.api.cache_controls import CommonFields
@@ -16,7 +16,7 @@ from rekindle.api.openai.schema import (
     TokenIds,
     ToolEntry,
 )
-from rekindle.api.requests.json_values import ArgumentsText, Int64, JsonObject
+from rekindle.api.requests.json_values import ArgumentsText, Int64, JsonObject, Whole
 from rekindle.api.requests.limits import (
     MAX_CALLS,
     MAX_MESSAGES,
@@ -31,32 +31,26 @@ from rekindle.api.requests.limits import (
 MAX_DURATION_CHARS = 64  # picked
 
 
-def _whole(value: object) -> object:
-    """Return 40.0 as 40: Ollama takes it for an integer, and some clients send it."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[Int64, BeforeValidator(_whole)]
 Images = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)]
 KeepAlive = float | Annotated[str, Field(max_length=MAX_DURATION_CHARS)]
 
 
 class OllamaOptions(WireModel):
-    num_predict: Whole | None = None
+    num_predict: Whole[Int64] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    top_k: Annotated[Whole[Int64], Field(ge=-1)] | None = None
     top_p: Share | None = None
     min_p: Share | None = None
     typical_p: Share | None = None
-    repeat_last_n: Annotated[Whole, Field(ge=-1)] | None = None
+    repeat_last_n: Annotated[Whole[Int64], Field(ge=-1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: Whole | None = None
+    seed: Whole[Int64] | None = None
     stop: (
         Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None
     ) = None
-    draft_num_predict: Whole | None = None
+    draft_num_predict: Whole[Int64] | None = None
 
     num_ctx: Annotated[Any, Ignored()] = None
     num_keep: Annotated[Any, Ignored()] = None
@@ -140,25 +134,30 @@ class OllamaGenerateRequest(OllamaFields):
     images: Images | None = None
     raw: bool | None = None
     context: TokenIds | None = None
+    suffix: str | None = None
 
     template: Annotated[
         Any, Refused("The model's own is used. Send a finished prompt with `raw`.")
     ] = None
-    suffix: Annotated[Any, Refused("Only text at the end of the prompt is completed.")] = None
     width: Annotated[Any, Ignored()] = None
     height: Annotated[Any, Ignored()] = None
     steps: Annotated[Any, Ignored()] = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.prompt and not self.images
+        return not self.prompt and not self.images and not self.fills_in
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the reply is the text between `prompt` and `suffix`. A raw prompt has none."""
+        return bool(self.suffix) and not self.raw
 
 
 class OllamaEmbedRequest(WireModel):
     model: Id | None = None
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     truncate: bool | None = None
-    dimensions: Annotated[Whole, Field(ge=1)] | None = None
+    dimensions: Annotated[Whole[Int64], Field(ge=1)] | None = None
     keep_alive: KeepAlive | None = None
     options: Annotated[Any, Ignored()] = None
 

@@ -10,7 +10,13 @@ from pydantic_core import to_json
 
 from rekindle.api.json import quoted
 from rekindle.api.ollama.bodies import OllamaReplyMessage
-from rekindle.api.ollama.response import call_body, context_of, ending_of, time_text
+from rekindle.api.ollama.response import (
+    call_body,
+    context_of,
+    ending_of,
+    shows_context,
+    time_text,
+)
 from rekindle.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from rekindle.api.openai.response import chat_logprobs
 from rekindle.api.replies import Envelope
@@ -120,7 +126,7 @@ def chat_lines(_: OllamaChatRequest, envelope: Envelope) -> ReplyLines:
 
 
 def generate_lines(body: OllamaGenerateRequest, envelope: Envelope) -> ReplyLines:
-    return ReplyLines(GENERATE, envelope, shows_context=not body.raw)
+    return ReplyLines(GENERATE, envelope, shows_context=shows_context(body))
 
 
 def _logprobs(scored: Sequence[ScoredToken]) -> bytes:

@@ -1,6 +1,6 @@
 """Ollama's chat and generate as wire formats."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,50 +16,48 @@ from rekindle.api.ollama.messages import (
     generate_conversation,
     reasoning_budget_of,
 )
-from rekindle.api.ollama.request import options_of, overflow_of
+from rekindle.api.ollama.request import limit_of, options_of, overflow_of
 from rekindle.api.ollama.response import chat_reply, generation
 from rekindle.api.ollama.schema import OllamaChatRequest, OllamaFields, OllamaGenerateRequest
 from rekindle.api.ollama.stream import KEEP_ALIVE, MEDIA_TYPE, chat_lines, generate_lines
 from rekindle.api.pipeline import Exchange, RawPrompt, TokenContext, WireFormat
 from rekindle.api.requests.media import MediaReader
+from rekindle.chat.conversation import Conversation
+from rekindle.chat.infill import Infill
 
 F = TypeVar("F", bound=OllamaFields)
 
 
 def ollama_formats(keeper: Keeper) -> tuple[WireFormat[Any], ...]:
-    chat = WireFormat(
-        name="ollama_chat",
-        operation="ollama_chat",
-        paths=("/api/chat",),
-        schema=OllamaChatRequest,
-        body=OllamaChat,
-        event=OllamaChat,
+    return (
+        _format(keeper, "chat", OllamaChatRequest, OllamaChat, _read_chat),
+        _format(keeper, "generate", OllamaGenerateRequest, OllamaGeneration, _read_generate),
+    )
+
+
+def _format(
+    keeper: Keeper,
+    verb: str,
+    schema: type[F],
+    body: type,
+    read: Callable[[F, Caller, Mapping[str, str], MediaReader], Exchange],
+) -> WireFormat[F]:
+    return WireFormat(
+        name=f"ollama_{verb}",
+        operation=f"ollama_{verb}",
+        paths=(f"/api/{verb}",),
+        schema=schema,
+        body=body,
+        event=body,
         error=OllamaErrorBody,
         id_prefix="ollama-",
-        read=_read_chat,
+        read=read,
         keep_alive=KEEP_ALIVE,
         media_type=MEDIA_TYPE,
         amend=_streamed,
         before=keeper.before_reply,
         while_leased=keeper.while_leased,
     )
-    generate = WireFormat(
-        name="ollama_generate",
-        operation="ollama_generate",
-        paths=("/api/generate",),
-        schema=OllamaGenerateRequest,
-        body=OllamaGeneration,
-        event=OllamaGeneration,
-        error=OllamaErrorBody,
-        id_prefix="ollama-",
-        read=_read_generate,
-        keep_alive=KEEP_ALIVE,
-        media_type=MEDIA_TYPE,
-        amend=_streamed,
-        before=keeper.before_reply,
-        while_leased=keeper.while_leased,
-    )
-    return (chat, generate)
 
 
 def _streamed(body: F, _: Request) -> F:
@@ -88,9 +86,10 @@ def _read_generate(
 ) -> Exchange:
     if body.raw and (body.system or body.context):
         raise fault("raw", " excludes `system` and `context`: write them into the prompt.")
-    conversation = generate_conversation(body, media)
+    if body.fills_in and (body.system or body.context or body.images):
+        raise fault("suffix", " excludes `system`, `context` and `images`.")
     return Exchange(
-        prompt=[RawPrompt("prompt", body.prompt or "")] if body.raw else conversation,
+        prompt=_generate_prompt(body, media),
         marks=(),
         after=TokenContext("context", body.context) if body.context else None,
         overflow=overflow_of(body),
@@ -100,3 +99,20 @@ def _read_generate(
         encoder=partial(generate_lines, body),
         whole=partial(generation, body),
     )
+
+
+def _generate_prompt(
+    body: OllamaGenerateRequest, media: MediaReader
+) -> Conversation | list[RawPrompt]:
+    text = body.prompt or ""
+    if body.suffix and body.fills_in:
+        infill = Infill(
+            prefix=text,
+            suffix=body.suffix,
+            n_predict=limit_of(body),
+            prefix_path="prompt",
+            suffix_path="suffix",
+        )
+        return [RawPrompt("suffix", infill)]
+    conversation = generate_conversation(body, media)
+    return [RawPrompt("prompt", text)] if body.raw else conversation

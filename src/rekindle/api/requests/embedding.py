@@ -1,11 +1,12 @@
 """Embeddings: the work that every wire format asks for in the same way."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 from fastapi import Request
 
+from rekindle.api.body import fault
 from rekindle.api.http.disconnect import unless_client_leaves
 from rekindle.chat.embeddings import EmbeddingInput, Embeddings
 from rekindle.chat.responder import Responder
@@ -22,16 +23,18 @@ async def embed(
     truncates: bool = False,
 ) -> Embeddings:
     """Make the vectors. Raise ClientGone if the client leaves before they are made."""
-    # Clients choose request ids and may repeat one; the engine's must be unique.
-    name = f"{request.scope['request_id']}.{secrets.token_hex(3)}"
-    work = responder.embed(inputs, request_id=name, truncates=truncates)
+    work = responder.embed(inputs, request_id=unique_id(request), truncates=truncates)
     return await unless_client_leaves(request.receive, work)
 
 
-def check_inputs(inputs: Sequence[EmbeddingInput]) -> None:
+def unique_id(request: Request) -> str:
+    """Return an id for the engine. Clients choose request ids, and may repeat one."""
+    return f"{request.scope['request_id']}.{secrets.token_hex(3)}"
+
+
+def check_inputs(inputs: Sized, field: str = "input") -> None:
     if len(inputs) > MAX_INPUTS:
-        message = f"`input` has {len(inputs)} items, but at most {MAX_INPUTS} are allowed."
-        raise InvalidRequest(message, "input")
+        raise fault(field, f" has {len(inputs)} items, but at most {MAX_INPUTS} are allowed.")
 
 
 def check_dimensions(dimensions: int | None, responder: Responder, field: str) -> None:

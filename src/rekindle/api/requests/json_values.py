@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from rekindle.json_size import is_too_large
@@ -24,7 +24,14 @@ MAX_NUMBER = int(sys.float_info.max)
 
 V = TypeVar("V")
 
+
+def _whole(value: object) -> object:
+    """Return 40.0 as 40: Google's SDK and some clients of Ollama send it for an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Whole = Annotated[V, BeforeValidator(_whole)]
 
 
 @dataclass(slots=True)

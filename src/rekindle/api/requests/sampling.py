@@ -23,6 +23,7 @@ from rekindle.generation.request import (
 )
 
 N_SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
+RANDOM_SEED = -1
 MOST = 1e30  # of a setting or a bias; larger ones mean the same; picked
 MAX_N_PROBS = 100  # picked; each is sent with every token
 MAX_BREAKER_CHARS = 40  # llama.cpp ignores the rest
@@ -184,11 +185,16 @@ def llama_sampling_of(
         sampling = replace(sampling, dry_sequence_breakers=breakers)
     if body.samplers is not None:
         sampling = replace(sampling, samplers=tuple(dict.fromkeys(sampler_names(body.samplers))))
+    sampling = seeded(sampling, None if body.seed == RANDOM_SEED else body.seed)
     return replace(
         sampling,
-        seed=defaults.seed if body.seed is None or body.seed == -1 else body.seed % N_SEEDS,
         logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
     )
+
+
+def seeded(sampling: Sampling, seed: int | None) -> Sampling:
+    """Set the seed, which may be any whole number. None: leave the one that is set."""
+    return sampling if seed is None else replace(sampling, seed=seed % N_SEEDS)
 
 
 def sampler_names(samplers: str | list[str]) -> Iterator[SamplerName]:

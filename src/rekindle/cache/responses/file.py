@@ -26,6 +26,8 @@ from rekindle.generation.stored_responses import StoredResponse
 MAX_RESPONSE_BYTES = 256 * 2**20  # unpacked; picked
 LIFE_SECONDS = 30 * 24 * 3600  # OpenAI's
 
+BEHIND_TEXT = b"\xff"  # no text in UTF-8 has this byte
+
 _BUSY_SECONDS = 2.0  # our transactions take less than a tenth of this; picked
 _ROW_BYTES = 200  # a row without its data, with its share of the indexes; picked
 _INSERT = """
@@ -38,6 +40,7 @@ _READ = """
 SELECT created_at, data, namespace, session, asked_at FROM responses
 WHERE id = ? AND length(data) <= ?
 """
+_IDS = "SELECT id FROM responses WHERE id >= ? AND id < ?"
 # Another server may have used the response later.
 _TOUCH = "UPDATE responses SET last_used_at = max(last_used_at, ?) WHERE id = ?"
 
@@ -91,6 +94,15 @@ class ResponseFile:
                 return None
             row = connection.execute(_READ, (_key(id), self._max_bytes)).fetchone()
         return _decode(id, *row) if row else None
+
+    def ids(self, prefix: str) -> list[str]:
+        """List the ids that begin so."""
+        start = _key(prefix)
+        with self._file.reading_once() as connection:
+            if connection is None:
+                return []
+            rows = connection.execute(_IDS, (start, start + BEHIND_TEXT)).fetchall()
+        return [id.decode("utf-8", "replace") for (id,) in rows if isinstance(id, bytes)]
 
     def write(self, responses: Sequence[StoredResponse], used: Mapping[str, int]) -> None:
         """Insert the responses, note uses, and delete expired and least recently used ones."""

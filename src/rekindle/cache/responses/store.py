@@ -7,8 +7,9 @@ for a request that reads or deletes a response on it.
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.cache.responses.file import ResponseFile, has_expired
@@ -16,6 +17,8 @@ from rekindle.errors import TierDamaged, TierFailed
 from rekindle.generation.forgetting import Tombstone, Tombstones
 from rekindle.generation.stored_responses import StoredResponse
 from rekindle.write_behind import WriteBehind
+
+T = TypeVar("T")
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20  # on disk, compressed
@@ -45,6 +48,10 @@ class MemoryResponses:
         with self._lock:
             held = self._held.get(id)
         return None if held is None or has_expired(held.created_at) else held
+
+    def ids(self, prefix: str) -> list[str]:
+        with self._lock:
+            return sorted(id for id in self._held if id.startswith(prefix))
 
     def put(self, response: StoredResponse) -> None:
         with self._lock:
@@ -106,12 +113,19 @@ class ResponseDatabase:
         found = self._unwritten(id) or self._recent.get(id)
         if found is None:
             with self._file_lock:  # a delete in between would be undone in memory
-                if (found := self._read(id)) is not None:
+                if (found := self._asked(self._file.read, id)) is not None:
                     self._recent.put(found)
         if found is None or has_expired(found.created_at) or self._forgotten.cover(found.owner):
             return None
         self._writer.put(id, _ResponseChange(time.time_ns(), None))
         return found
+
+    def ids(self, prefix: str) -> list[str]:
+        """Raises TierFailed."""
+        with self._file_lock:
+            written = self._asked(self._file.ids, prefix) or ()
+            unwritten = [id for id in self._writer.unwritten() if id.startswith(prefix)]
+            return sorted({*written, *self._recent.ids(prefix), *unwritten})
 
     def put(self, response: StoredResponse) -> None:
         self._recent.put(response)
@@ -143,9 +157,10 @@ class ResponseDatabase:
         change = self._writer.peek(id)
         return change.response if change else None
 
-    def _read(self, id: str) -> StoredResponse | None:
+    def _asked(self, read: Callable[[str], T], id: str) -> T | None:
+        """Return what the file says; None: it is damaged."""
         try:
-            return self._file.read(id)
+            return read(id)
         except TierDamaged:
             self._writer.wake()  # only the writer replaces a damaged file
             return None

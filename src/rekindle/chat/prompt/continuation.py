@@ -14,9 +14,7 @@ _ASKED, _REPLY = "an earlier question", "an earlier reply"
 def pieces_after_reply(template: ChatTemplate, conversation: Conversation) -> list[PromptPiece]:
     """Render the messages as if they followed a reply. Begin with the end of that reply."""
     earlier = (Message(Role.USER, (Text(_ASKED),)), Message(Role.ASSISTANT, (Text(_REPLY),)))
-    # A system prompt has its place in front, and these tokens have had theirs.
-    later = [each for each in conversation.messages if each.role is not Role.SYSTEM]
-    whole = replace(conversation, messages=(*earlier, *later))
+    whole = replace(conversation, messages=(*earlier, *conversation.messages))
     layout = Layout(template.render(whole, add_generation_prompt=True), template.guard)
     place = layout.text.find(_REPLY)
     if place < 0:

@@ -45,7 +45,22 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Needs:
     host: int
-    gpu: int
+    gpu: int  # of all GPUs together, without the buffers
+    buffers: int = 0  # for computing, on each GPU; 0: nothing is on a GPU
+    layer: int = 0  # the largest one on a GPU
+
+    def shares(self, memory: Memory) -> tuple[int, ...]:
+        """Return what each GPU has left beside its buffers; 0: less than a layer needs."""
+        left = [free - self.buffers for free in memory.gpus]
+        return tuple(each if each >= self.layer else 0 for each in left)
+
+    def gpu_bytes(self, memory: Memory) -> int:
+        """Return what the GPUs hold in all, with the buffers of each one that is used."""
+        n_used = sum(map(bool, self.shares(memory))) or 1
+        return self.gpu + n_used * self.buffers
+
+    def fit_gpus(self, memory: Memory) -> bool:
+        return self.gpu <= sum(self.shares(memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +68,15 @@ class Fitted:
     choice: Choice
     needs: Needs
     fits: bool
+    shares: tuple[int, ...]  # bytes that each GPU has for weights and rows
 
 
 def fit(model: Footprint, rows: RowFormat, wishes: Wishes, memory: Memory) -> Fitted:
-    """Return the largest choice that fits, or the smallest one if none does."""
+    """Return the largest choice that fits.
+
+    If none does, return the shortest context with as much on the GPUs as they can hold. A host
+    without memory maps the weights and swaps. A GPU without memory ends the start.
+    """
     n_wanted = wishes.n_ctx or model.n_ctx_train
     n_all = len(model.layers) + 1  # the output counts as a layer
     gpu_layers = n_all if wishes.gpu_layers < 0 else min(wishes.gpu_layers, n_all)
@@ -64,21 +84,30 @@ def fit(model: Footprint, rows: RowFormat, wishes: Wishes, memory: Memory) -> Fi
         gpu_layers = 0
     wanted = Choice(n_wanted, gpu_layers, wishes.n_cpu_moe)
 
-    def fits(choice: Choice) -> bool:
-        needs = needs_of(model, rows, wishes, choice)
-        return needs.host <= memory.host and needs.gpu <= sum(memory.gpus)
+    def needs(choice: Choice) -> Needs:
+        return needs_of(model, rows, wishes, choice)
 
-    for choice in _candidates(model, wishes, wanted, fits, has_gpu=bool(memory.gpus)):
-        if fits(choice):
-            return Fitted(choice, needs_of(model, rows, wishes, choice), fits=True)
+    def fits(choice: Choice) -> bool:
+        needed = needs(choice)
+        return needed.host <= memory.host and needed.fit_gpus(memory)
+
+    def found(choice: Choice, *, fits: bool) -> Fitted:
+        needed = needs(choice)
+        return Fitted(choice, needed, fits, needed.shares(memory))
+
     smallest = replace(wanted, n_ctx=_smallest_context(wishes, n_wanted))
-    return Fitted(smallest, needs_of(model, rows, wishes, smallest), fits=False)
+    choices = _candidates(model, wishes, wanted, fits, has_gpu=bool(memory.gpus))
+    if fitting := next(filter(fits, choices), None):
+        return found(fitting, fits=True)
+    short = [each for each in choices if each.n_ctx == smallest.n_ctx]
+    on_gpus = (each for each in short if needs(each).fit_gpus(memory))
+    return found(next(on_gpus, smallest), fits=False)
 
 
 def needs_of(model: Footprint, rows: RowFormat, wishes: Wishes, choice: Choice) -> Needs:
     """Return the bytes that a choice takes."""
     first_on_gpu = len(model.layers) + 1 - choice.gpu_layers
-    host, gpu = model.input_bytes + wishes.extra_bytes, 0
+    host, gpu, largest = model.input_bytes + wishes.extra_bytes, 0, 0
     for number, layer in enumerate(model.layers):
         context = model.context_bytes(layer, choice.n_ctx, rows)
         if number < first_on_gpu:
@@ -86,11 +115,13 @@ def needs_of(model: Footprint, rows: RowFormat, wishes: Wishes, choice: Choice) 
             continue
         on_host = layer.host_bytes
         on_host += layer.expert_bytes if wishes.cpu_moe or number < choice.n_cpu_moe else 0
-        gpu += layer.weight_bytes - on_host + (context if wishes.kv_offload else 0)
+        on_gpu = layer.weight_bytes - on_host + (context if wishes.kv_offload else 0)
+        gpu += on_gpu
+        largest = max(largest, on_gpu)
         host += on_host + (0 if wishes.kv_offload else context)
     computing = _computing_bytes(model, rows, wishes, choice.n_ctx)
     if choice.gpu_layers:
-        return Needs(host + computing, gpu + model.output_bytes + computing)
+        return Needs(host + computing, gpu + model.output_bytes, computing, largest)
     return Needs(host + model.output_bytes + computing, 0)
 
 

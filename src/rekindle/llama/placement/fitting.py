@@ -2,12 +2,14 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rekindle.config.choices import Fit, SplitMode
 from rekindle.config.engine import EngineSettings
 from rekindle.config.placement import (
+    NO_DEVICE,
     PlacementSettings,
     adapter_files,
     device_names,
@@ -52,6 +54,12 @@ def fitted(
     )
     _tell(model, engine, found, memory)
     choice = found.choice
+    may_move = engine.gpu_layers < 0 and not _places_tensors(placement)
+    if may_move and len(gpus) > 1 and choice.gpu_layers:
+        placement = _split(placement, found.shares)
+    elif may_move and gpus and not choice.gpu_layers and not placement.main_gpu:
+        # With a GPU, llama.cpp computes prompts there even without a layer, and needs its buffers.
+        placement = replace(placement, device=NO_DEVICE)
     is_shorter = engine.ctx_size == 0 and choice.n_ctx < model.n_ctx_train
     # -1 stays -1: llama.cpp may count layers that the header does not show.
     has_fewer = bool(gpus) and choice.gpu_layers <= len(model.layers)
@@ -85,9 +93,23 @@ def wishes(engine: EngineSettings, placement: PlacementSettings, *, n_draft_rows
         cpu_moe=placement.cpu_moe,
         kv_offload=placement.kv_offload,
         n_outputs=engine.parallel + 1 + n_draft_rows,
-        places_tensors=bool(tensor_overrides(placement) or placement.tensor_split),
+        places_tensors=_places_tensors(placement),
         extra_bytes=sum(path.stat().st_size for path in adapters if path.is_file()),
     )
+
+
+def _places_tensors(placement: PlacementSettings) -> bool:
+    return bool(tensor_overrides(placement) or placement.tensor_split)
+
+
+def _split(placement: PlacementSettings, shares: Sequence[int]) -> PlacementSettings:
+    """Give each GPU layers by the room that it has beside its buffers.
+
+    llama.cpp divides by free memory alone, and a GPU with little of it gets more than it can hold.
+    """
+    if placement.split_mode is not SplitMode.LAYER or not any(shares):
+        return placement
+    return replace(placement, tensor_split=",".join(map(str, shares)))
 
 
 def free_memory(placement: PlacementSettings, gpus: list[int], reserved_bytes: int) -> Memory:
@@ -135,7 +157,8 @@ def _tell(model: Footprint, engine: EngineSettings, found: Fitted, memory: Memor
             parts.append(f"n_cpu_moe={choice.n_cpu_moe}")
     budget = f"{needs.host / _GB:.1f} of {memory.host / _GB:.1f} GB on the host"
     if memory.gpus:
-        budget += f", {needs.gpu / _GB:.1f} of {sum(memory.gpus) / _GB:.1f} GB on the GPU"
+        on_gpus = needs.gpu_bytes(memory)
+        budget += f", {on_gpus / _GB:.1f} of {sum(memory.gpus) / _GB:.1f} GB on the GPU"
     n_wanted = engine.ctx_size or model.n_ctx_train
     is_smaller = choice.n_ctx < n_wanted
     why = f"the trained {n_wanted} tokens do not fit" if is_smaller else "as wanted"

@@ -52,10 +52,7 @@ class GgufHeader:
     def quantization(self) -> str:
         """Return llama.cpp's name for the type of most weights; empty: the file does not say."""
         kind = self.values.get("general.file_type")
-        if not isinstance(kind, int):
-            return ""
-        name: bytes | None = lib.llama_ftype_name(kind)
-        return (name or b"").decode("utf-8", "replace")
+        return quantization_name(kind) if isinstance(kind, int) else ""
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
@@ -80,6 +77,12 @@ class GgufHeader:
 
     def has_list(self, key: str) -> bool:
         return isinstance(self.values.get(f"{self.architecture}.{key}"), list)
+
+
+def quantization_name(file_type: int) -> str:
+    """Return llama.cpp's name for a `general.file_type`."""
+    name: bytes | None = lib.llama_ftype_name(file_type)
+    return (name or b"").decode("utf-8", "replace")
 
 
 def shards(path: Path) -> list[Path]:

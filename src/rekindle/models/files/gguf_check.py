@@ -1,11 +1,13 @@
 """Check that a GGUF file is whole, before llama.cpp reads it.
 
-Only the header is read. llama.cpp decides later whether it knows the model.
+Only the header is read, and a few facts of it are returned. llama.cpp decides later whether it
+knows the model.
 """
 
 import math
 import mmap
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,13 +32,24 @@ GGML_BLOCKS = {
 
 # GGUF value type -> bytes. Strings and arrays have no fixed size.
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY = 8, 9
+_NUMBER, _STRING, _ARRAY = 4, 8, 9
 _TOKENS = b"tokenizer.ggml.tokens"
+_FACTS = (b"general.architecture", b"general.file_type", b"tokenizer.chat_template")
+_CONTEXT_LENGTH = b".context_length"  # behind the name of the architecture
+MAX_TEXT_BYTES = 2**20  # of a fact; a template may have a quarter of it
 MAX_KEY_BYTES = 65535  # of a key, of a tensor's name, and of a token in the comparison
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
-def check_gguf(path: Path) -> None:
+@dataclass(slots=True)
+class GgufFacts:
+    texts: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    n_weights: int = 0
+    weight_bytes: int = 0
+
+
+def check_gguf(path: Path) -> GgufFacts:
     """Raise StartupError unless `path` is a GGUF file with all the bytes its header describes."""
     if not path.is_file():
         raise StartupError(
@@ -51,12 +64,12 @@ def check_gguf(path: Path) -> None:
             if len(start) < 8:
                 _fail_truncated(path, size, 24)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _check_content(path, content)
+                return _check_content(path, content)
     except OSError as error:
         raise StartupError(f"The file {path} cannot be read: {error.strerror}.") from error
 
 
-def _check_content(path: Path, content: mmap.mmap) -> None:
+def _check_content(path: Path, content: mmap.mmap) -> GgufFacts:
     (version,) = struct.unpack_from("<I", content, 4)
     if version not in (2, 3):
         big_endian = version and not version & 0xFFFF
@@ -74,6 +87,7 @@ def _check_content(path: Path, content: mmap.mmap) -> None:
         raise StartupError(f"The file {path} is damaged: {error}.") from error
     if n_bytes > len(content):
         _fail_truncated(path, len(content), n_bytes)
+    return reader.facts
 
 
 def _fail_truncated(path: Path, size: int, n_bytes: int) -> NoReturn:
@@ -93,6 +107,7 @@ class _HeaderReader:
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
         self.position = 8
+        self.facts = GgufFacts()
 
     def described_bytes(self) -> int:
         n_tensors, n_pairs = self._u64(), self._u64()
@@ -108,6 +123,8 @@ class _HeaderReader:
                 if kind != 4:
                     raise ValueError("its number of layers is not a 32-bit number")
                 self._check_layers()
+            elif key in _FACTS or key.endswith(_CONTEXT_LENGTH):
+                self._note(key.decode("utf-8", "replace"), kind)
             else:
                 self._skip_value(kind)
         if alignment < 1 or alignment & (alignment - 1):
@@ -128,7 +145,21 @@ class _HeaderReader:
         if kind not in GGML_BLOCKS:
             return offset
         block_weights, block_bytes = GGML_BLOCKS[kind]
-        return offset + n_weights // block_weights * block_bytes
+        n_bytes = n_weights // block_weights * block_bytes
+        self.facts.n_weights += n_weights
+        self.facts.weight_bytes += n_bytes
+        return offset + n_bytes
+
+    def _note(self, key: str, kind: int) -> None:
+        """Take a text, or a number of 32 bits. Skip any other value."""
+        if kind == _NUMBER:
+            self.facts.numbers[key] = self._u32()
+            return
+        start = self.position + 8
+        self._skip_value(kind)
+        if kind == _STRING:
+            text = self._content[start : min(self.position, start + MAX_TEXT_BYTES)]
+            self.facts.texts[key] = text.decode("utf-8", "replace")
 
     def _skip_value(self, kind: int) -> None:
         if kind == _STRING:
