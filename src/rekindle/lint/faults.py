@@ -1,0 +1,252 @@
+"""Name what changed between a prompt and the earlier prompt that it continues."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import zip_longest
+
+from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCall
+from rekindle.chat.prompt.meaning import canonical_json
+from rekindle.common_prefix import n_common
+from rekindle.explain.volatile import Volatile, volatile_of
+from rekindle.lint.predecessors import SentPrompt
+from rekindle.observe.request_record import Miss, MissReason
+
+BEFORE_CHARACTERS, SHOWN_CHARACTERS = 24, 80
+
+
+class FaultKind(StrEnum):
+    CLOCK = "clock"
+    COUNTER = "counter"
+    ID = "id"
+    STATE = "state"
+    ORDER = "order"
+    TOOLS = "tools"
+    SYSTEM = "system"
+    HISTORY = "history"
+    SESSION = "session"
+    TEMPLATE = "template"
+
+
+_KINDS_OF_VOLATILE = {
+    "clock": FaultKind.CLOCK,
+    "date": FaultKind.CLOCK,
+    "counter": FaultKind.COUNTER,
+    "uuid": FaultKind.ID,
+    "hash": FaultKind.ID,
+    "git status": FaultKind.STATE,
+}
+
+
+# In another conversation, these are no rewritten text but text that differs there.
+_KINDS_OF_REWRITING = (FaultKind.TOOLS, FaultKind.SYSTEM, FaultKind.HISTORY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The first difference of two prompts that costs tokens."""
+
+    kind: FaultKind
+    where: str  # tools, tool NAME, system prompt, message N, prompt
+    what: str  # what happened there, in a few words
+    before: str = ""  # the text in front of the difference
+    expected: str = ""
+    got: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Two texts that differ, and where they stand."""
+
+    earlier: str
+    now: str
+    where: str
+
+    def change(self, kind: FaultKind, what: str) -> Change:
+        """Return the change; a clock, a counter or an id in the texts decides its kind."""
+        place = n_common(self.earlier, self.now)
+        before = self.earlier[max(place - BEFORE_CHARACTERS, 0) : place]
+        expected = self.earlier[place : place + SHOWN_CHARACTERS]
+        got = self.now[place : place + SHOWN_CHARACTERS]
+        found = self._volatile(before, expected, got)
+        if found is not None:
+            near = f" near {found.near!r}" if found.near else ""
+            kind, what = _KINDS_OF_VOLATILE[found.kind], f"{found.kind}{near} changed"
+        return Change(
+            kind=kind, where=self.where, what=what, before=before, expected=expected, got=got
+        )
+
+    @staticmethod
+    def _volatile(before: str, expected: str, got: str) -> Volatile | None:
+        reason = MissReason.TEXT_CHANGED
+        return volatile_of(Miss(reason=reason, before=before, expected=expected, got=got))
+
+
+def change_between(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
+    """Return what changed. `n_shared`: tokens of the common prefix."""
+    change = _change(earlier, now, n_shared)
+    if change.kind not in _KINDS_OF_REWRITING or _is_same_conversation(earlier, now):
+        return change
+    what = "text that differs between conversations"
+    return replace(change, kind=FaultKind.SESSION, what=what)
+
+
+def _change(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
+    one, other = earlier.prompt.conversation, now.prompt.conversation
+    if one is None or other is None:
+        texts = _Texts(earlier.prompt.text, now.prompt.text, "prompt")
+        return texts.change(FaultKind.HISTORY, "text changed")
+    tools = _tools_changed(one.tools, other.tools)
+    if tools is not None:
+        return tools
+    if one.template_kwargs != other.template_kwargs:
+        texts = _Texts(str(one.template_kwargs), str(other.template_kwargs), "template arguments")
+        return texts.change(FaultKind.SYSTEM, "template arguments changed")
+    for place in _changed_messages(one.messages, other.messages):
+        end = now.prompt.locate(place + 1)
+        # A difference before the place where the tokens diverge is not rendered.
+        if end is None or end > n_shared:
+            return _message_changed(one, other, place)
+    texts = _Texts(earlier.prompt.text, now.prompt.text, "prompt")
+    return texts.change(FaultKind.TEMPLATE, "the template renders an earlier turn differently")
+
+
+def _tools_changed(before: Sequence[Tool], now: Sequence[Tool]) -> Change | None:
+    pairs = zip_longest(before, now)
+    differing = [(old, new) for old, new in pairs if _definition(old) != _definition(new)]
+    if not differing:
+        return None
+    old, new = differing[0]
+    old_names, new_names = ([tool.name for tool in tools] for tools in (before, now))
+    if old is not None and new is not None and old.name == new.name:
+        texts = _Texts(old.definition_json, new.definition_json, f"tool {old.name}")
+        if canonical_json(old.definition_json) == canonical_json(new.definition_json):
+            return texts.change(FaultKind.ORDER, "keys of its definition changed places")
+        return texts.change(FaultKind.TOOLS, "definition changed")
+    if Counter(old_names) == Counter(new_names):
+        shown = (", ".join(names)[:SHOWN_CHARACTERS] for names in (old_names, new_names))
+        expected, got = shown
+        what = "tools changed places"
+        return Change(
+            kind=FaultKind.ORDER, where="tools", what=what, expected=expected, got=got
+        )
+    gone, come = Counter(old_names) - Counter(new_names), Counter(new_names) - Counter(old_names)
+    said = [
+        f"{verb} {', '.join(sorted(names))}"
+        for verb, names in (("dropped", gone), ("added", come))
+        if names
+    ]
+    if not now:
+        said = ["all dropped"]
+    return Change(kind=FaultKind.TOOLS, where="tools", what="; ".join(said))
+
+
+def _definition(tool: Tool | None) -> str:
+    return tool.definition_json if tool else ""
+
+
+def _changed_messages(before: Sequence[Message], now: Sequence[Message]) -> Iterator[int]:
+    """Yield the messages that differ, up to the end of the shorter conversation."""
+    for index, (old, new) in enumerate(zip(before, now, strict=False)):
+        if _key(old) != _key(new):
+            yield index
+    if len(now) < len(before):
+        yield len(now)
+
+
+def _key(message: Message) -> tuple[object, ...]:
+    """Return what a template may render of a message. Ids of calls are left out."""
+    calls = [(call.name, call.arguments_json) for call in message.calls]
+    results = [result.text for result in message.results]
+    return message.role, message.text, calls, results, message.reasoning
+
+
+def _message_changed(before: Conversation, now: Conversation, place: int) -> Change:
+    if place >= len(now.messages):
+        what = "messages at the end dropped"
+        return Change(kind=FaultKind.HISTORY, where=f"message {place}", what=what)
+    old, new = before.messages[place], now.messages[place]
+    is_system = Role.SYSTEM in (old.role, new.role)
+    where = "system prompt" if is_system and place == 0 else f"message {place}"
+    kind = FaultKind.SYSTEM if is_system else FaultKind.HISTORY
+    if old.role is new.role:
+        change = _part_changed(old, new, where, kind)
+        if change.kind is not kind:
+            return change
+    else:
+        change = _Texts(old.text, new.text, where).change(kind, "replaced by another message")
+    return _moved(before.messages, now.messages, place, where) or change
+
+
+def _part_changed(old: Message, new: Message, where: str, kind: FaultKind) -> Change:
+    if old.text != new.text:
+        return _Texts(old.text, new.text, where).change(kind, "text rewritten")
+    for call, other in zip_longest(old.calls, new.calls):
+        if _called(call) == _called(other):
+            continue
+        texts = _Texts(_called(call), _called(other), f"{where}, tool call")
+        if call is not None and other is not None and _means_the_same(call, other):
+            return texts.change(FaultKind.ORDER, "arguments written in another way")
+        return texts.change(kind, "tool call rewritten")
+    for result, other_result in zip_longest(old.results, new.results):
+        texts = _Texts(
+            result.text if result else "",
+            other_result.text if other_result else "",
+            f"{where}, tool result",
+        )
+        if texts.earlier != texts.now:
+            return texts.change(kind, "tool result rewritten")
+    what = "reasoning rewritten" if new.reasoning else "reasoning dropped"
+    return _Texts(old.reasoning, new.reasoning, f"{where}, reasoning").change(kind, what)
+
+
+def _called(call: ToolCall | None) -> str:
+    return f"{call.name} {call.arguments_json}" if call else ""
+
+
+def _means_the_same(call: ToolCall, other: ToolCall) -> bool:
+    return call.name == other.name and canonical_json(call.arguments_json) == canonical_json(
+        other.arguments_json
+    )
+
+
+def _moved(
+    before: Sequence[Message], now: Sequence[Message], place: int, where: str
+) -> Change | None:
+    """Return a message that was dropped, inserted or moved at this place."""
+    old, new = _key(before[place]), _key(now[place])
+    old_rest, new_rest = ([_key(m) for m in each[place + 1 :]] for each in (before, now))
+    kind = FaultKind.SYSTEM if where == "system prompt" else FaultKind.HISTORY
+    if old in new_rest and new in old_rest:
+        return Change(kind=FaultKind.ORDER, where=where, what="messages changed places")
+    if new in old_rest:
+        n_dropped = old_rest.index(new) + 1
+        what = "message dropped" if n_dropped == 1 else f"{n_dropped} messages dropped"
+        return Change(kind=kind, where=where, what=what, expected=before[place].text[:SHOWN_CHARACTERS])
+    if old in new_rest:
+        n_inserted = new_rest.index(old) + 1
+        what = "message inserted" if n_inserted == 1 else f"{n_inserted} messages inserted"
+        return Change(kind=kind, where=where, what=what, got=now[place].text[:SHOWN_CHARACTERS])
+    return None
+
+
+def _is_same_conversation(earlier: SentPrompt, now: SentPrompt) -> bool:
+    """Return whether the later prompt continues the earlier one.
+
+    Replies tell conversations apart: two may begin with the same question.
+    """
+    one, other = earlier.prompt.conversation, now.prompt.conversation
+    if earlier.request.conversation == now.request.conversation or one is None or other is None:
+        return True
+    replies, known_replies = (_keys(each.messages, Role.ASSISTANT) for each in (one, other))
+    if replies:
+        return any(reply in known_replies for reply in replies)
+    questions = _keys(other.messages, Role.USER)
+    return bool(known_replies) and any(
+        question in questions for question in _keys(one.messages, Role.USER)
+    )
+
+
+def _keys(messages: Sequence[Message], role: Role) -> list[tuple[object, ...]]:
+    return [_key(message) for message in messages if message.role is role]
