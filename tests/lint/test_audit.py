@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.chat.prompt.prompt import PromptBuilder
@@ -139,7 +139,8 @@ PLANTS: dict[str, tuple[FaultKind, Plant]] = {
 
 
 @pytest.mark.parametrize("name", PLANTS)
-@given(seed=st.integers(0, 2**32), n_rounds=st.integers(2, 5))
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32), n_rounds=st.integers(2, 4))
 def test_a_planted_fault_is_named_with_its_kind_and_place(
     builder: PromptBuilder, name: str, seed: int, n_rounds: int
 ) -> None:
@@ -153,7 +154,8 @@ def test_a_planted_fault_is_named_with_its_kind_and_place(
     assert found.amplification > 1
 
 
-@given(seed=st.integers(0, 2**32), n_rounds=st.integers(1, 5))
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32), n_rounds=st.integers(1, 4))
 def test_a_conversation_that_only_grows_has_no_fault(
     builder: PromptBuilder, seed: int, n_rounds: int
 ) -> None:

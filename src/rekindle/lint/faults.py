@@ -86,7 +86,8 @@ class _Texts:
 def change_between(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
     """Return what changed. `n_shared`: tokens of the common prefix."""
     change = _change(earlier, now, n_shared)
-    if change.kind not in _KINDS_OF_REWRITING or _is_same_conversation(earlier, now):
+    is_rewriting = change.kind in _KINDS_OF_REWRITING and bool(change.expected or change.got)
+    if not is_rewriting or _is_same_conversation(earlier, now):
         return change
     what = "text that differs between conversations"
     return replace(change, kind=FaultKind.SESSION, what=what)
@@ -121,16 +122,12 @@ def _tools_changed(before: Sequence[Tool], now: Sequence[Tool]) -> Change | None
     old_names, new_names = ([tool.name for tool in tools] for tools in (before, now))
     if old is not None and new is not None and old.name == new.name:
         texts = _Texts(old.definition_json, new.definition_json, f"tool {old.name}")
-        if canonical_json(old.definition_json) == canonical_json(new.definition_json):
-            return texts.change(FaultKind.ORDER, "keys of its definition changed places")
         return texts.change(FaultKind.TOOLS, "definition changed")
     if Counter(old_names) == Counter(new_names):
         shown = (", ".join(names)[:SHOWN_CHARACTERS] for names in (old_names, new_names))
         expected, got = shown
         what = "tools changed places"
-        return Change(
-            kind=FaultKind.ORDER, where="tools", what=what, expected=expected, got=got
-        )
+        return Change(kind=FaultKind.ORDER, where="tools", what=what, expected=expected, got=got)
     gone, come = Counter(old_names) - Counter(new_names), Counter(new_names) - Counter(old_names)
     said = [
         f"{verb} {', '.join(sorted(names))}"
@@ -223,30 +220,30 @@ def _moved(
     if new in old_rest:
         n_dropped = old_rest.index(new) + 1
         what = "message dropped" if n_dropped == 1 else f"{n_dropped} messages dropped"
-        return Change(kind=kind, where=where, what=what, expected=before[place].text[:SHOWN_CHARACTERS])
+        return Change(
+            kind=kind, where=where, what=what, expected=before[place].text[:SHOWN_CHARACTERS]
+        )
     if old in new_rest:
         n_inserted = new_rest.index(old) + 1
         what = "message inserted" if n_inserted == 1 else f"{n_inserted} messages inserted"
-        return Change(kind=kind, where=where, what=what, got=now[place].text[:SHOWN_CHARACTERS])
+        shown = now[place].text[:SHOWN_CHARACTERS]
+        return Change(kind=kind, where=where, what=what, got=shown)
     return None
 
 
 def _is_same_conversation(earlier: SentPrompt, now: SentPrompt) -> bool:
     """Return whether the later prompt continues the earlier one.
 
-    Replies tell conversations apart: two may begin with the same question.
+    Replies and results tell conversations apart: two may begin with the same question.
     """
     one, other = earlier.prompt.conversation, now.prompt.conversation
     if earlier.request.conversation == now.request.conversation or one is None or other is None:
         return True
-    replies, known_replies = (_keys(each.messages, Role.ASSISTANT) for each in (one, other))
-    if replies:
-        return any(reply in known_replies for reply in replies)
-    questions = _keys(other.messages, Role.USER)
-    return bool(known_replies) and any(
-        question in questions for question in _keys(one.messages, Role.USER)
-    )
+    said, known = _answers(one.messages), _answers(other.messages)
+    if said:
+        return any(each in known for each in said)
+    return bool(known) and _key(one.messages[-1]) in map(_key, other.messages)
 
 
-def _keys(messages: Sequence[Message], role: Role) -> list[tuple[object, ...]]:
-    return [_key(message) for message in messages if message.role is role]
+def _answers(messages: Sequence[Message]) -> list[tuple[object, ...]]:
+    return [_key(each) for each in messages if each.role in (Role.ASSISTANT, Role.TOOL)]

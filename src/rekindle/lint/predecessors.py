@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from rekindle.chat.conversation import Message
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.lint.resent import n_resent
 from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared_units, units_of_tokens
@@ -13,7 +14,7 @@ from rekindle.replay.traffic import ReplayRequest
 SKETCH_LINES = 128  # of a prompt, chosen by their hashes; picked
 N_RECENT = 64  # prompts remembered for each line; picked
 N_SIMILAR = 3  # prompts with the most lines in common that are compared; picked
-MIN_SAME_SHARE = 0.5  # of the earlier prompt, in the later one: else it is another prompt; picked
+MIN_SAME_SHARE = 0.5  # of the tokens: with fewer, it is another prompt; picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class SentPrompts:
             if n_shared + n_again > best_score:
                 best_score = n_shared + n_again
                 best = Continued(n_prefilled, earlier, n_shared, n_again)
-        if best.earlier is None or best_score < MIN_SAME_SHARE * best.earlier.n_tokens:
+        if best.earlier is None or not _is_continued(best.earlier, now, best_score):
             return Continued(n_prefilled, None)
         return best
 
@@ -98,6 +99,21 @@ class SentPrompts:
         # Of prompts with equally many lines, the latest comes first.
         similar = sorted(n_common_lines, key=lambda index: (-n_common_lines[index], -index))
         yield from similar[:N_SIMILAR]
+
+
+def _is_continued(earlier: SentPrompt, now: SentPrompt, n_same: int) -> bool:
+    """Return whether enough tokens are the same. Else the later prompt only quotes the earlier.
+
+    A prompt without the earlier one's tools is much shorter: its first message must be the same.
+    """
+    if n_same >= MIN_SAME_SHARE * earlier.n_tokens:
+        return True
+    return n_same >= MIN_SAME_SHARE * now.n_tokens and _first(earlier) == _first(now)
+
+
+def _first(sent: SentPrompt) -> Message | None:
+    conversation = sent.prompt.conversation
+    return conversation.messages[0] if conversation and conversation.messages else None
 
 
 def _sketch(text: str) -> list[bytes]:
