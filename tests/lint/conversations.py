@@ -7,44 +7,15 @@ from random import Random
 from typing import Any
 
 Body = dict[str, Any]
+# fmt: off
 WORDS = [
-    "river",
-    "stone",
-    "lantern",
-    "bridge",
-    "copper",
-    "garden",
-    "signal",
-    "winter",
-    "market",
-    "thread",
-    "harbour",
-    "silver",
-    "window",
-    "forest",
-    "engine",
-    "letter",
-    "basket",
-    "mirror",
-    "candle",
-    "orchard",
-    "valley",
-    "paper",
-    "shadow",
-    "hammer",
-    "ribbon",
-    "kettle",
-    "meadow",
-    "anchor",
-    "velvet",
-    "compass",
-    "saddle",
-    "feather",
-    "tunnel",
-    "pebble",
-    "curtain",
-    "ladder",
+    "river", "stone", "lantern", "bridge", "copper", "garden", "signal", "winter",
+    "market", "thread", "harbour", "silver", "window", "forest", "engine", "letter",
+    "basket", "mirror", "candle", "orchard", "valley", "paper", "shadow", "hammer",
+    "ribbon", "kettle", "meadow", "anchor", "velvet", "compass", "saddle", "feather",
+    "tunnel", "pebble", "curtain", "ladder",
 ]
+# fmt: on
 TOOL_NAMES = ("read_file", "write_file", "run_command", "search_text")
 
 

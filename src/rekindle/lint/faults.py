@@ -10,7 +10,7 @@ from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCa
 from rekindle.chat.prompt.meaning import canonical_json
 from rekindle.common_prefix import n_common
 from rekindle.explain.volatile import Volatile, volatile_of
-from rekindle.lint.predecessors import SentPrompt
+from rekindle.lint.predecessors import SentPrompt, is_elsewhere
 from rekindle.observe.request_record import Miss, MissReason
 
 BEFORE_CHARACTERS, SHOWN_CHARACTERS = 24, 80
@@ -237,8 +237,11 @@ def _is_same_conversation(earlier: SentPrompt, now: SentPrompt) -> bool:
     Replies and results tell conversations apart: two may begin with the same question.
     """
     one, other = earlier.prompt.conversation, now.prompt.conversation
-    if earlier.request.conversation == now.request.conversation or one is None or other is None:
+    has_same_name = earlier.request.conversation == now.request.conversation
+    if has_same_name or one is None or other is None:
         return True
+    if is_elsewhere(earlier, now):
+        return False
     said, known = _answers(one.messages), _answers(other.messages)
     if said:
         return any(each in known for each in said)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from rekindle.chat.conversation import Message
 from rekindle.chat.prompt.prompt import Prompt
-from rekindle.lint.resent import n_resent
+from rekindle.lint.resent import RUN_TOKENS, n_resent
 from rekindle.replay.floor import UNIT_BYTES, Floor, n_shared_units, units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 
@@ -72,15 +72,17 @@ class SentPrompts:
         suffix = now.units[(now.n_tokens - n_prefilled) * UNIT_BYTES :]
         best = Continued(n_prefilled, None)
         best_score = 0
+        is_grown = False  # all of an earlier prompt begins this one
         for index in dict.fromkeys(self._candidates(now, lines)):
             earlier = self._sent[index]
-            if earlier.n_tokens <= best_score:
+            if earlier.n_tokens <= best_score or (is_grown and is_elsewhere(earlier, now)):
                 continue
             n_shared = n_shared_units(earlier.units, now.units)
             n_again = n_resent(earlier.units[n_shared * UNIT_BYTES :], suffix)
             if n_shared + n_again > best_score:
                 best_score = n_shared + n_again
                 best = Continued(n_prefilled, earlier, n_shared, n_again)
+            is_grown = is_grown or n_shared > earlier.n_tokens - RUN_TOKENS
         if best.earlier is None or not _is_continued(best.earlier, now, best_score):
             return Continued(n_prefilled, None)
         return best
@@ -99,6 +101,12 @@ class SentPrompts:
         # Of prompts with equally many lines, the latest comes first.
         similar = sorted(n_common_lines, key=lambda index: (-n_common_lines[index], -index))
         yield from similar[:N_SIMILAR]
+
+
+def is_elsewhere(earlier: SentPrompt, now: SentPrompt) -> bool:
+    """Return whether the prompts are known to be of different conversations."""
+    one, other = earlier.request, now.request
+    return one.is_named and other.is_named and one.conversation != other.conversation
 
 
 def _is_continued(earlier: SentPrompt, now: SentPrompt, n_same: int) -> bool:

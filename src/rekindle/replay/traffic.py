@@ -57,6 +57,7 @@ class ReplayRequest:
     ended: float | None = None  # None: unknown, or the reply was cut off
     first_byte: float | None = None  # of the reply; None: unknown
     line: int = 1  # of the file
+    is_named: bool = False  # the conversation was recorded by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ def _read(
             path=path,
             body=body,
             headers=_headers(about),
-            conversation=_conversation(about, body, source),
+            conversation=_recorded_name(about, source) or _derived_name(body, source),
+            is_named=_recorded_name(about, source) is not None,
             source=source,
             started=started,
             ended=ended,
@@ -200,11 +202,15 @@ def _can_be_sent(value: str) -> bool:
     return bool(value) and value.isascii() and value.isprintable()
 
 
-def _conversation(record: Mapping[str, Any], body: Body, source: int) -> str:
-    """Name the conversation. Without a recorded name, equal first questions make one."""
+def _recorded_name(record: Mapping[str, Any], source: int) -> str | None:
     for field in ("conv", "session"):
         if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
             return f"{source}/{record.get('client', '')}/{value}"
+    return None
+
+
+def _derived_name(body: Body, source: int) -> str:
+    """Name the conversation by its beginning: equal first questions make one."""
     beginning = json.dumps(_beginning(body), sort_keys=True).encode()
     return f"{source}/{blake2b(beginning, digest_size=DIGEST_BYTES).hexdigest()}"
 
