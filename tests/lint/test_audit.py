@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from random import Random
 
 import pytest
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 from rekindle.chat.prompt.prompt import PromptBuilder
 from rekindle.lint.audit import TraceAudit, audit
 from rekindle.lint.faults import FaultKind
+from rekindle.lint.resent import n_resent
 from rekindle.models.prompt_reader import prompt_reader
+from rekindle.replay.floor import units_of_tokens
 from rekindle.replay.traffic import ReplayRequest
 from tests.lint.conversations import TOOL_NAMES, Agent, Body, agent, prose
 
 Requests = list[Body]
+CHAT_PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def builder() -> Iterator[PromptBuilder]:
 def audit_of(builder: PromptBuilder, bodies: Requests, speed: float | None = None) -> TraceAudit:
     """Audit chat requests that have no recorded name of a conversation."""
     requests = [
-        ReplayRequest(f"r:{n}", "/v1/chat/completions", body, (), conversation=f"{n}", source=0)
+        ReplayRequest(f"r:{n}", CHAT_PATH, body, (), conversation=f"{n}", source=0)
         for n, body in enumerate(bodies)
     ]
     return audit("trace", requests, builder, speed=speed)
@@ -164,3 +168,141 @@ def test_a_conversation_that_only_grows_has_no_fault(
     assert found.faults == ()
     assert found.amplification == 1
     assert found.n_new == found.n_prefilled
+
+
+def test_clean_traffic_of_several_conversations_has_no_fault(builder: PromptBuilder) -> None:
+    """Two conversations in turn, a title, a branch that is dropped, a compaction."""
+    random = Random(1)
+    one = agent(random, 3)
+    other = Agent(one.tools, [one.messages[0], *agent(random, 3).messages[1:]], one.ends)
+    title = {"messages": [one.messages[1], {"role": "user", "content": "Write a title."}]}
+    branch = deepcopy(one.requests()[3])
+    branch["messages"].append({"role": "user", "content": prose(random, 50)})
+    summary = {"role": "user", "content": prose(random, 60)}
+    compacted = {**one.requests()[-1], "messages": [one.messages[0], summary]}
+    bodies = [each for pair in zip(one.requests(), other.requests(), strict=True) for each in pair]
+    found = audit_of(builder, [bodies[0], title, *bodies[1:8], branch, *bodies[8:], compacted])
+    assert found.faults == ()
+    assert found.amplification == 1
+
+
+def test_text_of_a_session_in_front_of_shared_text_is_named(builder: PromptBuilder) -> None:
+    requests = [agent(Random(7), 1).requests()[0] for _ in range(2)]
+    for request, folder in zip(requests, ("/home/alice/lanterns", "/srv/bridge"), strict=True):
+        system = request["messages"][0]
+        system["content"] = f"You work in {folder}.\n{system['content']}"
+    [fault] = audit_of(builder, requests).faults
+    assert (fault.change.kind, fault.change.where) == (FaultKind.SESSION, "system prompt")
+    assert fault.change.expected.startswith("home/alice")
+
+
+def test_amplification_counts_every_token_once(builder: PromptBuilder) -> None:
+    """A tool that was dropped: all messages are prefilled again, and nothing else is."""
+    clean = agent(Random(3), 2).requests()
+    dropped = deepcopy(clean)
+    dropped[-1]["tools"] = []
+    without = audit_of(builder, [dropped[-1]])
+    found = audit_of(builder, dropped, speed=100.0)
+    grown = audit_of(builder, clean)
+    assert found.n_prompt == audit_of(builder, clean[:-1]).n_prompt + without.n_prompt
+    assert found.n_prefilled > grown.n_prefilled
+    # New are the tokens of the clean trace, and a few where the texts meet.
+    assert abs(found.n_new - grown.n_prefilled) < 64
+    assert found.amplification == found.n_prefilled / found.n_new
+    assert found.seconds_lost == found.n_lost / 100
+    assert found.faults[0].seconds == found.seconds_lost
+
+
+def test_seconds_come_from_the_times_of_the_trace(builder: PromptBuilder) -> None:
+    bodies = agent(Random(3), 2).requests()
+    bodies[-1]["tools"] = []
+    requests = [
+        ReplayRequest(
+            f"r:{n}", CHAT_PATH, body, (), "c", 0, started=n, ended=n + 0.9, first_byte=n + 0.5
+        )
+        for n, body in enumerate(bodies)
+    ]
+    found = audit("trace", requests, builder)
+    assert found.speed == pytest.approx(found.n_prefilled / (0.5 * len(bodies)))
+    assert found.faults[0].seconds == pytest.approx(found.n_lost / (found.speed or 0))
+
+
+def history(number: int, text: str, first: str) -> list[tuple[str, str]]:
+    """A question with its answer, and one more question with each number."""
+    said = [("user", first), ("assistant", f"One {text}"), ("user", f"Two {text}")]
+    return [*said, *(("user", f"More {n} {text}") for n in range(number))]
+
+
+def in_format(path: str, system: str, turns: list[tuple[str, str]]) -> Body:
+    messages = [{"role": role, "content": text} for role, text in turns]
+    match path:
+        case "/v1/messages":
+            return {"system": system, "messages": messages, "max_tokens": 9}
+        case "/v1/responses":
+            return {"instructions": system, "input": messages}
+        case "/v1beta/models/m:generateContent":
+            contents = [
+                {"role": "model" if role == "assistant" else role, "parts": [{"text": text}]}
+                for role, text in turns
+            ]
+            return {"systemInstruction": {"parts": [{"text": system}]}, "contents": contents}
+        case "/v1/completions":
+            return {"prompt": "\n".join([system, *(text for _, text in turns)])}
+        case "/api/generate":
+            return {"system": system, "prompt": "\n".join(text for _, text in turns)}
+        case _:
+            return {"messages": [{"role": "system", "content": system}, *messages]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"),
+        *("/v1beta/models/m:generateContent", "/api/chat", "/api/generate"),
+    ],
+)
+def test_a_clock_is_found_in_every_wire_format(builder: PromptBuilder, path: str) -> None:
+    text = prose(Random(5), 120)
+    requests = [
+        ReplayRequest(
+            f"r:{n}",
+            path,
+            in_format(path, f"Now it is 12:0{n}:07. {text}", history(n, text, text)),
+            (),
+            f"{n}",
+            0,
+        )
+        for n in range(3)
+    ]
+    [fault] = audit("trace", requests, builder).faults
+    where = "prompt" if path == "/v1/completions" else "system prompt"
+    assert (fault.change.kind, fault.change.where) == (FaultKind.CLOCK, where)
+    assert [loss.request.name for loss in fault.losses] == ["r:1", "r:2"]
+
+
+def test_requests_that_need_a_stored_response_are_counted(builder: PromptBuilder) -> None:
+    body = {"input": "Hello", "previous_response_id": "resp_1"}
+    requests = [
+        ReplayRequest("r:1", "/v1/responses", body, (), "c", 0),
+        ReplayRequest("r:2", CHAT_PATH, {"messages": 7}, (), "c", 0),
+        ReplayRequest("r:3", CHAT_PATH, agent(Random(1), 1).requests()[0], (), "c", 0),
+    ]
+    found = audit("trace", requests, builder)
+    assert (found.n_requests, found.n_unread) == (3, 2)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=80),
+    st.lists(st.integers(0, 3), max_size=80),
+)
+def test_no_token_is_counted_twice_as_sent_again(one: list[int], other: list[int]) -> None:
+    n_found = n_resent(units_of_tokens(one), units_of_tokens(other))
+    assert 0 <= n_found <= min(len(one), len(other))
+    assert n_resent(units_of_tokens(one), units_of_tokens(one)) in (0, len(one))
+    assert n_resent(units_of_tokens(one * 3), units_of_tokens(one)) in (0, len(one))
+
+
+def test_runs_are_found_in_any_order() -> None:
+    one, other = list(range(100)), list(range(200, 260))
+    assert n_resent(units_of_tokens(one + other), units_of_tokens([7] * 5 + other + one)) == 160
+    assert n_resent(units_of_tokens(one[:15]), units_of_tokens(one)) == 0
