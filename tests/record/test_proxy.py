@@ -91,6 +91,17 @@ def test_a_client_that_leaves_ends_its_request_at_the_upstream(tmp_path: Path) -
     assert line["reply"]["text"] == "data: 1\n\n"
 
 
+def test_a_stream_that_the_upstream_cuts_is_cut_for_the_client(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with (
+        recording(Upstream(pieces=[b"data: 1\n\n"], breaks=True), trace) as client,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        client.post("/v1/chat/completions", json=CHAT)
+    [line] = lines(trace)
+    assert (line["t_end"], line["reply"]["text"]) == (None, "data: 1\n\n")
+
+
 def test_the_upstream_sees_the_request_of_the_client_alone(tmp_path: Path) -> None:
     upstream = Upstream(pieces=[b"{}"])
     body = gzip.compress(json.dumps(CHAT).encode())

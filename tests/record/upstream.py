@@ -21,6 +21,7 @@ class Upstream:
     headers: Headers = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)
     waits: bool = False
+    breaks: bool = False  # the connection breaks after the last piece
     go_on: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)  # the caller has disconnected
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
@@ -43,7 +44,8 @@ class Upstream:
             if number and self.waits and await self._wait(receive) is False:
                 return
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        if not self.breaks:
+            await send({"type": "http.response.body", "body": b""})
 
     async def _wait(self, receive: Receive) -> bool:
         """Return False if the caller left before the test let the stream go on."""
@@ -62,7 +64,14 @@ class Upstream:
 def running(app: ASGIApp) -> Iterator[str]:
     """Serve the application on a free port; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, ws="none", log_config=None, server_header=False, date_header=False)
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_config=None,
+        log_level="critical",
+        server_header=False,
+        date_header=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -22,7 +22,7 @@ CONNECT_SECONDS = 10.0  # picked; a prompt may take minutes after that
 HOP_HEADERS = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "proxy-connection"),
+        *("trailer", "transfer-encoding", "upgrade", "proxy-connection", "expect"),
     }
 )
 

@@ -94,6 +94,8 @@ async def _while(
                 ws="none",
                 log_config=None,
                 access_log=False,
+                # A stream that the upstream cuts is cut for the client, too: no traceback.
+                log_level="critical",
                 # The upstream's own headers pass.
                 server_header=False,
                 date_header=False,
