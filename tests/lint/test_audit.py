@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.chat.prompt.prompt import PromptBuilder
+from rekindle.lint.advice import culprit_of
 from rekindle.lint.audit import TraceAudit, audit
 from rekindle.lint.faults import FaultKind
 from rekindle.lint.resent import n_resent
@@ -306,3 +307,29 @@ def test_runs_are_found_in_any_order() -> None:
     one, other = list(range(100)), list(range(200, 260))
     assert n_resent(units_of_tokens(one + other), units_of_tokens([7] * 5 + other + one)) == 160
     assert n_resent(units_of_tokens(one[:15]), units_of_tokens(one)) == 0
+
+
+def test_arguments_of_the_template_are_named_only_where_they_change_the_prompt() -> None:
+    template = "{{ effort }}{% for m in messages %}\n{{ m.role }} {{ m.content }}{% endfor %}\n>"
+    bodies = [{"messages": each["messages"]} for each in agent(Random(2), 2).requests()]
+    other = deepcopy(bodies)
+    for number, body in enumerate(bodies):
+        body["chat_template_kwargs"] = {"effort": "low" if number < 3 else "high"}
+        other[number]["chat_template_kwargs"] = {"unknown": number}
+    with prompt_reader(None, chat_template=template) as builder:
+        [fault] = audit_of(builder, bodies).faults
+        assert audit_of(builder, other).faults == ()
+    assert (fault.change.kind, fault.change.where) == (FaultKind.SYSTEM, "template arguments")
+
+
+def test_a_turn_that_the_template_renders_differently_is_no_fault_of_the_client() -> None:
+    """The template counts the messages at its head."""
+    template = (
+        "{{ messages | length }} messages"
+        "{% for m in messages %}\n{{ m.role }} {{ m.content }}{% endfor %}\n>"
+    )
+    bodies = [{"messages": each["messages"]} for each in agent(Random(2), 2).requests()]
+    with prompt_reader(None, chat_template=template) as builder:
+        [fault] = audit_of(builder, bodies).faults
+    assert (fault.change.kind, fault.change.where) == (FaultKind.TEMPLATE, "prompt")
+    assert culprit_of(fault.change.kind) == "template"

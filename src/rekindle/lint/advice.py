@@ -14,7 +14,7 @@ MEANINGS = {
     FaultKind.SYSTEM: "a rewritten system prompt",
     FaultKind.HISTORY: "an earlier message that was rewritten, dropped or inserted",
     FaultKind.SESSION: "text of one conversation in front of text that conversations share",
-    FaultKind.TEMPLATE: "the template renders an earlier turn differently",
+    FaultKind.TEMPLATE: "the template renders the same turns differently",
 }
 
 _ADVICE = {

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from rekindle.chat.conversation import Conversation, Message, Role, Tool, ToolCall
 from rekindle.chat.prompt.meaning import canonical_json
 from rekindle.common_prefix import n_common
-from rekindle.explain.volatile import Volatile, volatile_of
+from rekindle.explain.volatile import volatile_of
 from rekindle.lint.predecessors import SentPrompt, is_elsewhere
 from rekindle.observe.request_record import Miss, MissReason
 
@@ -65,22 +65,32 @@ class _Texts:
 
     def change(self, kind: FaultKind, what: str) -> Change:
         """Return the change; a clock, a counter or an id in the texts decides its kind."""
-        place = n_common(self.earlier, self.now)
-        before = self.earlier[max(place - BEFORE_CHARACTERS, 0) : place]
-        expected = self.earlier[place : place + SHOWN_CHARACTERS]
-        got = self.now[place : place + SHOWN_CHARACTERS]
-        found = self._volatile(before, expected, got)
-        if found is not None:
-            near = f" near {found.near!r}" if found.near else ""
-            kind, what = _KINDS_OF_VOLATILE[found.kind], f"{found.kind}{near} changed"
-        return Change(
-            kind=kind, where=self.where, what=what, before=before, expected=expected, got=got
+        change = self.difference(kind, what)
+        found = volatile_of(
+            Miss(
+                reason=MissReason.TEXT_CHANGED,
+                before=change.before,
+                expected=change.expected,
+                got=change.got,
+            )
         )
+        if found is None:
+            return change
+        near = f" near {found.near!r}" if found.near else ""
+        kind, what = _KINDS_OF_VOLATILE[found.kind], f"{found.kind}{near} changed"
+        return replace(change, kind=kind, what=what)
 
-    @staticmethod
-    def _volatile(before: str, expected: str, got: str) -> Volatile | None:
-        reason = MissReason.TEXT_CHANGED
-        return volatile_of(Miss(reason=reason, before=before, expected=expected, got=got))
+    def difference(self, kind: FaultKind, what: str) -> Change:
+        """Return the change of this kind, with both texts cut around their first difference."""
+        place = n_common(self.earlier, self.now)
+        return Change(
+            kind=kind,
+            where=self.where,
+            what=what,
+            before=self.earlier[max(place - BEFORE_CHARACTERS, 0) : place],
+            expected=self.earlier[place : place + SHOWN_CHARACTERS],
+            got=self.now[place : place + SHOWN_CHARACTERS],
+        )
 
 
 def change_between(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
@@ -101,16 +111,16 @@ def _change(earlier: SentPrompt, now: SentPrompt, n_shared: int) -> Change:
     tools = _tools_changed(one.tools, other.tools)
     if tools is not None:
         return tools
-    if one.template_kwargs != other.template_kwargs:
-        texts = _Texts(str(one.template_kwargs), str(other.template_kwargs), "template arguments")
-        return texts.change(FaultKind.SYSTEM, "template arguments changed")
     for place in _changed_messages(one.messages, other.messages):
         end = now.prompt.locate(place + 1)
         # A difference before the place where the tokens diverge is not rendered.
         if end is None or end > n_shared:
             return _message_changed(one, other, place)
+    if one.template_kwargs != other.template_kwargs:
+        texts = _Texts(str(one.template_kwargs), str(other.template_kwargs), "template arguments")
+        return texts.difference(FaultKind.SYSTEM, "template arguments changed")
     texts = _Texts(earlier.prompt.text, now.prompt.text, "prompt")
-    return texts.change(FaultKind.TEMPLATE, "the template renders an earlier turn differently")
+    return texts.difference(FaultKind.TEMPLATE, "the template renders the same turns differently")
 
 
 def _tools_changed(before: Sequence[Tool], now: Sequence[Tool]) -> Change | None:

@@ -16,7 +16,8 @@ def junit_of(verdicts: Sequence[LintVerdict]) -> bytes:
     for verdict in verdicts:
         root.append(_suite(verdict))
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document
 
 
 def _suite(verdict: LintVerdict) -> ElementTree.Element:
