@@ -43,10 +43,13 @@ MAY_IMPORT = {
     "priming": BASE,
     "replay": BASE | {"api", "chat", "priming"},
     "bench": BASE | {"priming", "replay"},
+    "record": BASE | {"replay"},
     "explain": BASE | {"replay"},
+    "lint": BASE | {"chat", "replay", "explain"},
     "server": BASE | {"cache", "chat", "api", "models", "priming"},
     "cli": BASE
-    | {"cache", "models", "supervisor", "server", "priming", "replay", "explain", "bench"},
+    | {"cache", "models", "supervisor", "server", "priming"}
+    | {"record", "replay", "explain", "lint", "bench"},
     "__main__": {"cli"},
 }
 

@@ -11,9 +11,11 @@ from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
 from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
+from rekindle.cli.lint import lint
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import printable
 from rekindle.cli.prime import prime
+from rekindle.cli.record import record
 from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
 from rekindle.cli.top.command import top
@@ -26,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=ServeCommand)(serve)
-for command in (chat, prime, top, replay, explain, bench):
+for command in (chat, prime, top, record, replay, explain, lint, bench):
     app.command()(command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")

@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from rekindle.cli.plain import count, filled_table, plain_console, print_json, span
+from rekindle.cli.plain import (
+    count,
+    filled_table,
+    plain_console,
+    print_difference,
+    print_json,
+    span,
+)
 from rekindle.cli.remote import client_of
 
 if TYPE_CHECKING:  # importing httpx and the wire formats would slow down `--help`
     from rekindle.explain.findings import Findings, MissGroup
     from rekindle.explain.lookups import LookedUp
-    from rekindle.observe.request_record import Miss
 
 DEFAULT_TOP = 10
 LOOKUP_SECONDS = 30.0  # for one lookup; picked
@@ -131,7 +136,7 @@ def _print_groups(console: Console, groups: "Sequence[MissGroup]", *, n_more: in
     console.print(filled_table(rows, numbers=("#", "tokens", "times", "per hour")))
     for number, group in enumerate(groups, start=1):
         console.print(f"\n#{number} {advice_on(group)}", soft_wrap=True)
-        _print_difference(console, group.miss)
+        print_difference(console, group.miss.before, group.miss.expected, group.miss.got)
     if n_more > 0:
         console.print(f"\n{n_more} more with lower cost: --top shows them.")
 
@@ -153,20 +158,4 @@ def _print_lookups(console: Console, lookups: "Sequence[LookedUp]") -> None:
             f" {advice_for(each.miss)}",
             soft_wrap=True,
         )
-        _print_difference(console, each.miss)
-
-
-def _print_difference(console: Console, miss: "Miss") -> None:
-    """Print the expected and the actual text, each after the words they share."""
-    if not miss.expected and not miss.got:
-        return
-    for mark, text, style in (("-", miss.expected, "red"), ("+", miss.got, "green")):
-        line = Text(f"  {mark} ", style=style)
-        line.append(_on_one_line(miss.before), style="dim")
-        line.append(_on_one_line(text), style=style)
-        console.print(line, soft_wrap=True)
-
-
-def _on_one_line(text: str) -> str:
-    """Escape control characters, which could break the line or the terminal."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+        print_difference(console, each.miss.before, each.miss.expected, each.miss.got)

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 SHORT_KEY = 12  # hex digits; picked
 SHORT_MODEL = 8
@@ -90,6 +91,22 @@ def print_pairs(pairs: Mapping[str, str]) -> None:
     for name, value in pairs.items():
         table.add_row(name, value)
     plain_console().print(table)
+
+
+def print_difference(console: Console, before: str, expected: str, got: str) -> None:
+    """Print the expected and the actual text, each after the words they share."""
+    if not expected and not got:
+        return
+    for mark, text, style in (("-", expected, "red"), ("+", got, "green")):
+        line = Text(f"  {mark} ", style=style)
+        line.append(_on_one_line(before), style="dim")
+        line.append(_on_one_line(text), style=style)
+        console.print(line, soft_wrap=True)
+
+
+def _on_one_line(text: str) -> str:
+    """Escape control characters, which could break the line or the terminal."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def print_json(value: object) -> None:

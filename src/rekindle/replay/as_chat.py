@@ -1,4 +1,4 @@
-"""Requests of other wire formats as chat completions, for /apply-template.
+"""Requests of every wire format as conversations, and as chat completions for /apply-template.
 
 They are converted as Rekindle's own endpoints read them. Other servers may read them differently.
 """
@@ -10,6 +10,12 @@ from pydantic import ValidationError
 
 from rekindle.api.anthropic.messages import conversation_of as conversation_of_messages
 from rekindle.api.anthropic.schema import CountTokensRequest
+from rekindle.api.gemini.contents import read_contents
+from rekindle.api.gemini.schema import CountContentRequest
+from rekindle.api.ollama.messages import chat_conversation, generate_conversation
+from rekindle.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
+from rekindle.api.openai.messages import conversation_of as conversation_of_chat
+from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.responses.items import Placed, read_items
 from rekindle.api.responses.request import conversation_of as conversation_of_response
@@ -19,23 +25,42 @@ from rekindle.chat.conversation import Conversation, Message, Role, Text, ToolRe
 from rekindle.config.choices import MediaPolicy
 from rekindle.errors import InvalidRequest
 from rekindle.priming.files import Body
-from rekindle.replay.traffic import ReplayRequest
+from rekindle.replay.traffic import ReplayRequest, is_gemini
 
 
 def as_chat(request: ReplayRequest) -> Body | None:
     """Return the body of a chat completion. None: invalid, or it needs a stored response."""
     if request.path == "/v1/chat/completions":
         return request.body
+    conversation = conversation_in(request)
+    return None if conversation is None else _chat_body(conversation)
+
+
+def conversation_in(request: ReplayRequest) -> Conversation | None:
+    """Return the conversation. None: invalid, or it needs a stored response or content."""
+    media = MediaReader(MediaPolicy.TEXT)
+    body = request.body
     try:
-        if request.path == "/v1/messages":
-            body = CountTokensRequest.model_validate(request.body)
-            return _chat_body(conversation_of_messages(body, MediaReader(MediaPolicy.TEXT)))
-        return _of_response(CreateResponseRequest.model_validate(request.body))
+        match request.path:
+            case "/v1/chat/completions":
+                return conversation_of_chat(ChatCompletionRequest.model_validate(body), media)
+            case "/v1/messages":
+                return conversation_of_messages(CountTokensRequest.model_validate(body), media)
+            case "/v1/responses":
+                return _of_response(CreateResponseRequest.model_validate(body), media)
+            case "/api/chat":
+                return chat_conversation(OllamaChatRequest.model_validate(body), media)
+            case "/api/generate":
+                return generate_conversation(OllamaGenerateRequest.model_validate(body), media)
+        if is_gemini(request.path):
+            content = CountContentRequest.model_validate(body)
+            return None if content.cached_content else read_contents(content, media).conversation
     except (ValidationError, InvalidRequest):
-        return None
+        pass
+    return None
 
 
-def _of_response(body: CreateResponseRequest) -> Body | None:
+def _of_response(body: CreateResponseRequest, media: MediaReader) -> Conversation | None:
     items = body.input
     if isinstance(items, str):
         items = [MessageItem(role="user", content=items)]
@@ -44,8 +69,8 @@ def _of_response(body: CreateResponseRequest) -> Body | None:
     if any(isinstance(item, ReferenceItem) for item in items):
         return None
     placed = [Placed(item, "input") for item in items]
-    messages = read_items(placed, MediaReader(MediaPolicy.TEXT)).messages
-    return _chat_body(conversation_of_response(body, messages, toolbox_of(body.tools or ())))
+    messages = read_items(placed, media).messages
+    return conversation_of_response(body, messages, toolbox_of(body.tools or ()))
 
 
 def _chat_body(conversation: Conversation) -> Body:

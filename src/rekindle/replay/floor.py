@@ -18,6 +18,11 @@ def units_of_text(text: str) -> bytes:
     return text.encode("utf-32-be", "surrogatepass")
 
 
+def n_shared_units(one: bytes, other: bytes) -> int:
+    """Return the length of the common prefix."""
+    return n_common(one, other) // UNIT_BYTES
+
+
 class Floor:
     """Every sequence of units in earlier prompts and replies.
 
@@ -29,9 +34,14 @@ class Floor:
 
     def n_new(self, prompt: bytes) -> int:
         """Return how many units are new. The last one always is: its logits are needed."""
+        n_shared = n_shared_units(self.nearest(prompt), prompt)
+        return max(len(prompt) // UNIT_BYTES - n_shared, 1)
+
+    def nearest(self, prompt: bytes) -> bytes:
+        """Return the known sequence that shares the longest prefix with the prompt."""
         place = bisect_left(self._known, prompt)
-        shared = [n_common(known, prompt) for known in self._known[max(place - 1, 0) : place + 1]]
-        return max(len(prompt) // UNIT_BYTES - max(shared, default=0) // UNIT_BYTES, 1)
+        neighbours = self._known[max(place - 1, 0) : place + 1]
+        return max(neighbours, key=lambda known: n_common(known, prompt), default=b"")
 
     def learn(self, units: bytes) -> None:
         place = bisect_left(self._known, units)

@@ -31,6 +31,8 @@ OUR_SESSION_HEADER = SESSION_HEADERS[0]
 SENT_HEADERS = frozenset(
     {*SESSION_HEADERS, *SUBAGENT_HEADERS, INTERACTION_HEADER, CLASS_HEADER, "x-client-request-id"}
 )
+OLLAMA_PATHS = ("/api/chat", "/api/generate")
+GEMINI_ENDS = (":generateContent", ":streamGenerateContent")
 DIGEST_BYTES = 8
 MAX_IN_LIST = 25  # times the values of the largest request, in a file that is one list; picked
 _MAX_TIME = 1e12  # seconds; a larger number or an infinity is no time
@@ -39,6 +41,7 @@ _MAX_TIME = 1e12  # seconds; a larger number or an infinity is no time
 class Skipped(StrEnum):
     OTHER_CALL = "no request for a reply"
     NO_TEXT = "recorded without its prompt"
+    NOT_SENT = "of an API that cannot be replayed"
     UNREADABLE = "not readable"
 
 
@@ -52,6 +55,9 @@ class ReplayRequest:
     source: int  # number of the file
     started: float | None = None
     ended: float | None = None  # None: unknown, or the reply was cut off
+    first_byte: float | None = None  # of the reply; None: unknown
+    line: int = 1  # of the file
+    is_named: bool = False  # the conversation was recorded by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,22 @@ class Traffic:
         return all(request.started is not None for request in self.requests)
 
 
-def read_traffic(paths: Sequence[Path], limit: int | None = None) -> Traffic:
+def is_gemini(path: str) -> bool:
+    return path.endswith(GEMINI_ENDS)
+
+
+def read_traffic(
+    paths: Sequence[Path], limit: int | None = None, *, every_format: bool = False
+) -> Traffic:
+    """Read the files. `every_format`: also requests of APIs that cannot be replayed."""
     requests: list[ReplayRequest] = []
     skipped: Counter[Skipped] = Counter()
     for source, path in enumerate(paths):
         found = [
-            each for record, name in _records(path) for each in _read(record, name, source, skipped)
+            each
+            for number, record in _records(path)
+            for each in _read(record, path, number, source, skipped)
+            if _is_taken(each, skipped, every_format=every_format)
         ]
         if all(each.started is not None for each in found):
             found.sort(key=lambda each: each.started or 0.0)
@@ -87,16 +103,27 @@ def _nothing_in(paths: Sequence[Path], skipped: Mapping[Skipped, int]) -> str:
     return f"{files}: no line can be replayed ({found})."
 
 
-def _records(path: Path) -> Iterator[tuple[object, str]]:
-    """Yield the JSON values of the file with their names. None: a line that is not JSON."""
+def _is_taken(request: ReplayRequest, skipped: Counter[Skipped], *, every_format: bool) -> bool:
+    if every_format or not _is_other_format(request.path):
+        return True
+    skipped[Skipped.NOT_SENT] += 1
+    return False
+
+
+def _is_other_format(path: str) -> bool:
+    return path in OLLAMA_PATHS or is_gemini(path)
+
+
+def _records(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield the JSON values of the file with their numbers. None: a line that is not JSON."""
     text = recorded_text(path)
     if (whole := _json(text, max_requests=MAX_IN_LIST)) is not None:
         values = whole if isinstance(whole, list) else [whole]
-        yield from ((value, f"{path.name}:{n}") for n, value in enumerate(values, start=1))
+        yield from enumerate(values, start=1)
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield _json(line, max_requests=1), f"{path.name}:{number}"
+            yield number, _json(line, max_requests=1)
 
 
 def _json(text: str, *, max_requests: int) -> object:
@@ -111,8 +138,9 @@ def _json(text: str, *, max_requests: int) -> object:
 
 
 def _read(
-    record: object, name: str, source: int, skipped: Counter[Skipped]
+    record: object, file: Path, number: int, source: int, skipped: Counter[Skipped]
 ) -> Iterator[ReplayRequest]:
+    name = f"{file.name}:{number}"
     if not isinstance(record, dict):
         skipped[Skipped.UNREADABLE] += 1
         return
@@ -121,7 +149,9 @@ def _read(
         skipped[Skipped.NO_TEXT if is_post else Skipped.OTHER_CALL] += 1
         return
     try:
-        asked = list(requests_of(record, name))
+        asked = _other_format(record) or [
+            (dialect.path, body) for dialect, body in requests_of(record, name)
+        ]
     except PrimeError:
         skipped[Skipped.UNREADABLE] += 1
         return
@@ -131,17 +161,27 @@ def _read(
     if "client" in about and "seq" in about:
         name = f"{about['client']}:{about['seq']}"
     started, ended = _times(about)
-    for dialect, body in asked:
+    for path, body in asked:
         yield ReplayRequest(
             name=name,
-            path=dialect.path,
+            path=path,
             body=body,
             headers=_headers(about),
-            conversation=_conversation(about, body, source),
+            conversation=_recorded_name(about, source) or _derived_name(body, source),
+            is_named=_recorded_name(about, source) is not None,
             source=source,
             started=started,
             ended=ended,
+            first_byte=_time(about.get("t_first")),
+            line=number,
         )
+
+
+def _other_format(record: Mapping[str, Any]) -> list[tuple[str, Body]]:
+    """Return the request if it is one of Gemini or Ollama, recorded with its path."""
+    path = str(record.get("path", "")).partition("?")[0].rstrip("/")
+    path = next((known for known in OLLAMA_PATHS if path.endswith(known)), path)
+    return [(path, record["body"])] if _is_other_format(path) else []
 
 
 def _headers(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -162,17 +202,21 @@ def _can_be_sent(value: str) -> bool:
     return bool(value) and value.isascii() and value.isprintable()
 
 
-def _conversation(record: Mapping[str, Any], body: Body, source: int) -> str:
-    """Name the conversation. Without a recorded name, equal first questions make one."""
+def _recorded_name(record: Mapping[str, Any], source: int) -> str | None:
     for field in ("conv", "session"):
         if (value := record.get(field)) is not None and value != DEFAULT_SESSION:
             return f"{source}/{record.get('client', '')}/{value}"
+    return None
+
+
+def _derived_name(body: Body, source: int) -> str:
+    """Name the conversation by its beginning: equal first questions make one."""
     beginning = json.dumps(_beginning(body), sort_keys=True).encode()
     return f"{source}/{blake2b(beginning, digest_size=DIGEST_BYTES).hexdigest()}"
 
 
 def _beginning(body: Body) -> object:
-    turns = body.get("messages", body.get("input"))
+    turns = body.get("messages", body.get("input", body.get("contents")))
     if not isinstance(turns, list):
         return turns if turns is not None else body.get("prompt")
     for index, turn in enumerate(turns):

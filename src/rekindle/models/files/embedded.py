@@ -22,7 +22,7 @@ def embedded_model() -> Path:
     """Return SmolLM2 as Q8_0. The package holds it as Q4_1, which computes slower."""
     target = Path(platformdirs.user_cache_dir("rekindle")) / "models" / f"{EMBEDDED_NAME}-q8_0.gguf"
     if not _is_whole(target):
-        _requantise(_embedded_source(), target)
+        _requantise(embedded_source(), target)
     return target
 
 
@@ -34,7 +34,8 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _embedded_source() -> Path:
+def embedded_source() -> Path:
+    """Return the file of the package: the same vocabulary and template, nothing to prepare."""
     # Not imported: the package registers a plugin of another program when it is imported.
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     if spec is None or spec.origin is None:

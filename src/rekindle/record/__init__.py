@@ -1,0 +1,1 @@
+"""A proxy that writes what an agent sends as a trace, without keys."""

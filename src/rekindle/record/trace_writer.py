@@ -1,0 +1,42 @@
+"""The trace file of the proxy. Lines are written by a thread: no stream waits for the disk."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rekindle.errors import StartupError
+from rekindle.record.redaction import Redaction
+from rekindle.record.trace_line import Exchanged, line_of
+
+PRIVATE = 0o600
+
+
+class TraceWriter:
+    """Appends to the file, which only its owner may read. Raises StartupError."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        except OSError as error:
+            raise StartupError(f"{path} cannot be written: {error.strerror}.") from error
+        self._file = os.fdopen(descriptor, "ab")
+        self._redaction = Redaction()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record-writer")
+        self.n_written = 0
+        self.failure: str | None = None  # of the last write
+
+    def put(self, exchanged: Exchanged) -> None:
+        self._thread.submit(self._write, exchanged)
+
+    def close(self) -> None:
+        """Write the waiting lines, and close the file."""
+        self._thread.shutdown()
+        self._file.close()
+
+    def _write(self, exchanged: Exchanged) -> None:
+        try:
+            self._file.write(line_of(exchanged, self._redaction))
+            self._file.flush()
+            self.n_written += 1
+        except OSError as error:
+            self.failure = error.strerror or str(error)

@@ -1,0 +1,170 @@
+"""`rekindle lint` and `rekindle record`: verdicts, files for CI, and recording a command."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from rekindle.cli import app
+from rekindle.errors import StartupError
+from tests.lint.conversations import Body, agent
+from tests.record.upstream import Upstream, running
+
+WAIT_SECONDS = 60
+
+
+def lint(*arguments: object) -> Result:
+    cleared = {name: None for name in os.environ if name.startswith("REKINDLE_")}
+    return CliRunner().invoke(
+        app, ["lint", *map(str, arguments)], env={**cleared, "COLUMNS": "200"}
+    )
+
+
+def trace_of(folder: Path, name: str, *, with_clock: bool) -> Path:
+    requests: list[Body] = agent(Random(4), 2).requests()
+    for number, request in enumerate(requests if with_clock else ()):
+        system = request["messages"][0]
+        system["content"] = f"It is 10:2{number}. {system['content']}"
+    path = folder / name
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    return path
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    return trace_of(tmp_path, "clean.jsonl", with_clock=False)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    return trace_of(tmp_path, "faulty.jsonl", with_clock=True)
+
+
+def test_a_fault_fails_with_its_place_cost_and_advice(clean: Path, faulty: Path) -> None:
+    result = lint(clean, faulty, "--prefill-speed", 100)
+    assert result.exit_code == 1
+    assert "clock in system prompt: clock near 'It is' changed, 3 times" in result.output
+    assert "Move it to the last message" in result.output
+    rows = [line.split() for line in result.output.splitlines()[1:3]]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("clean.jsonl", "passed"),
+        ("faulty.jsonl", "FAILED"),
+    ]
+    assert lint(clean).exit_code == 0
+
+
+def test_json_sarif_and_junit_name_the_same_fault(
+    clean: Path, faulty: Path, tmp_path: Path
+) -> None:
+    sarif, junit = tmp_path / "lint.sarif", tmp_path / "lint.xml"
+    result = lint(clean, faulty, "--json", "--sarif", sarif, "--junit", junit)
+    good, bad = json.loads(result.stdout)["traces"]
+    assert (good["amplification"], good["faults"]) == (1.0, [])
+    [fault] = bad["faults"]
+    assert (fault["kind"], fault["where"], fault["culprit"]) == ("clock", "system prompt", "client")
+    assert bad["prefilled_tokens"] == bad["new_tokens"] + fault["lost_tokens"]
+    [found] = json.loads(sarif.read_text())["runs"][0]["results"]
+    places = [each["physicalLocation"] for each in found["locations"]]
+    assert (found["ruleId"], found["level"]) == ("clock", "error")
+    assert [place["region"]["startLine"] for place in places] == [2, 3, 4]
+    assert places[0]["artifactLocation"]["uri"] == faulty.as_posix()
+    suites = ElementTree.parse(junit).getroot()
+    assert [(suite.get("name"), suite.get("failures")) for suite in suites] == [
+        ("clean.jsonl", "0"),
+        ("faulty.jsonl", "2"),
+    ]
+    assert "tokens prefilled again" in str(suites[1][1][0].get("message"))
+
+
+def test_a_baseline_allows_what_it_has_and_no_more(faulty: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    assert lint(faulty, "--write-baseline", baseline).exit_code == 0
+    result = lint(faulty, "--baseline", baseline)
+    assert result.exit_code == 0
+    assert "(in the baseline)" in result.output
+    lower: dict[str, Any] = json.loads(baseline.read_text())
+    lower["traces"]["faulty.jsonl"]["amplification"] -= 0.2
+    baseline.write_text(json.dumps(lower))
+    assert lint(faulty, "--baseline", baseline).exit_code == 1
+    assert lint(faulty, "--max-amplification", 9).exit_code == 0
+    assert lint(faulty, "--baseline", baseline, "--max-amplification", 9).exit_code == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 2, "traces": {}}'])
+def test_a_file_that_is_no_baseline_is_refused(clean: Path, tmp_path: Path, content: str) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(content)
+    error = lint(clean, "--baseline", baseline).exception
+    assert isinstance(error, StartupError)
+    assert str(baseline) in error.message
+
+
+def test_a_trace_or_a_command_is_needed(clean: Path) -> None:
+    for arguments in ((), (clean, "--record", "true")):
+        assert isinstance(lint(*arguments).exception, StartupError)
+
+
+def agent_command(trace: Path, *, exit_code: int = 0) -> str:
+    """An agent that sends the requests of a file to the server of its environment."""
+    program = (
+        "import os, sys, httpx\n"
+        "headers = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        f"for line in open({str(trace)!r}):\n"
+        "    url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "    httpx.post(url, content=line, headers=headers)\n"
+        f"sys.exit({exit_code})\n"
+    )
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+
+
+def test_a_command_is_recorded_and_linted(faulty: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    with running(Upstream(pieces=[b"{}"])) as url:
+        command = agent_command(faulty)
+        result = lint("--record", command, "--upstream", url, "--json", "-o", kept)
+        failed = lint("--record", agent_command(faulty, exit_code=3), "--upstream", url)
+    assert result.exit_code == 1, result.output
+    [trace] = json.loads(result.stdout)["traces"]
+    assert [fault["kind"] for fault in trace["faults"]] == ["clock"]
+    assert trace["lost_seconds"] > 0  # by the times that were recorded
+    assert len(kept.read_text().splitlines()) == 4
+    assert lint(kept, "--max-amplification", 9).exit_code == 0
+    assert "exit code 3" in failed.output
+
+
+def test_a_command_that_sends_nothing_is_an_error() -> None:
+    error = lint("--record", "true").exception
+    assert isinstance(error, StartupError)
+    assert "sent no request" in error.message
+
+
+def test_record_writes_a_trace_until_it_is_interrupted(clean: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with running(Upstream(pieces=[b"{}"])) as url:
+        arguments = ["record", "--upstream", url, "-o", str(trace), "--port", "0"]
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "rekindle", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        own = process.stdout.readline().split("Point the agent at ")[1].split(";")[0]
+        for line in clean.read_text().splitlines():
+            httpx.post(f"{own}/v1/chat/completions", content=line, timeout=WAIT_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(trace.read_text().splitlines()) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0
+    assert f"4 requests written to {trace}" in said
+    assert lint(trace).exit_code == 0
