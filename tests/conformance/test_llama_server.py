@@ -46,13 +46,6 @@ def downloaded(folder: Path) -> Path:
     return tests
 
 
-def server_script(folder: Path) -> Path:
-    script = folder / "llama-server"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.conformance.launcher "$@"\n')
-    script.chmod(0o755)
-    return script
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # every test starts a server
 def test_the_tests_that_the_document_lists_as_passing_pass(tmp_path: Path) -> None:
@@ -69,7 +62,6 @@ def test_the_tests_that_the_document_lists_as_passing_pass(tmp_path: Path) -> No
         **own,  # options of this run, such as --may-skip, are unknown there
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "CONFORMANCE_MODELS": str(models),
-        "LLAMA_SERVER_BIN_PATH": str(server_script(tmp_path)),
         "PORT": str(free_port()),
         "HOME": str(tmp_path),
     }

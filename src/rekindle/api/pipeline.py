@@ -27,6 +27,7 @@ from rekindle.api.json import json_response
 from rekindle.api.models import Lease
 from rekindle.api.openapi import Routes
 from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_replies
+from rekindle.api.requests.adapters import AdapterScale, check_scales
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
@@ -41,6 +42,7 @@ from rekindle.config.choices import Overflow
 from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
+from rekindle.generation.tokenizer import Tokenizer
 from rekindle.observe.request_record import Miss
 
 logger = logging.getLogger(__name__)
@@ -79,8 +81,9 @@ class Exchange:
     ignored: Sequence[str] = ()  # parts of the request to count as ignored
     media_omitted: tuple[OmittedMedia, ...] = ()
     reasoning_budget: int | None = None  # None: as the server is set
-    # Takes the model's default sampling and the size of its vocabulary.
-    options: Callable[[Sampling, int], ReplyOptions]
+    adapters: Sequence[AdapterScale] = ()  # scales that the model's adapters should have
+    # Takes the model's default sampling and its vocabulary.
+    options: Callable[[Sampling, Tokenizer], ReplyOptions]
     encoder: Callable[[Envelope], Encoder]
     whole: Callable[[Envelope, Sequence[Reply]], object]
 
@@ -186,6 +189,8 @@ class Pipeline:
         id_prefix: str,
         load_seconds: float,
     ) -> tuple[Envelope, Encoder | None, Replies]:
+        if exchange.adapters:
+            check_scales(exchange.adapters, served.card.adapters, "lora")
         key = uuid.uuid4().hex
         envelope = Envelope(
             id=id_prefix + key,
@@ -237,7 +242,7 @@ class Pipeline:
         """Build the prompts, each with the options of its replies."""
         options = await self._bodies.work(
             request,
-            partial(exchange.options, responder.default_sampling, responder.tokenizer.n_vocab),
+            partial(exchange.options, responder.default_sampling, responder.tokenizer),
         )
         cache_prompt = body.cache_prompt
         options = replace(
