@@ -218,6 +218,20 @@ class Pipeline:
             session = self._context.caller(request).session
             return await served.responder.look_up(prompts[0], session=session)
 
+    async def count_tokens(self, request: Request, wire_format: WireFormat[B]) -> int:
+        """Return how many tokens the request's prompts have. A chat is counted as a whole."""
+        body = await self._body(request, wire_format)
+        caller, exchange = await self._read(request, wire_format, body)
+        with await self._models.lease(body.model) as served:
+            exchange = _with_budget(exchange, served.responder.reasoning_limit)
+            prompts = await _prompts(
+                replace(exchange, overflow=Overflow.ERROR),
+                served.responder,
+                cache_prompt=True,
+                namespace=caller.namespace,
+            )
+        return sum(len(prompt.tokens) for prompt in prompts)
+
     async def _body(self, request: Request, wire_format: WireFormat[B]) -> B:
         body = await self._bodies.read(request, wire_format.schema)
         return body if wire_format.amend is None else wire_format.amend(body, request)
