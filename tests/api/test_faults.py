@@ -208,7 +208,12 @@ async def test_number_beyond_floats_is_a_400() -> None:
         (
             PromptTooLong(n_prompt=600, n_ctx=512),
             400,
-            {"code": "context_length_exceeded", "n_prompt_tokens": 600, "n_ctx": 512},
+            {
+                "code": "context_length_exceeded",
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": 600,
+                "n_ctx": 512,
+            },
         ),
         (
             Overloaded("The queue is full.", retry_after_seconds=7),
