@@ -13,12 +13,6 @@ MODEL_FLAGS = frozenset({"--hf-repo", "--hf-file", "--model", "--model-url", "--
 REFUSED = frozenset(
     name for flag in LLAMA_FLAGS if flag.fate is FlagFate.REFUSED for name in flag.all_names
 )
-# As the refusal of `--reasoning` says.
-REASONING = {
-    "on": ("--chat-template-kwargs", '{"enable_thinking": true}'),
-    "off": ("--reasoning-budget", "0"),
-    "auto": (),
-}
 WITHOUT_VALUE = frozenset(
     {
         *("--offline", "--cont-batching", "--embedding", "--reranking", "--metrics"),
@@ -39,8 +33,6 @@ def translated(arguments: Sequence[str], models: Path) -> list[str]:
             name += value[0]
         elif flag == "--chat-template-file":  # the server has another working directory
             kept += [flag, str(Path(value[0]).resolve())]
-        elif flag == "--reasoning":
-            kept += REASONING[value[0]]
         elif flag not in REFUSED:
             kept += [flag, *value]
     if {"--ctx-size", "--parallel"} <= {*kept} and "--kv-unified" not in kept:

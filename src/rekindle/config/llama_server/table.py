@@ -239,13 +239,7 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
         "LLAMA_ARG_THINK",
         accepted="auto deepseek",
     ),
-    refused(
-        "-rea --reasoning",
-        "Use --reasoning-budget 0 for off, and --chat-template-kwargs"
-        """ '{"enable_thinking": true}' for on.""",
-        "LLAMA_ARG_REASONING",
-        accepted="auto",
-    ),
+    ours("reasoning", "-rea --reasoning", "LLAMA_ARG_REASONING"),
     refused(
         "--reasoning-effort",
         """Use --chat-template-kwargs '{"reasoning_effort": "high"}'.""",
