@@ -253,12 +253,12 @@ def test_a_request_may_name_the_scales_that_the_adapters_have(
     monkeypatch.setattr(client, "CARD", replace(CARD, adapters=adapters))
     for lora in ([], [{"id": 0, "scale": 0.5}], [{"id": 1, "scale": 0}, {"id": 0, "scale": 0.5}]):
         assert post(path, {**body, "lora": lora}).status_code == 200
-    for lora, param in (
+    for wrong, param in (
         ([{"id": 0, "scale": 1}], "lora.0.scale"),
         ([{"id": 1, "scale": 0}], "lora"),
         ([{"id": 0, "scale": 0.5}, {"id": 2, "scale": 0}], "lora.1.id"),
     ):
-        refused = post(path, {**body, "lora": lora})
+        refused = post(path, {**body, "lora": wrong})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
