@@ -31,9 +31,11 @@ class PromptTooLong(RequestError):
 
     def __init__(self, *, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"The prompt has {n_prompt} tokens, but the context holds {n_ctx}, with at least one"
-            " for the reply. Send a shorter prompt, or start the server with a larger --ctx-size,"
-            " or with --overflow trim to leave out the oldest turns."
+            # Clients of llama-server look for "exceeds the available context size".
+            f"The prompt has {n_prompt} tokens, which exceeds the available context size of"
+            f" {n_ctx} tokens, with at least one for the reply. Send a shorter prompt, or start"
+            " the server with a larger --ctx-size, or with --overflow trim to leave out the oldest"
+            " turns."
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

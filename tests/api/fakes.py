@@ -128,6 +128,8 @@ def api_settings(
     admin_key: str | None = None,
     admin_metrics: bool = False,
     separates_keys: bool = False,
+    serves_slots: bool = True,
+    serves_dashboard: bool = True,
     media: MediaPolicy = MediaPolicy.TEXT,
 ) -> ApiSettings:
     return ApiSettings(
@@ -139,6 +141,8 @@ def api_settings(
         body_limit_bytes=body_limit_bytes,
         ping_seconds=ping_seconds,
         separates_keys=separates_keys,
+        serves_slots=serves_slots,
+        serves_dashboard=serves_dashboard,
         explains=False,
         media=media,
     )

@@ -74,7 +74,7 @@ HOLOGRAM = {"type": "hologram", "hologram": "data:,"}
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
         ({"top_logprobs": 3}, "top_logprobs", "`logprobs`"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "equal to 20"),
-        ({"logit_bias": {"cat": 1}}, "logit_bias.cat", "not a token"),
+        ({"logit_bias": {"cat" * 30000: 1}}, "logit_bias", "characters of text"),
         ({"logit_bias": {"258": 1}}, "logit_bias.258", "not a token"),
         ({"logit_bias": {"1": True}}, "logit_bias.1", "a valid number"),
         ({"logit_bias": [[1, 2], [-1, 2]]}, "logit_bias.1", "not a token"),
@@ -208,7 +208,12 @@ async def test_number_beyond_floats_is_a_400() -> None:
         (
             PromptTooLong(n_prompt=600, n_ctx=512),
             400,
-            {"code": "context_length_exceeded", "n_prompt_tokens": 600, "n_ctx": 512},
+            {
+                "code": "context_length_exceeded",
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": 600,
+                "n_ctx": 512,
+            },
         ),
         (
             Overloaded("The queue is full.", retry_after_seconds=7),

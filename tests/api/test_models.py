@@ -23,6 +23,8 @@ REPLIES: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Once"},
     "/v1/messages/count_tokens": CHAT,
+    "/v1/chat/completions/input_tokens": CHAT,
+    "/v1/responses/input_tokens": {"input": "Once"},
     "/tokenize": {"content": "Once"},
     "/detokenize": {"tokens": [97]},
     "/apply-template": CHAT,

@@ -56,7 +56,7 @@ def read(body: ShoutRequest, *_: object) -> Exchange:
         prompt=[RawPrompt("say", body.say)],
         marks=(),
         ignored=["volume"],
-        options=lambda defaults, n_vocab: ReplyOptions(sampling=defaults, max_tokens=3),
+        options=lambda defaults, tokenizer: ReplyOptions(sampling=defaults, max_tokens=3),
         encoder=Shouts,
         whole=whole,
     )

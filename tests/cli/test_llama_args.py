@@ -51,7 +51,7 @@ def refusal(*arguments: str) -> str:
         ("--ctx-size=4", "--ctx-size 4"),
         ("--cont-batching -to 600 --spec-type none", ""),
         ("--control-vector-layer-range", None),
-        ("--reasoning-format deepseek --reasoning auto", ""),
+        ("--reasoning-format deepseek --reasoning auto", "--reasoning auto"),
         ("--volatile -m -c 4", "--volatile -m -c 4"),
         ("-ngl 99 -ctk q8_0", "-ngl 99 -ctk q8_0"),
     ],

@@ -1,10 +1,8 @@
-"""Starts `rekindle serve` in place of llama-server, for llama.cpp's own tests of its server.
+"""Arguments of `rekindle serve` in place of llama-server's, for llama.cpp's tests of its server.
 
 The tests name models of a hub. A tiny model with random weights takes the place of each.
 """
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,14 +31,15 @@ def translated(arguments: Sequence[str], models: Path) -> list[str]:
         value = [] if flag in WITHOUT_VALUE else [next(rest)]
         if flag in MODEL_FLAGS:
             name += value[0]
+        elif flag == "--chat-template-file":  # the server has another working directory
+            kept += [flag, str(Path(value[0]).resolve())]
         elif flag not in REFUSED:
             kept += [flag, *value]
+    if {"--ctx-size", "--parallel"} <= {*kept} and "--kv-unified" not in kept:
+        # The context of one slot.
+        place = kept.index("--ctx-size") + 1
+        kept[place] = str(int(kept[place]) // int(kept[kept.index("--parallel") + 1]))
     if "--batch-size" in kept and "--ubatch-size" not in kept:  # llama-server lowers it silently
         kept += ["--ubatch-size", kept[kept.index("--batch-size") + 1]]
     kind = next((kind for kind in ("infill", "reranker") if kind in name), "plain")
     return ["serve", str(models / f"{kind}.gguf"), *kept]
-
-
-if __name__ == "__main__":
-    command = translated(sys.argv[1:], Path(os.environ["CONFORMANCE_MODELS"]))
-    os.execv(sys.executable, [sys.executable, "-m", "rekindle", *command])

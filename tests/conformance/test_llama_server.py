@@ -21,12 +21,16 @@ from tests.support.tiny_models import TinyArchitecture, write_tiny_model, write_
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "conformance.md").read_text("utf-8")
 ROW = re.compile(r"^\| `(unit/test_\w+\.py::[^`]+)` \| (\w+) \|", re.MULTILINE)
-FOLDER = "vendor/llama.cpp/tools/server/tests/"
+FOLDERS = ("vendor/llama.cpp/tools/server/tests/", "vendor/llama.cpp/models/templates/")
+# Every test of the sources, without its parameters.
+NAMES = (Path(__file__).parent / "llama_server_tests.txt").read_text("utf-8").split()
+DEFINITION = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 DOWNLOAD_SECONDS = 300
 
 
 def fates() -> dict[str, str]:
-    return dict(ROW.findall(DOCUMENT))
+    """Return the fate of each test. Parameters may contain `|`, which a table has escaped."""
+    return {name.replace(r"\|", "|"): fate for name, fate in ROW.findall(DOCUMENT)}
 
 
 def downloaded(folder: Path) -> Path:
@@ -40,17 +44,12 @@ def downloaded(folder: Path) -> Path:
         pytest.skip(f"pip cannot download the sources of {package}")
     [archive] = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as sources:
-        members = [each for each in sources.getmembers() if FOLDER in each.name]
+        members = [
+            each for each in sources.getmembers() if any(part in each.name for part in FOLDERS)
+        ]
         sources.extractall(folder, members, filter="data")
-    [tests] = folder.glob(f"*/{FOLDER}")
+    [tests] = folder.glob(f"*/{FOLDERS[0]}")
     return tests
-
-
-def server_script(folder: Path) -> Path:
-    script = folder / "llama-server"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.conformance.launcher "$@"\n')
-    script.chmod(0o755)
-    return script
 
 
 @pytest.mark.long
@@ -59,6 +58,12 @@ def test_the_tests_that_the_document_lists_as_passing_pass(tmp_path: Path) -> No
     passing = [name for name, fate in fates().items() if fate == "passes"]
     assert passing
     tests = downloaded(tmp_path)
+    found = [
+        f"unit/{file.name}::{name}"
+        for file in sorted(tests.glob("unit/*.py"))
+        for name in DEFINITION.findall(file.read_text("utf-8"))
+    ]
+    assert found == NAMES
     models = tmp_path / "models"
     models.mkdir()
     write_tiny_model(models / "plain.gguf", TinyArchitecture.LLAMA)
@@ -69,7 +74,6 @@ def test_the_tests_that_the_document_lists_as_passing_pass(tmp_path: Path) -> No
         **own,  # options of this run, such as --may-skip, are unknown there
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "CONFORMANCE_MODELS": str(models),
-        "LLAMA_SERVER_BIN_PATH": str(server_script(tmp_path)),
         "PORT": str(free_port()),
         "HOME": str(tmp_path),
     }
@@ -80,9 +84,10 @@ def test_the_tests_that_the_document_lists_as_passing_pass(tmp_path: Path) -> No
     assert "skipped" not in run.stdout.splitlines()[-1]
 
 
-def test_the_document_gives_every_test_one_fate() -> None:
+def test_the_document_gives_every_test_of_the_sources_one_fate() -> None:
     names = [name for name, _ in ROW.findall(DOCUMENT)]
     assert len(names) == len(set(names))
+    assert [*dict.fromkeys(name.partition("[")[0] for name in names)] == NAMES
     assert set(fates().values()) == {"passes", "cannot", "differs"}
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from rekindle.config.choices import Reasoning
+from rekindle.config.model import ChatSettings
 from rekindle.config.sampling import SamplingSettings
 from rekindle.errors import StartupError
 from rekindle.generation.request import SamplerName, Sampling
-from rekindle.models.chat_setup import sampling_with
+from rekindle.models.chat_setup import reasoning_limit_of, sampling_with, template_kwargs_of
 
 
 def test_the_operators_sampling_replaces_that_of_the_models_file() -> None:
@@ -15,6 +17,23 @@ def test_the_operators_sampling_replaces_that_of_the_models_file() -> None:
     assert sampling_with(own, given) == Sampling(
         temperature=0.0, top_k=20, min_p=0.1, seed=3, ignore_eos=True
     )
+
+
+def test_reasoning_is_turned_on_by_the_templates_switch_and_off_by_the_budget() -> None:
+    auto, on, off = (ChatSettings(reasoning=each) for each in Reasoning)
+    assert [template_kwargs_of(each) for each in (auto, on, off)] == [
+        {},
+        {"enable_thinking": True},
+        {},
+    ]
+    assert [reasoning_limit_of(each) for each in (auto, on, off)] == [None, None, 0]
+    both = ChatSettings(
+        reasoning=Reasoning.ON,
+        chat_template_kwargs='{"enable_thinking": false, "a": 1}',
+        reasoning_budget=7,
+    )
+    assert template_kwargs_of(both) == {"enable_thinking": False, "a": 1}
+    assert reasoning_limit_of(both) == 7
 
 
 def test_seed_minus_1_is_another_one_for_each_request() -> None:

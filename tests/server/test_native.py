@@ -10,7 +10,7 @@ import pytest
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture, write_tiny_model, write_tiny_reranker
 
-# llama.vim's request, with its names and numbers; llama.vscode sends the same fields.
+# llama.vim's request, with its names and numbers.
 EDITOR: dict[str, Any] = {
     "id_slot": 0,
     "input_prefix": "import os\n\n\ndef read(path):\n",
@@ -115,6 +115,99 @@ def test_a_slot_can_be_saved_restored_and_erased(tiny: ServerProcess) -> None:
 
 
 PROMPT = "Seven slots were saved. " * 12
+
+# The requests of llama.vscode, with its names and numbers: completions of code, ahead and at the
+# cursor, then what its agent sends.
+VSCODE_AHEAD = {
+    "id_slot": 0,
+    "input_prefix": "",
+    "input_suffix": "",
+    "prompt": "",
+    "n_predict": 0,
+    "samplers": [],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1,
+}
+VSCODE_INFILL = {
+    "id_slot": 0,
+    "input_prefix": EDITOR["input_prefix"],
+    "input_suffix": EDITOR["input_suffix"],
+    "prompt": EDITOR["prompt"],
+    "n_predict": 8,
+    "n_cmpl": 3,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "n_indent": 4,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 500,
+    "model": "qwen-coder",
+}
+VSCODE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search_source",
+        "description": "Searches the code base.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to search"}},
+            "required": ["query"],
+        },
+        "strict": True,
+    },
+}
+VSCODE_CALL = {"name": "search_source", "arguments": '{"query": "slots"}'}
+VSCODE_MESSAGES = [
+    {"role": "system", "content": "You are an agent for software development."},
+    {"role": "user", "content": "Where are slots saved?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": VSCODE_CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "slots.py: def save(slot):"},
+]
+
+
+def test_the_completions_of_llama_vscode_find_the_chunks_it_sent_ahead(tiny: ServerProcess) -> None:
+    post(tiny, "/infill", {**VSCODE_AHEAD, "input_extra": RING})
+    replies = post(tiny, "/infill", {**VSCODE_INFILL, "input_extra": RING})
+    assert len(replies) == 3
+    assert all(isinstance(each["content"], str) for each in replies)
+    timings = replies[0]["timings"]
+    assert timings["cache_n"] > 5 * timings["prompt_n"]
+    assert {"generation_settings", "tokens_cached", "truncated"} <= replies[0].keys()
+
+
+def test_the_agent_of_llama_vscode_counts_its_prompt_exactly(tiny: ServerProcess) -> None:
+    [listed] = httpx.get(f"{tiny.url}/v1/models").json()["data"]
+    assert listed["owned_by"] == "llamacpp" or "meta" in listed
+    n_ctx = httpx.get(f"{tiny.url}/props").json()["default_generation_settings"]["n_ctx"]
+    tools = {"tools": [VSCODE_TOOL], "tool_choice": "auto"}
+    template = {"messages": VSCODE_MESSAGES, "model": listed["id"], **tools}
+    prompt = post(tiny, "/apply-template", template)["prompt"]
+    count = {"content": prompt, "add_special": False, "parse_special": True}
+    n_tokens = len(post(tiny, "/tokenize", count)["tokens"])
+    body = {**template, "stream": True, "max_tokens": min(16, n_ctx - n_tokens)}
+    with httpx.stream("POST", f"{tiny.url}/v1/chat/completions", json=body, timeout=60) as reply:
+        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [httpx.Response(200, content=line).json() for line in lines[:-1]]
+    choices = [each["choices"][0] for each in chunks if each["choices"]]
+    assert [each["finish_reason"] for each in choices if each["finish_reason"]] != []
+    whole = post(tiny, "/v1/chat/completions", {**body, "stream": False})
+    assert whole["usage"]["prompt_tokens"] == n_tokens
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] >= n_tokens - 1
+
+
+def test_llama_vscode_gets_its_embeddings(tiny: ServerProcess) -> None:
+    body = {"input": "def save(slot):", "model": "nomic", "encoding_format": "float"}
+    reply = post(tiny, "/v1/embeddings", body)
+    assert len(reply["data"][0]["embedding"]) == 64
+    assert reply["usage"]["total_tokens"] > 0
 
 
 def test_a_reranker_scores_documents_and_makes_no_embeddings(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from rekindle.api.ollama.models import OllamaModelsApi
 from rekindle.api.ollama.wire_format import ollama_formats
 from rekindle.api.openai.embeddings import EmbeddingsApi
 from rekindle.api.openai.models import ModelsApi
+from rekindle.api.openai.token_counts import add_input_tokens
 from rekindle.api.openai.wire_format import CHAT, COMPLETIONS
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline, WireFormat
@@ -96,6 +97,8 @@ def create_app(
         ModelsApi(context).add_routes(routes, prefix)
         StoredResponsesApi(context, stored_responses).add_routes(routes, prefix)
     add_token_count(routes, context)
+    for counted in (CHAT, responses):
+        add_input_tokens(routes, pipeline, counted)
     for prefix in PREFIXES:
         GeminiApi(context, pipeline, gemini, stored_responses).add_routes(routes, prefix)
         ContentEmbeddings(context).add_routes(routes, prefix)

@@ -87,6 +87,8 @@ def failure_of(error: BaseException, scope: Scope) -> Failure:
             return failure(501, error.message, "not_supported")
         case PromptTooLong():
             failed = failure(400, error.message, "context_length_exceeded")
+            # llama-server's type, on which its clients compact. The code is OpenAI's.
+            failed.detail["type"] = "exceed_context_size_error"
             failed.detail["n_prompt_tokens"] = error.n_prompt
             failed.detail["n_ctx"] = error.n_ctx
             return failed

@@ -27,6 +27,7 @@ from rekindle.api.json import json_response
 from rekindle.api.models import Lease
 from rekindle.api.openapi import Routes
 from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_replies
+from rekindle.api.requests.adapters import AdapterScale, check_scales
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
@@ -41,6 +42,7 @@ from rekindle.config.choices import Overflow
 from rekindle.errors import InvalidRequest, NotSupported
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
+from rekindle.generation.tokenizer import Tokenizer
 from rekindle.observe.request_record import Miss
 
 logger = logging.getLogger(__name__)
@@ -79,8 +81,9 @@ class Exchange:
     ignored: Sequence[str] = ()  # parts of the request to count as ignored
     media_omitted: tuple[OmittedMedia, ...] = ()
     reasoning_budget: int | None = None  # None: as the server is set
-    # Takes the model's default sampling and the size of its vocabulary.
-    options: Callable[[Sampling, int], ReplyOptions]
+    adapters: Sequence[AdapterScale] = ()  # scales that the model's adapters should have
+    # Takes the model's default sampling and its vocabulary.
+    options: Callable[[Sampling, Tokenizer], ReplyOptions]
     encoder: Callable[[Envelope], Encoder]
     whole: Callable[[Envelope, Sequence[Reply]], object]
 
@@ -186,6 +189,8 @@ class Pipeline:
         id_prefix: str,
         load_seconds: float,
     ) -> tuple[Envelope, Encoder | None, Replies]:
+        if exchange.adapters:
+            check_scales(exchange.adapters, served.card.adapters, "lora")
         key = uuid.uuid4().hex
         envelope = Envelope(
             id=id_prefix + key,
@@ -213,6 +218,20 @@ class Pipeline:
             session = self._context.caller(request).session
             return await served.responder.look_up(prompts[0], session=session)
 
+    async def count_tokens(self, request: Request, wire_format: WireFormat[B]) -> int:
+        """Return how many tokens the request's prompts have. A chat is counted as a whole."""
+        body = await self._body(request, wire_format)
+        caller, exchange = await self._read(request, wire_format, body)
+        with await self._models.lease(body.model) as served:
+            exchange = _with_budget(exchange, served.responder.reasoning_limit)
+            prompts = await _prompts(
+                replace(exchange, overflow=Overflow.ERROR),
+                served.responder,
+                cache_prompt=True,
+                namespace=caller.namespace,
+            )
+        return sum(len(prompt.tokens) for prompt in prompts)
+
     async def _body(self, request: Request, wire_format: WireFormat[B]) -> B:
         body = await self._bodies.read(request, wire_format.schema)
         return body if wire_format.amend is None else wire_format.amend(body, request)
@@ -237,7 +256,7 @@ class Pipeline:
         """Build the prompts, each with the options of its replies."""
         options = await self._bodies.work(
             request,
-            partial(exchange.options, responder.default_sampling, responder.tokenizer.n_vocab),
+            partial(exchange.options, responder.default_sampling, responder.tokenizer),
         )
         cache_prompt = body.cache_prompt
         options = replace(

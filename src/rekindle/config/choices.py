@@ -55,6 +55,12 @@ class ReasoningHistory(Enum):
     TEMPLATE = "template"
 
 
+class Reasoning(Enum):
+    AUTO = "auto"  # as the template and the request say
+    ON = "on"
+    OFF = "off"
+
+
 class Overflow(Enum):
     ERROR = "error"
     TRIM = "trim"

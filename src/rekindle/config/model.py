@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.config.choices import MediaPolicy, Overflow, ReasoningHistory
+from rekindle.config.choices import MediaPolicy, Overflow, Reasoning, ReasoningHistory
 from rekindle.config.declare import TIB, Bytes, setting
 
 
@@ -61,6 +61,10 @@ class ChatSettings:
         "Images, audio, video and files in requests. text: the model reads a line about each, or"
         " the text of a text file; error: refuse the request.",
         per_model=False,
+    )
+    reasoning: Reasoning = setting(
+        Reasoning.AUTO,
+        "Whether the model reasons, if its template has a switch. auto: as the template does.",
     )
     reasoning_budget: int = setting(
         -1,

@@ -51,6 +51,8 @@ class ServerSettings:
         minimum=0.1,
         maximum=_DAY,
     )
+    slots: bool = setting(True, "Serve GET /slots.")
+    ui: bool = setting(True, "Serve the dashboard at /.")
     explain: bool = setting(
         False, "Report in every reply why a part of its prompt missed the cache."
     )

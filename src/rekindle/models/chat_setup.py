@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from rekindle.chat.dialects.choice import DialectChoice, apply, choose
 from rekindle.chat.prompt.prompt import PromptBuilder
@@ -14,6 +15,8 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
+from rekindle.config.choices import Reasoning
+from rekindle.config.model import ChatSettings
 from rekindle.config.sampling import RANDOM_SEED, SamplingSettings
 from rekindle.config.settings import Settings
 from rekindle.errors import StartupError
@@ -79,7 +82,7 @@ def set_up_chat(
     `can_rewarm`: the engine has background requests, which yield to all others.
     """
     settings = parts.settings
-    n_predict, kwargs = settings.sampling.n_predict, settings.chat.chat_template_kwargs
+    n_predict = settings.sampling.n_predict
     prompts = PromptBuilder(
         read.template,
         tokenizer,
@@ -97,10 +100,8 @@ def set_up_chat(
         default_cache_prompt=settings.cache.cache_prompt,
         default_overflow=settings.chat.overflow,
         default_max_tokens=None if n_predict < 0 else n_predict,
-        template_kwargs={} if kwargs is None else json.loads(kwargs),
-        reasoning_limit=None
-        if settings.chat.reasoning_budget < 0
-        else settings.chat.reasoning_budget,
+        template_kwargs=template_kwargs_of(settings.chat),
+        reasoning_limit=reasoning_limit_of(settings.chat),
         stream_calls=settings.chat.stream_calls,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
@@ -110,6 +111,20 @@ def set_up_chat(
         accounts=parts.accounts,
         observers=parts.observers,
     )
+
+
+def template_kwargs_of(chat: ChatSettings) -> dict[str, Any]:
+    """Return the operator's arguments of the template."""
+    switch = {"enable_thinking": True} if chat.reasoning is Reasoning.ON else {}
+    given = chat.chat_template_kwargs
+    return switch if given is None else {**switch, **json.loads(given)}
+
+
+def reasoning_limit_of(chat: ChatSettings) -> int | None:
+    """Return the most reasoning tokens of a reply; None: no limit. 0 turns the switch off too."""
+    if chat.reasoning is Reasoning.OFF:
+        return 0
+    return None if chat.reasoning_budget < 0 else chat.reasoning_budget
 
 
 def sampling_with(own: Sampling, settings: SamplingSettings) -> Sampling:

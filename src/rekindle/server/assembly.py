@@ -181,6 +181,8 @@ def _api_settings(settings: Settings) -> ApiSettings:
         body_limit_bytes=settings.server.body_limit,
         ping_seconds=settings.server.ping_interval,
         separates_keys=_separates_keys(settings.cache.namespace_by, keys),
+        serves_slots=settings.server.slots,
+        serves_dashboard=settings.server.ui,
         explains=settings.server.explain,
         media=settings.chat.media,
     )

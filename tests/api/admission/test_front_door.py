@@ -141,6 +141,28 @@ async def test_own_pages_programs_and_allowed_origins_may_post(headers: dict[str
     assert reply.status_code == 200, reply.text
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("https://localhost:3000", 200),
+        ("http://127.0.0.1:3000", 200),
+        ("http://[::1]:3000", 200),
+        ("http://localhost.evil.example", 403),
+        ("http://notlocalhost", 403),
+        ("http://127.0.0.10", 403),
+        ("http://localhost:80.evil.example", 403),
+    ],
+)
+async def test_localhost_stands_for_every_page_of_this_machine(origin: str, status: int) -> None:
+    async with client_of(FakeResponder(), api_settings(cors_origins=("localhost",))) as client:
+        reply = await client.post(
+            CHAT, json=BODY, headers={**HOME, "origin": origin, "sec-fetch-site": "same-site"}
+        )
+    assert reply.status_code == status
+    assert reply.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE", "GET", "OPTIONS"])
 @pytest.mark.parametrize(
     "headers",

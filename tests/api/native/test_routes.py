@@ -232,3 +232,47 @@ def test_lora_adapters_are_listed_and_keep_their_scales(monkeypatch: pytest.Monk
     assert post("/lora-adapters", [{"id": 0, "scale": 0.5}]).json() == {"success": True}
     changed = post("/lora-adapters", [{"id": 0, "scale": 1.0}])
     assert (changed.status_code, changed.json()["error"]["param"]) == (400, "0.scale")
+    assert post("/lora-adapters", []).status_code == 400  # not listed: the scale 0
+
+
+CHAT = {"messages": [client.USER]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/completion", {"prompt": "a"}),
+    ],
+)
+def test_a_request_may_name_the_scales_that_the_adapters_have(
+    path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = (LoraCard("a.gguf", 0.5, "", ""), LoraCard("b.gguf", 0.0, "", ""))
+    monkeypatch.setattr(client, "CARD", replace(CARD, adapters=adapters))
+    for lora in ([], [{"id": 0, "scale": 0.5}], [{"id": 1, "scale": 0}, {"id": 0, "scale": 0.5}]):
+        assert post(path, {**body, "lora": lora}).status_code == 200
+    for wrong, param in (
+        ([{"id": 0, "scale": 1}], "lora.0.scale"),
+        ([{"id": 1, "scale": 0}], "lora"),
+        ([{"id": 0, "scale": 0.5}, {"id": 2, "scale": 0}], "lora.1.id"),
+    ):
+        refused = post(path, {**body, "lora": wrong})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_slots_and_the_dashboard_can_be_turned_off() -> None:
+    settings = api_settings(serves_slots=False, serves_dashboard=False)
+
+    async def run() -> list[tuple[str, int]]:
+        async with client_of(FakeResponder(), settings) as opened:
+            paths = ("/slots", "/", "/dashboard/app.js", "/props")
+            return [(path, (await opened.get(path)).status_code) for path in paths]
+
+    assert asyncio.run(run()) == [
+        ("/slots", 501),
+        ("/", 404),
+        ("/dashboard/app.js", 404),
+        ("/props", 200),
+    ]

@@ -42,9 +42,22 @@ NAME: "a".."f" ~ 1..3
         (SUMS, ["1", "1 + 2", "abc ! - 3.5", "SQRT( 4 )+f"], ["", "1 +", "abcd", "+ 1"]),
         ('start: "a" "\\n" /[x\\/]/i\n', ["a\nX", "a\n/"], ["a", "ax"]),
         ("start: _x\n_x: A~2\nA: /[0-9]/", ["12"], ["1", "123"]),
+        (
+            'start: start "," ITEM -> more | ITEM\nITEM: /[a-z]/',
+            ["a", "a,b", "a,b,c"],
+            ["", ",a", "a,", "a,,b"],
+        ),
+        ('start: line start | line\nline: "x" | "y"', ["x", "xyx"], ["", "xz"]),
+        (
+            'start: start OP start | "-" start | start "!" | /[0-9]/\nOP: "+" | "*"\n'
+            "%import common.WS_INLINE\n%ignore WS_INLINE",
+            ["1", "1 + 2*3", "--1! + -2 !", "1!!"],
+            ["", "+", "1+", "1 2", "!1", "1 -2"],
+        ),
+        ('start: start | "a"', ["a"], ["", "aa"]),
     ],
 )
-def test_a_grammar_without_recursion_becomes_a_pattern(
+def test_a_grammar_without_nesting_becomes_a_pattern(
     grammar: str, good: list[str], bad: list[str]
 ) -> None:
     pattern = pattern_of("lark", grammar)
@@ -57,6 +70,8 @@ def test_a_grammar_without_recursion_becomes_a_pattern(
     "grammar",
     [
         'start: "(" start ")" | "x"',
+        'start: start "," "(" start ")" ";" | "x"',
+        'start: start "a"',
         "start: missing",
         "%import python.NAME\nstart: NAME",
         '%declare X\nstart: "a"',

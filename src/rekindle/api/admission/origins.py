@@ -12,6 +12,7 @@ from rekindle.api.admission.hosts import name_in
 from rekindle.api.errors import Failure, failure
 
 ANY = "*"
+LOCALHOST = "localhost"  # pages of this machine, on any port
 # Pages of installed programs (Electron, Tauri, Capacitor, VS Code). No web page has such an origin.
 PROGRAM_SCHEMES = frozenset({"app", "capacitor", "tauri", "vscode-file", "vscode-webview"})
 PROGRAM_ORIGINS = frozenset({"http://tauri.localhost", "https://tauri.localhost"})
@@ -21,15 +22,15 @@ OWN_SITES = frozenset({"same-origin", "none"})  # none: typed, bookmarked, or a 
 
 
 class AllowedOrigins:
-    """Origins given with `--cors`: exact ones, `SCHEME://*`, or `*`."""
+    """Origins given with `--cors`: exact ones, `SCHEME://*`, `localhost`, or `*`."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         cleaned = [
             origin if origin.endswith("://") else origin.removesuffix("/") for origin in origins
         ]
-        self.exact = tuple(origin for origin in cleaned if not origin.endswith("://*"))
-        prefixes = [re.escape(origin[:-1]) for origin in cleaned if origin.endswith("://*")]
-        self.pattern = "|".join(f"{prefix}.*" for prefix in prefixes) or None
+        patterns = {origin: _pattern(origin) for origin in cleaned}
+        self.exact = tuple(origin for origin, pattern in patterns.items() if pattern is None)
+        self.pattern = "|".join(filter(None, patterns.values())) or None
         self._regex = re.compile(self.pattern) if self.pattern else None
 
     def __bool__(self) -> bool:
@@ -39,6 +40,13 @@ class AllowedOrigins:
         if ANY in self.exact or origin in self.exact:
             return True
         return self._regex is not None and self._regex.fullmatch(origin) is not None
+
+
+def _pattern(origin: str) -> str | None:
+    """Return a regular expression for several origins; None: it is one."""
+    if origin == LOCALHOST:  # llama-server's word
+        return r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?"
+    return f"{re.escape(origin[:-1])}.*" if origin.endswith("://*") else None
 
 
 class OriginCheck:

@@ -18,12 +18,13 @@ from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 DEFAULT_TTL = "5m"
 
 
 def options_of(
-    body: MessagesRequest, conversation: Conversation, defaults: Sampling, _n_vocab: int
+    body: MessagesRequest, conversation: Conversation, defaults: Sampling, _tokenizer: Tokenizer
 ) -> ReplyOptions:
     tool_choice = tool_choice_of(body, conversation)
     grammar = _grammar(body)

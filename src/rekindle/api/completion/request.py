@@ -17,23 +17,22 @@ from rekindle.chat.infill import FileChunk, Infill
 from rekindle.chat.mixed_tokens import Mixed
 from rekindle.chat.reply.events import LineLimits, ReplyOptions
 from rekindle.generation.request import Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 LIMITS = ("n_predict", "max_completion_tokens", "max_tokens")  # the first that is set counts
 
 
-def native_options(body: NativeFields, defaults: Sampling, n_vocab: int) -> ReplyOptions:
-    if body.lora:
-        raise fault("lora", ": adapters and scales are set at the start, with `--lora-scaled`.")
+def native_options(body: NativeFields, defaults: Sampling, tokenizer: Tokenizer) -> ReplyOptions:
     n_probs = body.logprobs if body.n_probs is None else body.n_probs
     return ReplyOptions(
-        sampling=sampling_for(body, defaults, n_vocab, None),
+        sampling=sampling_for(body, defaults, tokenizer, None),
         max_tokens=limit_of(body),
         stop=stop_of(body.stop),
         line_limits=LineLimits(
             n_indent=body.n_indent or 0,
             seconds=max(body.t_max_predict_ms or 0, 0) / 1e3,
         ),
-        n_top_logprobs=min(n_probs, n_vocab) if n_probs else None,
+        n_top_logprobs=min(n_probs, tokenizer.n_vocab) if n_probs else None,
         shows_tokens=bool(body.stream or body.return_tokens),
     )
 

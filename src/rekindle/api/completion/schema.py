@@ -10,7 +10,6 @@ from pydantic import Field
 
 from rekindle.api.body import Ignored, Items, Refused, WireModel
 from rekindle.api.cache_controls import CommonFields
-from rekindle.api.native.schema import AdapterScale
 from rekindle.api.openai.schema import MAX_REPLIES, MAX_STOP_STRINGS
 from rekindle.api.requests.json_values import Int64
 from rekindle.api.requests.limits import MAX_OPTIONS, MAX_PARTS, Id, Stop
@@ -43,7 +42,6 @@ class NativeFields(CommonFields, SamplingFields):
     response_fields: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_OPTIONS)] | None = (
         None
     )
-    lora: Annotated[Items[AdapterScale], Field(max_length=MAX_OPTIONS)] | None = None
 
     t_max_prompt_ms: Annotated[Int64 | None, Ignored()] = None  # llama-server ignores it too
     n_keep: Annotated[Int64 | None, Ignored()] = None  # the context is never shifted

@@ -29,6 +29,7 @@ def _exchange(body: NativeFields, prompts: Sequence[RawPrompt]) -> Exchange:
     return Exchange(
         prompt=prompts,
         marks=(),
+        adapters=body.lora or (),
         n_per_prompt=n_replies(body),
         options=partial(native_options, body),
         encoder=partial(NativeEvents, body),

@@ -44,8 +44,10 @@ class DashboardApi:
         self._files = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
 
     def add_routes(self, routes: Routes) -> None:
-        routes.add("GET", "/", self.page, media={"text/html": {}})
-        routes.add("GET", "/dashboard/{name}", self.file, media={name: {} for name in FILE_TYPES})
+        if self._context.settings.serves_dashboard:
+            routes.add("GET", "/", self.page, media={"text/html": {}})
+            media: dict[str, object] = {name: {} for name in FILE_TYPES}
+            routes.add("GET", "/dashboard/{name}", self.file, media=media)
         routes.add("GET", "/v1/events", self.events, streams=[Hour, RequestSeen, Snapshot])
 
     async def page(self) -> Response:

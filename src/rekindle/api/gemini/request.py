@@ -11,6 +11,7 @@ from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.generation.request import Grammar, GrammarKind, Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 ENUM = "text/x.enum"
 ANY_JSON = {"type": ["object", "array"]}
@@ -22,7 +23,7 @@ def options_of(
     tool_config: ToolConfig | None,
     conversation: Conversation,
     defaults: Sampling,
-    _n_vocab: int,
+    _tokenizer: Tokenizer,
 ) -> ReplyOptions:
     """Make the options. `tool_config`: of the request, or of its cached content."""
     config = body.config
@@ -43,7 +44,7 @@ def options_of(
     )
 
 
-def no_tokens(defaults: Sampling, _n_vocab: int) -> ReplyOptions:
+def no_tokens(defaults: Sampling, _tokenizer: Tokenizer) -> ReplyOptions:
     """Evaluate the prompt alone."""
     return ReplyOptions(sampling=defaults, max_tokens=0)
 

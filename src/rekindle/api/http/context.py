@@ -28,6 +28,8 @@ class ApiSettings:
     ping_seconds: float  # silence in a stream before a keep-alive is sent
     separates_keys: bool  # each API key has a namespace of its own
     admin_metrics: bool  # only the administrator may read `/metrics`
+    serves_slots: bool  # `GET /slots`
+    serves_dashboard: bool  # the page; its events are always served
     explains: bool  # every reply says why the cache missed
     media: MediaPolicy
 

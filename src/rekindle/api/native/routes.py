@@ -44,6 +44,7 @@ from rekindle.api.native.schema import (
 from rekindle.api.openai.messages import conversation_of, reasoning_budget_of
 from rekindle.api.openai.schema import ChatCompletionRequest
 from rekindle.api.openapi import Routes
+from rekindle.api.requests.adapters import check_scales
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.chat.dialects.choice import DialectChoice
@@ -137,17 +138,12 @@ class NativeApi:
         body = await self._bodies.read(request, AdapterScales)
         with await self._models.lease(model_wanted(request)) as served:
             adapters = served.card.adapters
-        for index, each in enumerate(body.root):
-            if not 0 <= each.id < len(adapters):
-                raise fault(f"{index}.id", f": this model has no LoRA adapter {each.id}.")
-            if each.scale != adapters[each.id].scale:
-                raise fault(
-                    f"{index}.scale",
-                    ": scales are set at the start, with `--lora-scaled FILE:SCALE`.",
-                )
+        check_scales(body.root, adapters)
         return json_response(Success(success=True))
 
     async def slots(self, request: Request) -> list[SlotProps]:
+        if not self._settings.serves_slots:
+            raise NotSupported("This server was started with --no-slots.")
         await self._models.refresh()
         status = self._models.status(model_wanted(request))
         visible = self._context.visible_namespace(request)

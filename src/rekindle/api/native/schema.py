@@ -7,6 +7,7 @@ from typing_extensions import TypedDict
 
 from rekindle.api.body import Items, WireModel
 from rekindle.api.cache.bodies import TierProps
+from rekindle.api.requests.adapters import AdapterScale
 from rekindle.api.requests.limits import MAX_OPTIONS, Id
 
 
@@ -64,11 +65,6 @@ class SlotReply(RootModel[SlotSaved | SlotRestored | SlotErased]):
 
 class PropsChange(WireModel):
     """No property can be changed."""
-
-
-class AdapterScale(WireModel):
-    id: int
-    scale: Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class AdapterScales(RootModel[Annotated[Items[AdapterScale], Field(max_length=MAX_OPTIONS)]]):

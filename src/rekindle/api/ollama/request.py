@@ -6,9 +6,10 @@ from rekindle.api.tools import json_grammar
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.config.choices import Overflow
 from rekindle.generation.request import Grammar, Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 
-def options_of(body: OllamaFields, defaults: Sampling, _n_vocab: int) -> ReplyOptions:
+def options_of(body: OllamaFields, defaults: Sampling, _tokenizer: Tokenizer) -> ReplyOptions:
     options = body.options or OllamaOptions()
     sampling = sampling_of(options, defaults, _grammar(body))
     has_seed = options.seed is not None and options.seed >= 0

@@ -17,20 +17,21 @@ from rekindle.chat.infill import Infill
 from rekindle.chat.reply.events import ReplyOptions, ToolMode
 from rekindle.errors import InvalidRequest
 from rekindle.generation.request import Grammar, Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 
 def chat_options(
     body: ChatCompletionRequest,
     tools: Sequence[Tool],
     defaults: Sampling,
-    n_vocab: int,
+    tokenizer: Tokenizer,
 ) -> ReplyOptions:
     if body.modalities and body.modalities != ["text"]:
         raise fault("modalities", ": only `text` is supported.")
     if body.top_logprobs is not None and not body.logprobs:
         raise fault("top_logprobs", " requires `logprobs` to be true.")
     tool_choice = tool_choice_of(body, tools)
-    sampling = sampling_for(body, defaults, n_vocab, _grammar(body.response_format))
+    sampling = sampling_for(body, defaults, tokenizer, _grammar(body.response_format))
     if sampling.grammar is not None:
         check_grammar(sampling.grammar, tool_choice, _field_of(sampling.grammar))
     if tool_choice.mode is ToolMode.REQUIRED and body.ignore_eos:
@@ -51,7 +52,9 @@ def chat_options(
     )
 
 
-def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int) -> ReplyOptions:
+def completion_options(
+    body: CompletionRequest, defaults: Sampling, tokenizer: Tokenizer
+) -> ReplyOptions:
     if body.best_of not in (None, 1):
         raise fault("best_of", " other than 1 is not supported. Use `n`.")
     if body.echo and body.logprobs is not None:
@@ -59,7 +62,7 @@ def completion_options(body: CompletionRequest, defaults: Sampling, n_vocab: int
     if body.echo and body.suffix:
         raise fault("echo", " together with `suffix` is not supported.")
     return ReplyOptions(
-        sampling=sampling_for(body, defaults, n_vocab, _grammar(body.response_format)),
+        sampling=sampling_for(body, defaults, tokenizer, _grammar(body.response_format)),
         max_tokens=_completion_limit(body),
         stop=stop_of(body.stop),
         n_top_logprobs=body.n_probs or None if body.logprobs is None else body.logprobs,
@@ -99,10 +102,10 @@ def completion_prompts(body: CompletionRequest) -> list[RawPrompt]:
 
 
 def sampling_for(
-    body: SamplingFields, defaults: Sampling, n_vocab: int, grammar: Grammar | None
+    body: SamplingFields, defaults: Sampling, tokenizer: Tokenizer, grammar: Grammar | None
 ) -> Sampling:
     """Replace the defaults. `grammar` is that of a field which other formats lack."""
-    sampling = llama_sampling_of(body, defaults, n_vocab, grammar)
+    sampling = llama_sampling_of(body, defaults, tokenizer, grammar)
     if sampling.grammar is not None and body.ignore_eos:
         field = _field_of(sampling.grammar)
         raise fault("ignore_eos", f" excludes `{field}`: the reply must be able to end.")

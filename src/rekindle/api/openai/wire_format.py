@@ -23,6 +23,7 @@ def _read_chat(
     return Exchange(
         prompt=conversation,
         marks=marks_of(body, conversation),
+        adapters=body.lora or (),
         overflow=Overflow(body.overflow) if body.overflow else None,
         media_omitted=media.omitted,
         reasoning_budget=reasoning_budget_of(body),
@@ -39,6 +40,7 @@ def _read_completion(
     return Exchange(
         prompt=completion_prompts(body),
         marks=openai_marks(body, ()),
+        adapters=body.lora or (),
         n_per_prompt=body.n or 1,
         options=partial(completion_options, body),
         encoder=partial(completion_chunks, body),

@@ -6,13 +6,15 @@ Names, defaults and bounds are llama-server's. It moves a value beyond a soft bo
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError, WithJsonSchema
 
-from rekindle.api.body import SHOULD_BE, Ignored, Refused, WireModel, fault
+from rekindle.api.body import SHOULD_BE, Ignored, Items, Refused, WireModel, fault
+from rekindle.api.requests.adapters import AdapterScale
 from rekindle.api.requests.json_values import Int64, JsonObject
 from rekindle.api.requests.limits import MAX_BIASES, MAX_OPTIONS
 from rekindle.generation.request import (
@@ -21,6 +23,7 @@ from rekindle.generation.request import (
     SamplerName,
     Sampling,
 )
+from rekindle.generation.tokenizer import Tokenizer
 
 N_SEEDS = 2**32 - 1  # llama.cpp's seeds are 32 bits wide, and the last one means "random"
 RANDOM_SEED = -1
@@ -28,10 +31,12 @@ MOST = 1e30  # of a setting or a bias; larger ones mean the same; picked
 MAX_N_PROBS = 100  # picked; each is sent with every token
 MAX_BREAKER_CHARS = 40  # llama.cpp ignores the rest
 MAX_BREAKERS = 32  # each is looked for in the whole vocabulary; picked
+MAX_BIASED_CHARS = 2**16  # of all texts in `logit_bias`, which are tokenised; picked
 
 Bias = float | Literal[False]
-BiasPair = Annotated[tuple[Int64, Bias], Strict(strict=False)]
+BiasPair = Annotated[tuple[Int64 | str, Bias], Strict(strict=False)]
 BIAS: TypeAdapter[Bias] = TypeAdapter(Bias)
+_TOKEN_ID = re.compile("-?[0-9]+")
 Count = Annotated[Int64, Field(ge=0)]
 Breaker = Annotated[str, Field(min_length=1)]
 JsonSchema = JsonObject | bool
@@ -104,6 +109,7 @@ class SamplingFields(WireModel):
         Biases | Annotated[list[BiasPair], Field(fail_fast=True, max_length=MAX_BIASES)] | None
     ) = None
     ignore_eos: bool | None = None
+    lora: Annotated[Items[AdapterScale], Field(max_length=MAX_OPTIONS)] | None = None
 
     grammar: str | None = None
     json_schema: JsonSchema | None = None
@@ -174,7 +180,7 @@ def sampling_of(body: WireModel, defaults: Sampling, grammar: Grammar | None) ->
 
 
 def llama_sampling_of(
-    body: SamplingFields, defaults: Sampling, n_vocab: int, grammar: Grammar | None
+    body: SamplingFields, defaults: Sampling, tokenizer: Tokenizer, grammar: Grammar | None
 ) -> Sampling:
     """Replace the defaults that the request sets. `grammar` is that of another field, if any."""
     sampling = sampling_of(body, defaults, grammar or grammar_of(body))
@@ -188,7 +194,7 @@ def llama_sampling_of(
     sampling = seeded(sampling, None if body.seed == RANDOM_SEED else body.seed)
     return replace(
         sampling,
-        logit_bias=tuple(_logit_bias(body, n_vocab)) or defaults.logit_bias,
+        logit_bias=_logit_bias(body, tokenizer) or defaults.logit_bias,
     )
 
 
@@ -246,15 +252,33 @@ def _bounded(sampling: Sampling, defaults: Sampling) -> Sampling:
     )
 
 
-def _logit_bias(body: SamplingFields, n_vocab: int) -> Iterator[tuple[int, float]]:
-    if isinstance(body.logit_bias, dict):
-        entries = [(key, key, bias) for key, bias in body.logit_bias.items()]
-    else:
-        entries = [
-            (str(index), str(token), bias)
-            for index, (token, bias) in enumerate(body.logit_bias or ())
-        ]
-    for key, token, bias in entries:
-        if not (token.isdecimal() and len(token) < 12 and int(token) < n_vocab):
+def _logit_bias(body: SamplingFields, tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """Return the bias of each token: the sum, where several entries name it."""
+    found: dict[int, float] = {}
+    n_chars = 0
+    for key, token, bias in _bias_entries(body):
+        if isinstance(token, str):
+            n_chars += len(token)
+            if n_chars > MAX_BIASED_CHARS:
+                raise fault(
+                    "logit_bias", f" should have at most {MAX_BIASED_CHARS} characters of text."
+                )
+            tokens = tokenizer.tokenize(token, parse_special=False)
+        elif 0 <= token < tokenizer.n_vocab:
+            tokens = [token]
+        else:
             raise fault(f"logit_bias.{key}", f": `{token}` is not a token of this model.")
-        yield int(token), -math.inf if bias is False else min(max(bias, -MOST), MOST)
+        amount = -math.inf if bias is False else min(max(bias, -MOST), MOST)
+        for each in tokens:
+            found[each] = found.get(each, 0.0) + amount
+    return tuple(found.items())
+
+
+def _bias_entries(body: SamplingFields) -> Iterator[tuple[str, int | str, Bias]]:
+    """Yield the path, the token id or the text, and the bias. A key of digits is an id."""
+    if isinstance(body.logit_bias, dict):
+        for key, bias in body.logit_bias.items():
+            yield key, int(key[:12]) if _TOKEN_ID.fullmatch(key) else key, bias
+    else:
+        for index, (token, bias) in enumerate(body.logit_bias or ()):
+            yield str(index), token, bias

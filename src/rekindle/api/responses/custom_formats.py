@@ -1,8 +1,8 @@
 """The formats of custom tools (Lark or a regular expression) as one regular expression.
 
 The model writes the text inside a call, in quotes or between tags. A regular expression can be
-enforced there, a Lark grammar cannot, so its rules are replaced by what they stand for. That works
-unless a rule contains itself.
+enforced there, a Lark grammar cannot, so its rules are replaced by what they stand for. A rule that
+begins or ends with itself is a repetition. That works unless a rule contains itself in between.
 """
 
 import re
@@ -96,12 +96,38 @@ class _Grammar:
             raise NotRegular(name)
         self._open.add(name)
         between = "" if name.isupper() else self._between
-        found = f"(?:{_Reader(self._rules[name], self, between=between).whole()})"
+        found = f"(?:{self._body(name, between)})"
         self._open.remove(name)
         if len(found) > MAX_PATTERN_CHARS:
             raise NotRegular(name)
         self._patterns[name] = found
         return found
+
+    def _body(self, name: str, between: str) -> str:
+        """Return what a rule stands for. A rule that begins or ends with itself is a repetition.
+
+        With `rule: rule op rule | before rule | rule after | rest`, a rule is units with `op`
+        between them, and a unit is a rest with any `before` and `after` around it.
+        """
+        parts: dict[tuple[bool, bool], list[str]] = {}
+        for tokens in _alternatives(self._rules[name]):
+            begins = _refers(tokens[:2], name)
+            ends = len(tokens) > begins and _refers(tokens[-1:], name)
+            inner = tokens[begins : len(tokens) - ends]
+            if inner or not begins:  # `rule: rule` says nothing
+                found = _Reader(inner, self, between=between).whole()
+                parts.setdefault((begins, ends), []).append(found)
+        if parts.keys() <= {(False, False)}:
+            return "|".join(parts.get((False, False), ()))
+        rests, befores, afters, operators = (
+            f"(?:{'|'.join(parts[key])})" if key in parts else None
+            for key in ((False, False), (False, True), (True, False), (True, True))
+        )
+        if rests is None:
+            raise NotRegular(name)  # no text has an end
+        unit = f"(?:{befores}{between})*{rests}" if befores else rests
+        unit += f"(?:{between}{afters})*" if afters else ""
+        return unit + (f"(?:{between}{operators}{between}{unit})*" if operators else "")
 
     def _import(self, tokens: list[_Token]) -> None:
         names = [each.text for each in tokens if each.kind == "name"]
@@ -207,6 +233,26 @@ class _Reader:
             return False
         self._at += 1
         return True
+
+
+def _alternatives(tokens: list[_Token]) -> list[list[_Token]]:
+    """Split the body of a rule at each `|` outside of brackets. Aliases are dropped."""
+    found: list[list[_Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        if token.kind == "sign":
+            depth += (token.text in "([") - (token.text in ")]")
+        if token.kind == "sign" and token.text == "|" and depth == 0:
+            found.append([])
+        elif token.kind != "alias" or depth:
+            found[-1].append(token)
+    return found
+
+
+def _refers(tokens: list[_Token], name: str) -> bool:
+    """Return whether the first token is this rule, exactly once."""
+    is_repeated = any(each.kind == "times" or each.text in ("*", "+", "?") for each in tokens[1:])
+    return bool(tokens) and tokens[0] == _Token("name", name) and not is_repeated
 
 
 def _statements(definition: str) -> list[list[_Token]]:

@@ -13,6 +13,7 @@ from rekindle.api.tools import check_grammar, json_grammar
 from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.generation.request import Sampling
+from rekindle.generation.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"
 UNTHINKING_EFFORTS = frozenset({"none", "minimal"})
@@ -39,7 +40,7 @@ def marks_of(
 
 
 def reply_options(
-    body: CreateResponseRequest, toolbox: Toolbox, defaults: Sampling, _n_vocab: int
+    body: CreateResponseRequest, toolbox: Toolbox, defaults: Sampling, _tokenizer: Tokenizer
 ) -> ReplyOptions:
     wanted = body.text.format if body.text else None
     schema = wanted.json_schema if wanted and wanted.type == "json_schema" else None

@@ -239,13 +239,7 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
         "LLAMA_ARG_THINK",
         accepted="auto deepseek",
     ),
-    refused(
-        "-rea --reasoning",
-        "Use --reasoning-budget 0 for off, and --chat-template-kwargs"
-        """ '{"enable_thinking": true}' for on.""",
-        "LLAMA_ARG_REASONING",
-        accepted="auto",
-    ),
+    ours("reasoning", "-rea --reasoning", "LLAMA_ARG_REASONING"),
     refused(
         "--reasoning-effort",
         """Use --chat-template-kwargs '{"reasoning_effort": "high"}'.""",
@@ -311,11 +305,8 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
     no_effect("--threads-http", 1, "the server needs no such threads", "LLAMA_ARG_THREADS_HTTP"),
     no_effect("--metrics", 0, "/metrics is always there", "LLAMA_ARG_ENDPOINT_METRICS"),
     no_effect("--props", 0, "POST /props changes nothing", "LLAMA_ARG_ENDPOINT_PROPS"),
-    no_effect("--slots", 0, "/slots is always there", "LLAMA_ARG_ENDPOINT_SLOTS"),
-    refused("--no-slots", "Use --admin-key: other clients then see only their own requests."),
-    no_effect(
-        "--ui --webui / --no-ui --no-webui", 0, "/ is the dashboard, without a chat", "LLAMA_ARG_UI"
-    ),
+    ours("slots", "--slots / --no-slots", "LLAMA_ARG_ENDPOINT_SLOTS"),
+    ours("ui", "--ui --webui / --no-ui --no-webui", "LLAMA_ARG_UI"),
     no_effect("--ui-config --webui-config", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG"),
     no_effect(
         "--ui-config-file --webui-config-file", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG_FILE"
