@@ -203,6 +203,7 @@ def done(
         n_remembered_turns=len(remembered),
         n_dropped_messages=0,
         n_media_omitted=0,
+        n_sticky_saved=0,
         miss=None,
         build_seconds=0.0,
         queue_seconds=0.0,
@@ -220,6 +221,7 @@ def done(
         is_explained=False,
         is_kept=True,
         media_omitted=(),
+        sticky=None,
     )
     return ReplyDone(finish, stats)
 
@@ -289,6 +291,7 @@ class FakeResponder:
         cache_prompt: bool = True,
         overflow: Overflow | None = None,
         namespace: str = "",
+        session: str | None = None,
     ) -> Prompt:
         self.overflow = overflow
         self.namespaces.append(namespace)

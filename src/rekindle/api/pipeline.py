@@ -207,9 +207,7 @@ class Pipeline:
         caller, exchange = await self._read(request, wire_format, body)
         with await self._models.lease(body.model) as served:
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
-            prompts = await _prompts(
-                exchange, served.responder, cache_prompt=True, namespace=caller.namespace
-            )
+            prompts = await _prompts(exchange, served.responder, caller, cache_prompt=True)
             session = self._context.caller(request).session
             return await served.responder.look_up(prompts[0], session=session)
 
@@ -255,9 +253,7 @@ class Pipeline:
         if SCOPE_KEY not in request.scope and conversation is not None:
             name = await self._bodies.work(request, partial(conversation_name, conversation))
             show_session(request.scope, name)
-        prompts = await _prompts(
-            exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace
-        )
+        prompts = await _prompts(exchange, responder, caller, cache_prompt=options.cache_prompt)
         if SCOPE_KEY not in request.scope:  # raw text, and the client names no session
             show_session(request.scope, conversation_name(prompts[0].text))
         primes = options.max_tokens == 0
@@ -296,8 +292,9 @@ def _with_budget(exchange: Exchange, limit: int | None) -> Exchange:
 
 
 async def _prompts(
-    exchange: Exchange, responder: Responder, *, cache_prompt: bool, namespace: str
+    exchange: Exchange, responder: Responder, caller: Caller, *, cache_prompt: bool
 ) -> list[Prompt]:
+    namespace = caller.namespace
     if isinstance(exchange.prompt, Conversation) and exchange.after is not None:
         following = responder.prepare_after(
             exchange.after.tokens, exchange.prompt, namespace=namespace
@@ -309,6 +306,7 @@ async def _prompts(
             cache_prompt=cache_prompt,
             overflow=exchange.overflow,
             namespace=namespace,
+            session=caller.session,
         )
         return [prompt]
     return [

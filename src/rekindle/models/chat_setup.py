@@ -102,6 +102,7 @@ def set_up_chat(
         if settings.chat.reasoning_budget < 0
         else settings.chat.reasoning_budget,
         stream_calls=settings.chat.stream_calls,
+        sticky_tools=settings.chat.sticky_tools,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
         rerank_format=rerank_format,
