@@ -10,6 +10,7 @@ import numpy as np
 
 from rekindle.api.admission.keys import Keys
 from rekindle.api.http.context import ApiSettings
+from rekindle.api.http.usage_window import usage_windows
 from rekindle.api.models import Lease
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
@@ -129,6 +130,7 @@ def api_settings(
     admin_metrics: bool = False,
     separates_keys: bool = False,
     media: MediaPolicy = MediaPolicy.TEXT,
+    usage_window: tuple[str, ...] = (),
 ) -> ApiSettings:
     return ApiSettings(
         keys=Keys(api_keys, admin_key),
@@ -141,6 +143,7 @@ def api_settings(
         separates_keys=separates_keys,
         explains=False,
         media=media,
+        usage_windows=usage_windows(usage_window),
     )
 
 

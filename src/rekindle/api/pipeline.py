@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request, Response
 
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
+from rekindle.api.errors import failure_of
 from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
@@ -30,7 +31,7 @@ from rekindle.api.replies import Envelope, Replies, Reply, WantedReply, start_re
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
-from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
+from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, STREAM_HEADERS, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.infill import Infill
 from rekindle.chat.mixed_tokens import Mixed
@@ -38,7 +39,7 @@ from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
 from rekindle.config.choices import Overflow
-from rekindle.errors import InvalidRequest, NotSupported
+from rekindle.errors import InvalidRequest, NotSupported, PromptTooLong
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
 from rekindle.observe.request_record import Miss
@@ -100,6 +101,9 @@ class WireFormat(Generic[B]):
     # Takes the headers as well.
     read: Callable[[B, Caller, Mapping[str, str], MediaReader], Exchange]
     blocks: bool = False  # `read` may wait for a disk
+    # A stream begins even if the prompt is too long, and fails at once: its clients compact the
+    # conversation only on reading the error there.
+    begins_too_long: bool = False
     keep_alive: bytes = KEEP_ALIVE
     media_type: str = MEDIA_TYPE  # of streams
     amend: Callable[[B, Request], B] | None = None  # adds what the path and the query say
@@ -152,9 +156,12 @@ class Pipeline:
                 wire_format.while_leased(body, request)
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
             starting = self._start(
-                request, body, caller, exchange, served, wire_format.id_prefix, load_seconds
+                request, body, caller, exchange, served, wire_format, load_seconds
             )
-            envelope, encoder, replies = await unless_client_leaves(request.receive, starting)
+            started = await unless_client_leaves(request.receive, starting)
+        if isinstance(started, Response):
+            return started
+        envelope, encoder, replies = started
         if encoder is not None:
             return EventStream(
                 replies,
@@ -183,20 +190,28 @@ class Pipeline:
         caller: Caller,
         exchange: Exchange,
         served: Lease,
-        id_prefix: str,
+        wire_format: WireFormat[B],
         load_seconds: float,
-    ) -> tuple[Envelope, Encoder | None, Replies]:
+    ) -> tuple[Envelope, Encoder | None, Replies] | Response:
         key = uuid.uuid4().hex
         envelope = Envelope(
-            id=id_prefix + key,
+            id=wire_format.id_prefix + key,
             key=key,
             created=int(time.time()),
             model=served.card.id,
             wanted=await self._wanted(request, body, caller, exchange, served.responder),
             load_seconds=load_seconds,
+            usage_scale=self._context.usage_scale(request, served.card.n_ctx),
         )
         encoder = exchange.encoder(envelope) if body.stream else None
-        replies = await start_replies(served, envelope, self._telemetry, request=request)
+        try:
+            replies = await start_replies(served, envelope, self._telemetry, request=request)
+        except PromptTooLong as error:
+            if encoder is None or not wire_format.begins_too_long:
+                raise
+            refusal = failure_of(error, request.scope).body(request.scope)
+            frames = encoder.begin() + encoder.fail(refusal)
+            return Response(frames, headers=STREAM_HEADERS, media_type=wire_format.media_type)
         return envelope, encoder, replies
 
     async def look_up(

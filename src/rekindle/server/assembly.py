@@ -15,6 +15,7 @@ from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
+from rekindle.api.http.usage_window import usage_windows
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import (
     SharedStore,
@@ -183,6 +184,7 @@ def _api_settings(settings: Settings) -> ApiSettings:
         separates_keys=_separates_keys(settings.cache.namespace_by, keys),
         explains=settings.server.explain,
         media=settings.chat.media,
+        usage_windows=usage_windows(settings.server.usage_window),
     )
 
 

@@ -31,6 +31,7 @@ from rekindle.api.gemini.tools import unsupported_tools
 from rekindle.api.gemini.wire_format import JSON, MODEL, GeminiFormats, cached_of, model_of
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.error_shapes import GoogleErrorBody
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline
@@ -94,7 +95,8 @@ class GeminiApi:
             prompt = await served.responder.prepare_chat(
                 for_budget(conversation, budget), overflow=Overflow.ERROR, namespace=namespace
             )
-        return json_response(TotalTokens(totalTokens=len(prompt.tokens)))
+        scale = context.usage_scale(request, served.card.n_ctx)
+        return json_response(TotalTokens(totalTokens=scaled(len(prompt.tokens), scale)))
 
     async def create(self, request: Request) -> Response:
         return await self._pipeline.reply(request, self._cached_content)
