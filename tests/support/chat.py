@@ -101,5 +101,5 @@ def reply_stream(
 def account_of(prompt: Prompt, **options: Any) -> Account:
     asked = past_prompt(prompt, CacheTerms(), model="", reply_id=None)
     return Accounts(Tombstones()).open(
-        asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True
+        asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True, n_ctx=512
     )

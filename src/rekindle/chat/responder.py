@@ -202,7 +202,9 @@ class Responder:
         if self._accounts.is_deleted(asked):  # it has waited, for instance for its model's load
             options = replace(options, cache_prompt=False)
         can_store = status.cache is None or status.cache.off_because is None
-        account = self._accounts.open(asked, options, self._text_of, can_store=can_store)
+        account = self._accounts.open(
+            asked, options, self._text_of, can_store=can_store, n_ctx=status.n_ctx
+        )
         terms = replace(options.terms, rank=account.rank)
         on_end = None
         if self._rewarmer is not None and options.cache_prompt and not prompt.n_before:

@@ -35,6 +35,7 @@ class PastPrompt:
     owner: Owner
     reply_id: str | None = None  # a client may name the prompt by it
     n_asked: int = 0  # messages before the reply
+    is_warned: bool = False  # that its conversation outgrows the context
 
     @property
     def namespace(self) -> str | None:
@@ -124,7 +125,14 @@ class RecentPrompts:
     def named(self, namespace: str | None, reply_id: str) -> PastPrompt | None:
         return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
-    def of_session(self, namespace: str, session: str, *, model: str) -> list[PastPrompt]:
+    def continued_by(self, past: PastPrompt) -> PastPrompt | None:
+        """Return the newest prompt of the session that this one continues."""
+        of_session = self.of_session(past.namespace, past.session, model=past.model)
+        return next((each for each in of_session if each.begins(past.digests)), None)
+
+    def of_session(
+        self, namespace: str | None, session: str | None, *, model: str
+    ) -> list[PastPrompt]:
         """Return the prompts of a session, newest first."""
         return [
             each
