@@ -27,6 +27,12 @@ CTX_SIZE = 32768
 REPLY_TOKENS = 4  # nobody reads them
 SESSION_HEADERS = ("x-session-id", "session-id")
 SECONDS = 600.0
+BEHIND_LAST_USER = " and loop.index0 > ns.last"
+TEMPLATES = {
+    "shows all reasoning": TEMPLATE.replace(BEHIND_LAST_USER, ""),
+    # A summary is asked for in a new user message, so the thoughts of the last turn disappear.
+    "drops earlier reasoning": TEMPLATE,
+}
 Row = dict[str, Any]
 
 
@@ -38,12 +44,12 @@ class Side(NamedTuple):
 
 def main(paths: list[str]) -> None:
     sides = [side for path in paths for side in _sides(Path(path))]
-    costs = [_costs(sides, flags) for flags in ((), ("--sticky-tools",))]
-    table = Table("request", "phase", "prompt before it", "prefilled", "with --sticky-tools")
-    for side, plain, sticky in zip(sides, *costs, strict=True):
-        (n_before, n_plain), (_, n_sticky) = plain, sticky
-        numbers = (f"{n:,}" for n in (n_before, n_plain, n_sticky))
-        table.add_row(side.name, side.request["phase"], *numbers)
+    table = Table("request", "template", "prompt before it", "prefilled", "with --sticky-tools")
+    for name, template in TEMPLATES.items():
+        costs = [_costs(sides, template, flags) for flags in ((), ("--sticky-tools",))]
+        for side, plain, sticky in zip(sides, *costs, strict=True):
+            (n_before, n_plain), (_, n_sticky) = plain, sticky
+            table.add_row(side.name, name, *(f"{n:,}" for n in (n_before, n_plain, n_sticky)))
     Console().print(table)
 
 
@@ -64,13 +70,13 @@ def _sides(path: Path) -> Iterator[Side]:
             yield Side(name, with_tools[session], row)
 
 
-def _costs(sides: list[Side], flags: tuple[str, ...]) -> list[tuple[int, int]]:
+def _costs(sides: list[Side], source: str, flags: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return for each the prompt tokens of the request before it, and the tokens it prefilled."""
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model_of_real_words(Path(folder) / "t.gguf", TinyArchitecture.LLAMA)
         template = Path(folder) / "template.jinja"
-        template.write_text(TEMPLATE)
+        template.write_text(source)
         options = ("--chat-template", str(template), "--ctx-size", str(CTX_SIZE), "--no-rewarm")
         for side in sides:
             # A server of its own, so that no other request has computed anything.

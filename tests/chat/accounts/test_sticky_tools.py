@@ -16,6 +16,7 @@ from rekindle.chat.conversation import (
     Tool,
     ToolCall,
     ToolResult,
+    ToolsChange,
 )
 from rekindle.chat.reply.events import ReplyDone, ReplyOptions, ReplyStats, ToolChoice, ToolMode
 from rekindle.chat.template.guard import Guard
@@ -108,7 +109,7 @@ def test_a_summary_without_tools_finds_the_whole_conversation(session: str) -> N
         costs.append(bench.ask(after(LOOP, SUMMARISE), session=session))
     before, now = costs
     assert before.sticky is None
-    assert now.sticky == StickyTools("dropped", 2, before.n_prefilled)
+    assert now.sticky == StickyTools(ToolsChange.DROPPED, 2, before.n_prefilled)
     n_new = len(f"<|im_end|>\n<|im_start|>user\n{SUMMARISE.parts[0].text}<|im_end|>\n")  # type: ignore[union-attr]
     assert now.n_prefilled <= n_new + len("<|im_start|>assistant\n")
     assert now.n_sticky_saved == before.n_prefilled - now.n_prefilled > 100
