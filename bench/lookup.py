@@ -181,7 +181,7 @@ def _measure_accounts(n_repeats: int) -> list[BenchRow]:
 def _account(accounts: Accounts, prompt: tuple[int, ...], n_cached: int) -> None:
     options = ReplyOptions(sampling=Sampling())
     asked = past_prompt(Prompt(prompt, (), ""), USUAL_TERMS, model="model")
-    account = accounts.open(asked, options, lambda _tokens: "", can_store=True)
+    account = accounts.open(asked, options, lambda _tokens: "", can_store=True, n_ctx=1 << 20)
     account.settle(
         PromptEvaluated(
             n_prompt=len(prompt), n_cached=n_cached, queue_seconds=0.0, prefill_seconds=0.0

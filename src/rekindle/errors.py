@@ -30,12 +30,12 @@ class PromptTooLong(RequestError):
     """The prompt alone exceeds the context."""
 
     def __init__(self, *, n_prompt: int, n_ctx: int) -> None:
+        # Agents compact on words of OpenAI ("maximum context length is") and llama-server.
         super().__init__(
-            # Clients of llama-server look for "exceeds the available context size".
-            f"The prompt has {n_prompt} tokens, which exceeds the available context size of"
-            f" {n_ctx} tokens, with at least one for the reply. Send a shorter prompt, or start"
-            " the server with a larger --ctx-size, or with --overflow trim to leave out the oldest"
-            " turns."
+            f"This model's maximum context length is {n_ctx} tokens, with at least one for the"
+            f" reply. The prompt has {n_prompt} tokens, which exceeds the available context size."
+            " Send a shorter prompt, or start the server with a larger --ctx-size, or with"
+            " --overflow trim to leave out the oldest turns."
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

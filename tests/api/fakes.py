@@ -10,6 +10,7 @@ import numpy as np
 
 from rekindle.api.admission.keys import Keys
 from rekindle.api.http.context import ApiSettings
+from rekindle.api.http.usage_window import usage_windows
 from rekindle.api.models import Lease
 from rekindle.api.replies import Envelope, WantedReply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
@@ -131,6 +132,7 @@ def api_settings(
     serves_slots: bool = True,
     serves_dashboard: bool = True,
     media: MediaPolicy = MediaPolicy.TEXT,
+    usage_window: tuple[str, ...] = (),
 ) -> ApiSettings:
     return ApiSettings(
         keys=Keys(api_keys, admin_key),
@@ -145,6 +147,7 @@ def api_settings(
         serves_dashboard=serves_dashboard,
         explains=False,
         media=media,
+        usage_windows=usage_windows(usage_window),
     )
 
 
@@ -207,6 +210,7 @@ def done(
         n_remembered_turns=len(remembered),
         n_dropped_messages=0,
         n_media_omitted=0,
+        n_sticky_saved=0,
         miss=None,
         build_seconds=0.0,
         queue_seconds=0.0,
@@ -224,6 +228,7 @@ def done(
         is_explained=False,
         is_kept=True,
         media_omitted=(),
+        sticky=None,
     )
     return ReplyDone(finish, stats)
 
@@ -293,6 +298,7 @@ class FakeResponder:
         cache_prompt: bool = True,
         overflow: Overflow | None = None,
         namespace: str = "",
+        session: str | None = None,
     ) -> Prompt:
         self.overflow = overflow
         self.namespaces.append(namespace)

@@ -16,6 +16,7 @@ from rekindle.api.cache.bodies import (
     NeutralisedText,
     OmittedMediaBody,
     Span,
+    StickyToolsBody,
     TierProps,
     TierTokens,
 )
@@ -129,6 +130,7 @@ def test_every_key_about_the_cache_is_documented() -> None:
         *(f"spans[].{key}" for key in Span.__annotations__),
         *(f"neutralised[].{key}" for key in NeutralisedText.__annotations__),
         *(f"media_omitted[].{key}" for key in OmittedMediaBody.__annotations__),
+        *(f"sticky_tools.{key}" for key in StickyToolsBody.__annotations__),
         *(f"miss.{key}" for key in MissBody.__annotations__),
     }
     tiers = {f"tiers[].{key}" for key in TierProps.__annotations__}

@@ -47,6 +47,7 @@ def chat_responder(
     accounts: Accounts | None = None,
     default_max_tokens: int | None = None,
     template_kwargs: dict[str, Any] | None = None,
+    sticky_tools: bool = False,
 ) -> Responder:
     return Responder(
         engine,
@@ -60,6 +61,7 @@ def chat_responder(
         template_kwargs=template_kwargs or {},
         reasoning_limit=None,
         stream_calls=True,
+        sticky_tools=sticky_tools,
         rewarmer=None,
         embedding_end_token=None,
         rerank_format=RerankFormat(),
@@ -99,5 +101,5 @@ def reply_stream(
 def account_of(prompt: Prompt, **options: Any) -> Account:
     asked = past_prompt(prompt, CacheTerms(), model="", reply_id=None)
     return Accounts(Tombstones()).open(
-        asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True
+        asked, ReplyOptions(sampling=Sampling(), **options), str, can_store=True, n_ctx=512
     )

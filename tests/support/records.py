@@ -25,6 +25,7 @@ RECORD = RequestRecord(
     n_remembered_turns=2,
     n_dropped_messages=0,
     n_media_omitted=0,
+    n_sticky_saved=0,
     miss=None,
     build_seconds=0.5,
     queue_seconds=1.0,

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request, Response
 
 from rekindle.api.cache_controls import CommonFields, Mark, hints_of, terms_of
+from rekindle.api.errors import failure_of
 from rekindle.api.http.cache_header import CACHE_HEADER, cache_header_value
 from rekindle.api.http.caller import Caller
 from rekindle.api.http.context import RequestContext
@@ -31,7 +32,7 @@ from rekindle.api.requests.adapters import AdapterScale, check_scales
 from rekindle.api.requests.media import MediaReader
 from rekindle.api.requests.reasoning import effective_budget, for_budget
 from rekindle.api.requests.sampling import N_SEEDS
-from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, Encoder, EventStream
+from rekindle.api.sse import KEEP_ALIVE, MEDIA_TYPE, STREAM_HEADERS, Encoder, EventStream
 from rekindle.chat.conversation import Conversation
 from rekindle.chat.infill import Infill
 from rekindle.chat.mixed_tokens import Mixed
@@ -39,7 +40,7 @@ from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.events import OmittedMedia, ReplyOptions
 from rekindle.chat.responder import Responder
 from rekindle.config.choices import Overflow
-from rekindle.errors import InvalidRequest, NotSupported
+from rekindle.errors import InvalidRequest, NotSupported, PromptTooLong
 from rekindle.generation.request import Sampling
 from rekindle.generation.status import Forecast
 from rekindle.generation.tokenizer import Tokenizer
@@ -103,6 +104,9 @@ class WireFormat(Generic[B]):
     # Takes the headers as well.
     read: Callable[[B, Caller, Mapping[str, str], MediaReader], Exchange]
     blocks: bool = False  # `read` may wait for a disk
+    # A stream begins even if the prompt is too long, and fails at once: its clients compact the
+    # conversation only on reading the error there.
+    begins_too_long: bool = False
     keep_alive: bytes = KEEP_ALIVE
     media_type: str = MEDIA_TYPE  # of streams
     amend: Callable[[B, Request], B] | None = None  # adds what the path and the query say
@@ -155,9 +159,12 @@ class Pipeline:
                 wire_format.while_leased(body, request)
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
             starting = self._start(
-                request, body, caller, exchange, served, wire_format.id_prefix, load_seconds
+                request, body, caller, exchange, served, wire_format, load_seconds
             )
-            envelope, encoder, replies = await unless_client_leaves(request.receive, starting)
+            started = await unless_client_leaves(request.receive, starting)
+        if isinstance(started, Response):
+            return started
+        envelope, encoder, replies = started
         if encoder is not None:
             return EventStream(
                 replies,
@@ -186,22 +193,30 @@ class Pipeline:
         caller: Caller,
         exchange: Exchange,
         served: Lease,
-        id_prefix: str,
+        wire_format: WireFormat[B],
         load_seconds: float,
-    ) -> tuple[Envelope, Encoder | None, Replies]:
+    ) -> tuple[Envelope, Encoder | None, Replies] | Response:
         if exchange.adapters:
             check_scales(exchange.adapters, served.card.adapters, "lora")
         key = uuid.uuid4().hex
         envelope = Envelope(
-            id=id_prefix + key,
+            id=wire_format.id_prefix + key,
             key=key,
             created=int(time.time()),
             model=served.card.id,
             wanted=await self._wanted(request, body, caller, exchange, served.responder),
             load_seconds=load_seconds,
+            usage_scale=self._context.usage_scale(request, served.card.n_ctx),
         )
         encoder = exchange.encoder(envelope) if body.stream else None
-        replies = await start_replies(served, envelope, self._telemetry, request=request)
+        try:
+            replies = await start_replies(served, envelope, self._telemetry, request=request)
+        except PromptTooLong as error:
+            if encoder is None or not wire_format.begins_too_long:
+                raise
+            refusal = failure_of(error, request.scope).body(request.scope)
+            frames = encoder.begin() + encoder.fail(refusal)
+            return Response(frames, headers=STREAM_HEADERS, media_type=wire_format.media_type)
         return envelope, encoder, replies
 
     async def look_up(
@@ -212,9 +227,7 @@ class Pipeline:
         caller, exchange = await self._read(request, wire_format, body)
         with await self._models.lease(body.model) as served:
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
-            prompts = await _prompts(
-                exchange, served.responder, cache_prompt=True, namespace=caller.namespace
-            )
+            prompts = await _prompts(exchange, served.responder, caller, cache_prompt=True)
             session = self._context.caller(request).session
             return await served.responder.look_up(prompts[0], session=session)
 
@@ -274,9 +287,7 @@ class Pipeline:
         if SCOPE_KEY not in request.scope and conversation is not None:
             name = await self._bodies.work(request, partial(conversation_name, conversation))
             show_session(request.scope, name)
-        prompts = await _prompts(
-            exchange, responder, cache_prompt=options.cache_prompt, namespace=caller.namespace
-        )
+        prompts = await _prompts(exchange, responder, caller, cache_prompt=options.cache_prompt)
         if SCOPE_KEY not in request.scope:  # raw text, and the client names no session
             show_session(request.scope, conversation_name(prompts[0].text))
         primes = options.max_tokens == 0
@@ -315,8 +326,9 @@ def _with_budget(exchange: Exchange, limit: int | None) -> Exchange:
 
 
 async def _prompts(
-    exchange: Exchange, responder: Responder, *, cache_prompt: bool, namespace: str
+    exchange: Exchange, responder: Responder, caller: Caller, *, cache_prompt: bool
 ) -> list[Prompt]:
+    namespace = caller.namespace
     if isinstance(exchange.prompt, Conversation) and exchange.after is not None:
         following = responder.prepare_after(
             exchange.after.tokens, exchange.prompt, namespace=namespace
@@ -328,6 +340,7 @@ async def _prompts(
             cache_prompt=cache_prompt,
             overflow=exchange.overflow,
             namespace=namespace,
+            session=caller.session,
         )
         return [prompt]
     return [

@@ -48,6 +48,7 @@ class Envelope:
     model: str
     wanted: Sequence[WantedReply]
     load_seconds: float = 0.0  # that the model took to be ready
+    usage_scale: float = 1.0  # of the counts in `usage`
 
 
 @dataclass(frozen=True, slots=True)

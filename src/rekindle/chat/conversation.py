@@ -106,6 +106,22 @@ class Conversation:
         return replace(self, messages=(*messages, reply), continue_last=False)
 
 
+class ToolsChange(StrEnum):
+    """How the tools of a request differ from its session's."""
+
+    DROPPED = "dropped"
+    REORDERED = "reordered"
+
+
+@dataclass(frozen=True, slots=True)
+class StickyTools:
+    """The tools of a session, in the prompt of a request that dropped or reordered them."""
+
+    change: ToolsChange
+    n_tools: int
+    n_prefill_as_sent: int  # tokens that the prompt as sent would add to the session's last one
+
+
 def n_leading_systems(messages: Sequence[Message]) -> int:
     """Return how many system messages stand before the first message of another role."""
     roles = (message.role for message in messages)

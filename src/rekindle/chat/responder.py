@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from rekindle.chat.accounts.accounts import Accounts
 from rekindle.chat.accounts.recent_prompts import PastPrompt, past_prompt
 from rekindle.chat.accounts.request_log import log_request
-from rekindle.chat.conversation import Conversation
+from rekindle.chat.accounts.sticky_tools import described, stuck
+from rekindle.chat.conversation import Conversation, ToolsChange
 from rekindle.chat.dialects.choice import DialectChoice
 from rekindle.chat.embeddings import EmbeddingInput, EmbeddingMaker, Embeddings
 from rekindle.chat.infill import Infill, infill_tokens
@@ -20,7 +21,7 @@ from rekindle.chat.mixed_tokens import mixed_tokens, with_bos
 from rekindle.chat.prompt.meaning import clear_known
 from rekindle.chat.prompt.prompt import Prompt, PromptBuilder
 from rekindle.chat.reply.assembler import ReplyReader
-from rekindle.chat.reply.events import ReplyOptions
+from rekindle.chat.reply.events import ReplyOptions, ToolChoice, ToolMode
 from rekindle.chat.reply.grammar_work import GrammarWork
 from rekindle.chat.reply.stream import ReplyStream
 from rekindle.chat.reply.tool_use import GrammarProof, ToolUse, ToolUses
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 # Threads that wait for grammars. Large new ones have their own: others do not wait for them.
 MAX_PLANNERS, MAX_LARGE_PLANNERS = 16, 8  # picked
+ROOM_SHARE = 1 / 16  # of the context that sticky tools leave for the reply; picked
 LARGE_BYTES = 32 * 2**10  # of a schema, or of all tools; picked
 
 
@@ -59,6 +61,7 @@ class Responder:
         template_kwargs: Mapping[str, Any],  # where a conversation has none of that name
         reasoning_limit: int | None,  # reasoning tokens of a reply; None: unlimited
         stream_calls: bool,
+        sticky_tools: bool,
         rewarmer: Rewarmer | None,
         embedding_end_token: int | None,
         rerank_format: RerankFormat,
@@ -79,6 +82,7 @@ class Responder:
         self._prompts = prompts
         self.dialect_choice = choice
         self._dialect = choice.dialect
+        self._sticky_tools = sticky_tools
         self._rewarmer = rewarmer
         self._batch_size = batch_size
         self._model = model
@@ -114,14 +118,30 @@ class Responder:
         cache_prompt: bool = True,
         overflow: Overflow | None = None,  # None: the server's setting
         namespace: str = "",
+        session: str | None = None,  # None: whose tools do not matter
     ) -> Prompt:
         prompts = self._prompts.within(namespace)
         conversation = self._with_template_kwargs(conversation)
+        n_ctx = self._engine.status().n_ctx
         if (overflow or self._default_overflow) is Overflow.TRIM:
-            build = partial(prompts.from_trimmed, n_ctx=self._engine.status().n_ctx)
+            build = partial(prompts.from_trimmed, n_ctx=n_ctx)
         else:
             build = partial(prompts.from_conversation)
-        return await _timed(build, conversation, recalls=cache_prompt)
+        earlier: list[PastPrompt] = []
+        if self._sticky_tools and session is not None:
+            earlier = self._accounts.recent.of_session(namespace, session, model=self._model)
+
+        def with_sticky_tools() -> Prompt:
+            neutral, _ = prompts.volatile.neutralise(conversation)
+            if (found := stuck(conversation, neutral, earlier)) is None:
+                return build(conversation, recalls=cache_prompt)
+            as_sent = build(conversation, recalls=cache_prompt)
+            prompt = build(found.conversation, recalls=cache_prompt)
+            if len(prompt.tokens) > n_ctx * (1 - ROOM_SHARE):
+                return as_sent
+            return replace(prompt, sticky=described(found, as_sent))
+
+        return await _timed(with_sticky_tools)
 
     async def prepare_text(
         self, text: str, *, cache_prompt: bool = True, namespace: str = ""
@@ -173,6 +193,8 @@ class Responder:
 
     async def start(self, prompt: Prompt, options: ReplyOptions, *, request_id: str) -> ReplyStream:
         """Submit the request. Raises every refusal here, before the reply is streamed."""
+        if prompt.sticky is not None and prompt.sticky.change is ToolsChange.DROPPED:
+            options = replace(options, tool_choice=ToolChoice(ToolMode.NONE))
         status = self._engine.status()
         if len(prompt.tokens) >= status.n_ctx:  # before its grammars are compiled
             raise PromptTooLong(n_prompt=len(prompt.tokens), n_ctx=status.n_ctx)
@@ -180,7 +202,9 @@ class Responder:
         if self._accounts.is_deleted(asked):  # it has waited, for instance for its model's load
             options = replace(options, cache_prompt=False)
         can_store = status.cache is None or status.cache.off_because is None
-        account = self._accounts.open(asked, options, self._text_of, can_store=can_store)
+        account = self._accounts.open(
+            asked, options, self._text_of, can_store=can_store, n_ctx=status.n_ctx
+        )
         terms = replace(options.terms, rank=account.rank)
         on_end = None
         if self._rewarmer is not None and options.cache_prompt and not prompt.n_before:

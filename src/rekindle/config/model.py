@@ -82,6 +82,11 @@ class ChatSettings:
         "Send tool calls while they are written, and end by force those that reach max_tokens. If"
         " off, send only whole calls.",
     )
+    sticky_tools: bool = setting(
+        False,
+        "Render a request that continues a conversation without its tools, or with them in another"
+        " order, with the tools of that conversation; dropped tools cannot be called.",
+    )
     tool_dialect: str | None = setting(
         None, "How the model writes tool calls. Default: derived from the template."
     )

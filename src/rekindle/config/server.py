@@ -56,6 +56,11 @@ class ServerSettings:
     explain: bool = setting(
         False, "Report in every reply why a part of its prompt missed the cache."
     )
+    usage_window: tuple[str, ...] = setting(
+        (),
+        "TOKENS or CLIENT=TOKENS: a window that clients believe in (CLIENT: part of their"
+        " User-Agent). Their usage is scaled from the real context to it; may be repeated.",
+    )
     shutdown_grace: float = setting(
         10.0, "Seconds that running requests get to finish at shutdown.", maximum=_DAY
     )

@@ -103,6 +103,7 @@ def set_up_chat(
         template_kwargs=template_kwargs_of(settings.chat),
         reasoning_limit=reasoning_limit_of(settings.chat),
         stream_calls=settings.chat.stream_calls,
+        sticky_tools=settings.chat.sticky_tools,
         rewarmer=Rewarmer(engine, prompts) if can_rewarm and settings.chat.rewarm else None,
         embedding_end_token=embedding_end_token,
         rerank_format=rerank_format,

@@ -52,6 +52,7 @@ class RequestRecord:
     n_remembered_turns: int
     n_dropped_messages: int
     n_media_omitted: int
+    n_sticky_saved: int  # prompt tokens not prefilled, thanks to the session's tools
     miss: Miss | None
     build_seconds: float  # to render and tokenise the prompt
     queue_seconds: float

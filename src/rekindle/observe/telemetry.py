@@ -55,6 +55,9 @@ _COUNTERS = {  # by name: the help text and the labels
     "rekindle_generated_tokens": ("Tokens of all complete replies.",),
     "rekindle_remembered_turns": ("Remembered turns that were spliced into prompts.",),
     "rekindle_ignored_fields": ("Request fields that this server does not know, by name.", "field"),
+    "rekindle_sticky_tools_saved_tokens": (
+        "Prompt tokens not prefilled because dropped or reordered tools were rendered.",
+    ),
     "rekindle_responses_damaged": ("Stored responses that could not be read.",),
     "rekindle_media_omitted": ("Media that the model did not see, by kind.", "kind"),
     "rekindle_replies": ("Finished replies, by finish reason.", "finish"),
@@ -133,6 +136,7 @@ class Telemetry:
         self._counters["rekindle_prompt_tokens"].inc(record.n_prompt)
         self._counters["rekindle_generated_tokens"].inc(record.n_generated)
         self._counters["rekindle_remembered_turns"].inc(record.n_remembered_turns)
+        self._counters["rekindle_sticky_tools_saved_tokens"].inc(record.n_sticky_saved)
 
     def count_ignored_field(self, name: str, count: int = 1) -> None:
         self._counters["rekindle_ignored_fields"].labels(field=self._bounded(name)).inc(count)

@@ -15,6 +15,7 @@ from rekindle.api.dashboard.feed import Feed
 from rekindle.api.dashboard.history import HourHistory
 from rekindle.api.http.context import ApiSettings
 from rekindle.api.http.drain import Drain
+from rekindle.api.http.usage_window import usage_windows
 from rekindle.cache.memory.tier import machine_memory_bytes
 from rekindle.cache.shared.connection import (
     SharedStore,
@@ -185,6 +186,7 @@ def _api_settings(settings: Settings) -> ApiSettings:
         serves_dashboard=settings.server.ui,
         explains=settings.server.explain,
         media=settings.chat.media,
+        usage_windows=usage_windows(settings.server.usage_window),
     )
 
 

@@ -20,6 +20,7 @@ from rekindle.api.responses.response import ResponseHead, ended
 from rekindle.api.responses.schema import CreateResponseRequest
 from rekindle.api.responses.tools import toolbox_of
 from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.conversation import StickyTools, ToolsChange
 from rekindle.chat.reply.events import OmittedMedia, ReplyDone, ReplyProgress, ReplyText
 from rekindle.generation.drafts import DraftCount, DraftCounts
 from rekindle.generation.events import CachedSpan, CacheSource, Spans
@@ -99,6 +100,21 @@ def test_every_wire_format_reports_a_miss_on_request(
     assert story["prefilled_twice"] == 5
     assert story_of(path, told(None), stream=stream)["miss"] is None
     assert "miss" not in story_of(path, told(MISS, is_explained=False), stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_every_wire_format_reports_sticky_tools(
+    path: str,
+    stream: bool,  # noqa: FBT001
+) -> None:
+    plain = done()
+    sticky = StickyTools(ToolsChange.DROPPED, n_tools=9, n_prefill_as_sent=500)
+    end = replace(plain, stats=replace(plain.stats, sticky=sticky, n_sticky_saved=480))
+    story = story_of(path, end, stream=stream)
+    TypeAdapter(Rekindle).validate_python(story, extra="forbid")
+    assert story["sticky_tools"] == {"change": "dropped", "tools": 9, "saved_tokens": 480}
+    assert "sticky_tools" not in story_of(path, done(), stream=stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -122,5 +122,7 @@ def test_failures_have_their_own_exceptions(client: openai.OpenAI, replay: Repla
         client.responses.create(model="any", input="hi")
     replay.script = (PromptTooLong(n_prompt=600, n_ctx=512),)
     with pytest.raises(openai.BadRequestError) as refusal:
-        client.responses.create(model="any", input="hi", stream=True)
+        client.responses.create(model="any", input="hi")
     assert refusal.value.code == "context_length_exceeded"
+    with pytest.raises(openai.APIError, match="maximum context length is 512 tokens"):
+        list(client.responses.create(model="any", input="hi", stream=True))

@@ -24,7 +24,7 @@ class Server:
         terms = CacheTerms(namespace=namespace, session=session, asked_at=at)
         asked = past_prompt(Prompt(TOKENS, (), "the secret"), terms, model="m", reply_id=session)
         options = ReplyOptions(sampling=Sampling(), terms=terms)
-        return self.accounts.open(asked, options, str, can_store=True)
+        return self.accounts.open(asked, options, str, can_store=True, n_ctx=512)
 
     def serve(self, session: str, *, at: float, namespace: str = "") -> Account:
         account = self.begin(session, at=at, namespace=namespace)

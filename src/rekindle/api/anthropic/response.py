@@ -20,6 +20,7 @@ from rekindle.api.anthropic.bodies import (
 from rekindle.api.anthropic.schema import DiagnosticsRequest, MessagesRequest
 from rekindle.api.cache.views import rekindle_of
 from rekindle.api.cache_controls import TTL_SECONDS
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import FinishReason, ReplyDone
@@ -101,7 +102,7 @@ def usage_of(envelope: Envelope, n_prompt: int, n_cached: int, n_generated: int)
     pins = envelope.wanted[0].options.terms.pins
     n_created = max(min(pins[-1].n_tokens, n_prompt) - n_cached, 0) if pins else 0
     for_an_hour = bool(pins) and pins[-1].seconds == TTL_SECONDS["1h"]
-    return MessageUsage(
+    usage = MessageUsage(
         input_tokens=n_prompt - n_cached - n_created,
         cache_creation_input_tokens=n_created,
         cache_read_input_tokens=n_cached,
@@ -111,6 +112,7 @@ def usage_of(envelope: Envelope, n_prompt: int, n_cached: int, n_generated: int)
         ),
         output_tokens=n_generated,
     )
+    return scaled(usage, envelope.usage_scale)
 
 
 def stop_reason_of(done: ReplyDone) -> StopReason:

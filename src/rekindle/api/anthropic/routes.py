@@ -10,6 +10,7 @@ from rekindle.api.anthropic.schema import CountTokensRequest
 from rekindle.api.anthropic.tools import unsupported_tools
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.error_shapes import MessagesErrorBody
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.requests.media import MediaReader
@@ -33,7 +34,8 @@ def add_token_count(routes: Routes, context: RequestContext) -> None:
             prompt = await served.responder.prepare_chat(
                 for_budget(conversation, budget), overflow=Overflow.ERROR, namespace=namespace
             )
-        return json_response(TokenCount(input_tokens=len(prompt.tokens)))
+        scale = context.usage_scale(request, served.card.n_ctx)
+        return json_response(TokenCount(input_tokens=scaled(len(prompt.tokens), scale)))
 
     routes.add(
         "POST",

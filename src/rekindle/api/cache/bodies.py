@@ -54,6 +54,14 @@ class OmittedMediaBody(TypedDict):
     count: int
 
 
+class StickyToolsBody(TypedDict):
+    """Tools of the session that the prompt has, though the request does not, or not so."""
+
+    change: Literal["dropped", "reordered"]
+    tools: int
+    saved_tokens: int
+
+
 class MissBody(TypedDict):
     """Why the cache missed; see `MissReason`."""
 
@@ -82,6 +90,7 @@ class CacheStory(_Classed):
     reasoning_tokens: NotRequired[int]  # of the generated ones
     neutralised: NotRequired[list[NeutralisedText]]
     media_omitted: NotRequired[list[OmittedMediaBody]]
+    sticky_tools: NotRequired[StickyToolsBody]
     miss: NotRequired[MissBody | None]  # only on request; null: nothing was missed
 
 

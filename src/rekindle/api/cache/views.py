@@ -17,6 +17,7 @@ from rekindle.api.cache.bodies import (
     Rekindle,
     SessionEntry,
     Span,
+    StickyToolsBody,
     StoredEntry,
     TierProps,
     TierTokens,
@@ -131,6 +132,10 @@ def _story(stats: ReplyStats) -> CacheStory:
         story["reasoning_tokens"] = stats.n_reasoning
     if stats.media_omitted:
         story["media_omitted"] = [body_from(OmittedMediaBody, each) for each in stats.media_omitted]
+    if (sticky := stats.sticky) is not None:
+        story["sticky_tools"] = StickyToolsBody(
+            change=sticky.change.value, tools=sticky.n_tools, saved_tokens=stats.n_sticky_saved
+        )
     if stats.is_explained:
         story["miss"] = miss_body(stats.miss)
     return story

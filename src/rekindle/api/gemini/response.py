@@ -18,6 +18,7 @@ from rekindle.api.gemini.bodies import (
     UsageMetadata,
 )
 from rekindle.api.gemini.schema import GenerateContentRequest
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.replies import Envelope, Reply
 from rekindle.chat.reply.events import FinishReason, ReplyCall, ReplyStats, ScoredToken, TopToken
 
@@ -43,7 +44,7 @@ def content_body(
         candidates=[_candidate(index, reply, thinks=thinks) for index, reply in enumerate(replies)],
         modelVersion=envelope.model,
         responseId=envelope.id,
-        usageMetadata=usage_of(stats),
+        usageMetadata=scaled(usage_of(stats), envelope.usage_scale),
         rekindle=rekindle_of(stats),
     )
 

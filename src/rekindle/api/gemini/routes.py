@@ -37,6 +37,7 @@ from rekindle.api.http.caller import Hints
 from rekindle.api.http.context import RequestContext
 from rekindle.api.http.error_shapes import GoogleErrorBody
 from rekindle.api.http.query import whole_number
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import json_response
 from rekindle.api.openapi import Routes
 from rekindle.api.pipeline import Pipeline
@@ -103,7 +104,8 @@ class GeminiApi:
             prompt = await served.responder.prepare_chat(
                 for_budget(conversation, budget), overflow=Overflow.ERROR, namespace=namespace
             )
-        return json_response(TotalTokens(totalTokens=len(prompt.tokens)))
+        scale = context.usage_scale(request, served.card.n_ctx)
+        return json_response(TotalTokens(totalTokens=scaled(len(prompt.tokens), scale)))
 
     async def create(self, request: Request) -> Response:
         return await self._pipeline.reply(request, self._cached_content)

@@ -15,6 +15,7 @@ from rekindle.api.gemini.response import (
     logprobs_of,
     usage_of,
 )
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import quoted
 from rekindle.api.replies import Envelope
 from rekindle.chat.reply.events import (
@@ -59,6 +60,7 @@ class ContentChunks:
         # Scores of tokens that no chunk has shown: thoughts, and parts of a call.
         self._scored: list[list[ScoredToken]] = [[] for _ in range(n_replies)]
         self._is_first = True
+        self._usage_scale = envelope.usage_scale
         self._names = (
             b',"modelVersion":' + quoted(envelope.model) + b',"responseId":' + quoted(envelope.id)
         )
@@ -120,6 +122,6 @@ class ContentChunks:
         stats = [each for each in self._stats if each is not None]
         last = b""
         if len(stats) == len(self._stats):
-            usage, rekindle = to_json(usage_of(stats)), to_json(rekindle_of(stats))
-            last = b',"usageMetadata":' + usage + b',"rekindle":' + rekindle
+            usage = to_json(scaled(usage_of(stats), self._usage_scale))
+            last = b',"usageMetadata":' + usage + b',"rekindle":' + to_json(rekindle_of(stats))
         return self._chunk(index, NO_TEXT, finish, last)

@@ -10,6 +10,7 @@ from rekindle.api.body import BodyReader
 from rekindle.api.errors import Forbidden
 from rekindle.api.http.caller import Caller, Hints, caller_of
 from rekindle.api.http.session_header import show_session
+from rekindle.api.http.usage_window import UsageWindow, usage_scale
 from rekindle.api.models import Models
 from rekindle.config.choices import MediaPolicy
 from rekindle.generation.request import DEFAULT_SESSION
@@ -32,6 +33,7 @@ class ApiSettings:
     serves_dashboard: bool  # the page; its events are always served
     explains: bool  # every reply says why the cache missed
     media: MediaPolicy
+    usage_windows: tuple[UsageWindow, ...]  # that clients believe in
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class RequestContext:
         if caller.session != DEFAULT_SESSION:
             show_session(request.scope, caller.session)
         return caller
+
+    def usage_scale(self, request: Request, n_ctx: int) -> float:
+        """Return the factor for the counts that this client compares with its own window."""
+        return usage_scale(self.settings.usage_windows, request.headers, n_ctx=n_ctx)
 
     def visible_namespace(self, request: Request) -> str | None:
         """Return the namespace whose requests the caller may see; None: all of them."""

@@ -106,7 +106,15 @@ def _anthropic_body(status: int, detail: ErrorDetail, request_id: str) -> Messag
 
 
 def _ollama_body(_status: int, detail: ErrorDetail, _request_id: str) -> OllamaErrorBody:
-    return OllamaErrorBody(error=detail["message"])
+    return OllamaErrorBody(error=_ollama_message(detail))
+
+
+def _ollama_message(detail: ErrorDetail) -> str:
+    """Use Ollama's words for a long prompt, which clients look for."""
+    if detail["code"] != "context_length_exceeded":
+        return detail["message"]
+    n_over = detail["n_prompt_tokens"] - detail["n_ctx"] + 1
+    return f"prompt too long; exceeded max context length by {n_over} tokens"
 
 
 def _anthropic_status(status: int) -> int:

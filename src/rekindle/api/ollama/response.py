@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 from pydantic_core import from_json
 
 from rekindle.api.cache.views import rekindle_of
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.ollama.bodies import (
     DoneReason,
     OllamaCallBody,
@@ -91,9 +92,9 @@ def ending_of(envelope: Envelope, done: ReplyDone) -> OllamaEnding:
         ),
         load_duration=nanoseconds(envelope.load_seconds),
         # The whole prompt: clients compare it with the size of the context.
-        prompt_eval_count=stats.n_prompt,
+        prompt_eval_count=scaled(stats.n_prompt, envelope.usage_scale),
         prompt_eval_duration=nanoseconds(stats.restore_seconds + stats.prefill_seconds),
-        eval_count=stats.n_generated,
+        eval_count=scaled(stats.n_generated, envelope.usage_scale),
         eval_duration=nanoseconds(stats.decode_seconds),
         rekindle=rekindle_of([stats]),
     )

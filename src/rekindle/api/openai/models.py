@@ -19,7 +19,11 @@ class ModelBody(TypedDict):
     created: int
     owned_by: str
     status: Literal["loaded", "loading", "unloaded"]
-    meta: NotRequired[ModelMeta]  # only of loaded models
+    # Only of loaded models. The context by the names of OpenRouter, vLLM and Anthropic.
+    context_length: NotRequired[int]
+    max_model_len: NotRequired[int]
+    max_input_tokens: NotRequired[int]
+    meta: NotRequired[ModelMeta]
 
 
 class ModelDetails(TypedDict):
@@ -97,6 +101,9 @@ def _body(model: ListedModel) -> ModelBody:
         status=model.state.value,
     )
     if model.card is not None:
+        n_ctx = model.card.n_ctx
+        body["context_length"] = body["max_model_len"] = n_ctx
+        body["max_input_tokens"] = n_ctx - 1  # one is for the reply
         body["meta"] = body_from(ModelMeta, model.card, size=model.card.size_bytes)
     return body
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rekindle import __version__
 from rekindle.api.cache.views import rekindle_of
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.openai.bodies import (
     AssistantMessage,
     CalledFunction,
@@ -59,7 +60,7 @@ def chat_completion(
             )
             for index, reply in enumerate(replies)
         ],
-        usage=usage_of(stats, body.n or 1),
+        usage=scaled(usage_of(stats, body.n or 1), envelope.usage_scale),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )
@@ -83,7 +84,7 @@ def completion(body: CompletionRequest, envelope: Envelope, replies: Sequence[Re
             )
             for index, (echo, reply) in enumerate(zip(echoes, replies, strict=True))
         ],
-        usage=usage_of(stats, body.n or 1),
+        usage=scaled(usage_of(stats, body.n or 1), envelope.usage_scale),
         timings=timings_of(stats),
         rekindle=rekindle_of(stats),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic_core import to_json
 
 from rekindle.api.cache.views import rekindle_of
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import pieces, quoted
 from rekindle.api.openai.bodies import (
     ChatLogprobs,
@@ -103,6 +104,7 @@ class Chunks:
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._shows_progress = body.return_progress is True
         self._n_per_prompt = body.n or 1
+        self._usage_scale = envelope.usage_scale
         self._openings = openings
         self._stats: list[ReplyStats | None] = [None] * len(openings)
         constant = {
@@ -148,8 +150,9 @@ class Chunks:
     def end(self) -> bytes:
         if not self._includes_usage:
             return DONE
-        usage = to_json(usage_of(self._all_stats(), self._n_per_prompt))
-        return self._envelope + b',"choices":[],"usage":' + usage + self._account() + END + DONE
+        usage = usage_of(self._all_stats(), self._n_per_prompt)
+        counts = to_json(scaled(usage, self._usage_scale))
+        return self._envelope + b',"choices":[],"usage":' + counts + self._account() + END + DONE
 
     def _text(self, head: bytes, event: ReplyText | ReplyReasoning) -> bytes:
         if event.scored:

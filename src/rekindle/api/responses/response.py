@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from rekindle.api.body import WireModel
 from rekindle.api.cache.views import rekindle_of
+from rekindle.api.http.error_shapes import ErrorDetail
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.openai.bodies import PromptTokensDetails
 from rekindle.api.openai.response import timings_of
 from rekindle.api.replies import Envelope
@@ -28,6 +30,7 @@ from rekindle.chat.accounts.miss_reasons import Diagnosis
 from rekindle.chat.reply.events import FinishReason, ReplyDone, ReplyOptions, ReplyStats
 from rekindle.observe.request_record import MissReason
 
+TOO_LONG = "context_length_exceeded"
 UNSUPPORTED_TOOLS = "rekindle_unsupported_tools"
 PLAIN_TEXT = {"format": {"type": "text"}}
 CHANGES: dict[MissReason, Literal["model_changed", "tools_changed", "input_changed"]] = {
@@ -101,7 +104,7 @@ def ended(head: ResponseHead, output: Sequence[OutputItem], done: ReplyDone) -> 
         body["incomplete_details"] = IncompleteDetails(reason="max_output_tokens")
     body["completed_at"] = int(time.time())
     body["output"] = list(output)
-    body["usage"] = _usage(done.stats)
+    body["usage"] = scaled(_usage(done.stats), head.envelope.usage_scale)
     body["timings"] = timings_of([done.stats])
     body["rekindle"] = rekindle_of([done.stats])
     if head.options.compare_with is not None:
@@ -109,10 +112,12 @@ def ended(head: ResponseHead, output: Sequence[OutputItem], done: ReplyDone) -> 
     return body
 
 
-def failed(head: ResponseHead, output: Sequence[OutputItem], message: str) -> ResponseBody:
+def failed(head: ResponseHead, output: Sequence[OutputItem], error: ErrorDetail) -> ResponseBody:
     body = begun(head)
     body["status"] = "failed"
-    body["error"] = ResponseFault(code="server_error", message=message)
+    # Codex compacts the conversation on this code, and retries after all others.
+    code = TOO_LONG if error["code"] == TOO_LONG else "server_error"
+    body["error"] = ResponseFault(code=code, message=error["message"])
     body["output"] = list(output)
     return body
 

@@ -50,7 +50,7 @@ class ResponseEvents:
         """Send two events, because clients listen for either. OpenAI's SDKs raise at the first."""
         error = from_json(error_body)["error"]
         fault = {key: error[key] for key in ("code", "message", "param")}
-        body = failed(self._head, self._output.items, error["message"])
+        body = failed(self._head, self._output.items, error)
         return self._frame("error", **fault, error=error) + self._frame(
             "response.failed", response=body
         )

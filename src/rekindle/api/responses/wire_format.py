@@ -42,6 +42,7 @@ def responses_format(
         body=ResponseBody,
         event=ResponseEvent,
         id_prefix="resp_",
+        begins_too_long=True,  # Codex
         read=partial(_read, history),
         blocks=True,
     )

@@ -8,6 +8,7 @@ from rekindle.chat.accounts.miss_reasons import CacheOutcome, Diagnosis, TextOf,
 from rekindle.chat.accounts.recent_prompts import PastPrompt, RecentPrompts, with_reply
 from rekindle.chat.accounts.seen_prefixes import GRAIN, SeenPrefixes
 from rekindle.chat.accounts.sessions import Ledger, Session, Sessions, rank_for
+from rekindle.chat.accounts.window_watch import watched
 from rekindle.chat.reply.events import ReplyOptions
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.events import PromptEvaluated
@@ -27,7 +28,13 @@ class Accounts:
         self.recent = RecentPrompts()
 
     def open(
-        self, asked: PastPrompt, options: ReplyOptions, text_of: TextOf, *, can_store: bool
+        self,
+        asked: PastPrompt,
+        options: ReplyOptions,
+        text_of: TextOf,
+        *,
+        can_store: bool,
+        n_ctx: int,
     ) -> "Account":
         owner = asked.owner
         if self.is_deleted(asked):
@@ -42,7 +49,9 @@ class Accounts:
         )
         if asked.conversation is not None and asked.conversation.callable_tools:
             session.has_used_tools = True
-        return Account(self, session, rank, asked, options, text_of, can_store=can_store)
+        return Account(
+            self, session, rank, asked, options, text_of, can_store=can_store, n_ctx=n_ctx
+        )
 
     def is_deleted(self, asked: PastPrompt) -> bool:
         """Return whether a deletion covers the request: nothing of it may be stored."""
@@ -88,6 +97,7 @@ class Account:
         text_of: TextOf,
         *,
         can_store: bool,
+        n_ctx: int,
     ) -> None:
         self.session = session.id
         self.model = asked.model
@@ -103,6 +113,7 @@ class Account:
         self._options = options
         self._text_of = text_of
         self._can_store = can_store
+        self._n_ctx = n_ctx
 
     def settle(self, event: PromptEvaluated) -> Diagnosis:
         """Record what the prompt cost. Return why no more of it was cached."""
@@ -137,7 +148,9 @@ class Account:
             return
         sampled = np.fromiter(reply, np.int32, len(reply))
         computed = np.concatenate((self._asked.tokens, sampled))[:n_computed]
-        self._accounts.add(with_reply(self._asked, computed, said, call_ids))
+        past = with_reply(self._asked, computed, said, call_ids)
+        earlier = self._accounts.recent.continued_by(self._asked)
+        self._accounts.add(watched(past, earlier, n_ctx=self._n_ctx))
 
     def _diagnosis(self, found: CacheOutcome) -> Diagnosis:
         recent, compare_with = self._accounts.recent, self._options.compare_with

@@ -1,6 +1,6 @@
 """The last prompts with their replies, to find what a new prompt changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from rekindle.bounded_cache import BoundedCache
 from rekindle.chat.accounts.seen_prefixes import GRAIN, Tokens
-from rekindle.chat.conversation import Conversation, Message
+from rekindle.chat.conversation import Conversation, Message, Role
 from rekindle.chat.prompt.prompt import Prompt
 from rekindle.chat.reply.parser import ParsedReply
 from rekindle.generation.forgetting import Owner, Tombstone
-from rekindle.generation.request import CacheTerms
+from rekindle.generation.request import DEFAULT_SESSION, CacheTerms
 
 MAX_BYTES = 64 << 20  # all of these are picked
 MAX_PROMPTS = 512
@@ -34,6 +34,8 @@ class PastPrompt:
     model: str
     owner: Owner
     reply_id: str | None = None  # a client may name the prompt by it
+    n_asked: int = 0  # messages before the reply
+    is_warned: bool = False  # that its conversation outgrows the context
 
     @property
     def namespace(self) -> str | None:
@@ -42,6 +44,20 @@ class PastPrompt:
     @property
     def session(self) -> str | None:
         return self.owner.session
+
+    def begins(self, digests: tuple[int, ...]) -> bool:
+        """Return whether the messages continue this prompt; its reply may have been rewritten.
+
+        The default session may hold several clients. There, they must have a reply in common.
+        """
+        n_asked, n_all = self.n_asked, len(self.digests)
+        if self.conversation is None or self.digests[:n_asked] != digests[:n_asked]:
+            return False
+        if self.session != DEFAULT_SESSION:
+            return n_asked > 0
+        asked = self.conversation.messages[:n_asked]
+        has_reply = n_all > n_asked and self.digests == digests[:n_all]
+        return has_reply or any(message.role is Role.ASSISTANT for message in asked)
 
     @property
     def n_bytes(self) -> int:
@@ -53,16 +69,18 @@ def past_prompt(
     prompt: Prompt, terms: CacheTerms, *, model: str, reply_id: str | None = None
 ) -> PastPrompt:
     """Return the prompt as a past one. Takes milliseconds for a long prompt."""
-    messages = prompt.conversation.messages if prompt.conversation else ()
+    conversation = prompt.conversation
+    messages = conversation.messages if conversation else ()
     return PastPrompt(
         np.fromiter(prompt.tokens, np.int32, len(prompt.tokens)),
         len(prompt.tokens),
         prompt.text,
-        prompt.conversation,
-        tuple(map(_digest, messages)),
+        conversation,
+        message_digests(messages),
         model,
         terms.owner,
         reply_id,
+        len(messages) - (conversation is not None and conversation.continue_last),
     )
 
 
@@ -107,6 +125,21 @@ class RecentPrompts:
     def named(self, namespace: str | None, reply_id: str) -> PastPrompt | None:
         return next((p for p in self._of_namespace(namespace) if p.reply_id == reply_id), None)
 
+    def continued_by(self, past: PastPrompt) -> PastPrompt | None:
+        """Return the newest prompt of the session that this one continues."""
+        of_session = self.of_session(past.namespace, past.session, model=past.model)
+        return next((each for each in of_session if each.begins(past.digests)), None)
+
+    def of_session(
+        self, namespace: str | None, session: str | None, *, model: str
+    ) -> list[PastPrompt]:
+        """Return the prompts of a session, newest first."""
+        return [
+            each
+            for each in self._of_namespace(namespace)
+            if (each.session, each.model) == (session, model)
+        ]
+
     def most_like(self, past: PastPrompt, *, n_cached: int = 0) -> PastPrompt | None:
         """Return the most similar prompt: first of its own session, then the newest.
 
@@ -147,6 +180,10 @@ def _can_explain(earlier: PastPrompt, now: PastPrompt, n_cached: int) -> bool:
     if earlier.model != now.model:
         return True
     return n_shared(earlier.tokens, now.tokens) > n_cached - GRAIN
+
+
+def message_digests(messages: Iterable[Message]) -> tuple[int, ...]:
+    return tuple(map(_digest, messages))
 
 
 def _digest(message: Message) -> int:

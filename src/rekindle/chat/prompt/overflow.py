@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rekindle.chat.conversation import Conversation, Message, Role, n_leading_systems
+from rekindle.chat.prompt.token_run import PieceTokenizer
+from rekindle.chat.template.guard import PromptPiece
 
 FULL_SHARE = 7 / 8  # of the context: the rest is for the reply; picked
 KEPT_SHARE = 1 / 2
+MESSAGE_TOKENS = 8  # estimate of what a template adds to each message
 
 
 def trim(
@@ -39,6 +42,22 @@ def trim(
         skipped = _first_kept(sizes, full - n_asked, kept - n_asked)
         left = [*asked, *(message for each in rounds[skipped:] for message in each)]
     return replace(conversation, messages=(*messages[:n_leading], *left))
+
+
+def message_size(message: Message, tokenize: PieceTokenizer) -> int:
+    """Return the approximate number of tokens, always the same for the same message."""
+    texts = [message.text, *(call.arguments_json for call in message.calls)]
+    texts += [result.text for result in message.results]
+    pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
+    return MESSAGE_TOKENS + sum(len(tokenize(piece)) for piece in pieces)
+
+
+def head_size(conversation: Conversation, tokenize: PieceTokenizer) -> int:
+    """Return the approximate number of tokens of system messages and tools."""
+    systems = (m for m in conversation.messages if m.role is Role.SYSTEM)
+    tools = (PromptPiece(tool.definition_json, parse_special=False) for tool in conversation.tools)
+    n_tools = sum(len(tokenize(tool)) for tool in tools)
+    return n_tools + sum(message_size(message, tokenize) for message in systems)
 
 
 def _first_kept(sizes: Sequence[int], full: int, kept: int) -> int:

@@ -12,7 +12,14 @@ from functools import cache, partial
 from threading import Lock
 
 from rekindle.bounded_cache import BoundedCache
-from rekindle.chat.conversation import Conversation, Message, Role, Text, n_leading_systems
+from rekindle.chat.conversation import (
+    Conversation,
+    Message,
+    Role,
+    StickyTools,
+    Text,
+    n_leading_systems,
+)
 from rekindle.chat.dialects.base import Dialect
 from rekindle.chat.prompt.boundaries import Boundaries
 from rekindle.chat.prompt.canonical_tools import schemas_of
@@ -25,7 +32,7 @@ from rekindle.chat.prompt.meaning import (
     next_key,
     split_reasoning,
 )
-from rekindle.chat.prompt.overflow import FULL_SHARE, trim
+from rekindle.chat.prompt.overflow import FULL_SHARE, head_size, message_size, trim
 from rekindle.chat.prompt.reasoning_policy import ReasoningPolicy, other_reasoning, with_reasoning
 from rekindle.chat.prompt.splicer import Candidate, Spliced, Splicer
 from rekindle.chat.prompt.text_splicer import TextSplicer
@@ -33,7 +40,6 @@ from rekindle.chat.prompt.token_run import PieceTokenizer, TokenRun
 from rekindle.chat.prompt.turn_memory import Turn, TurnMemory
 from rekindle.chat.prompt.volatile import Neutralised, VolatileRules
 from rekindle.chat.reply.parser import ParsedReply
-from rekindle.chat.template.guard import PromptPiece
 from rekindle.chat.template.template import ChatTemplate
 from rekindle.config.choices import ReasoningHistory
 from rekindle.errors import InvalidRequest
@@ -41,7 +47,6 @@ from rekindle.generation.forgetting import Owner
 from rekindle.generation.tokenizer import Tokenizer
 
 TRIMMED_SHARES = (1.0, 0.85, 0.7, 0.5)  # of the context, tried until the prompt fits; picked
-MESSAGE_TOKENS = 8  # estimate of what a template adds to each message
 MAX_TURNS_TRIED = 16  # candidates for one message; picked
 MAX_LOOKS = 4  # attempts to find the end of a message; picked
 MAX_NAMESPACES = 64  # that have a builder at the same time; picked
@@ -64,6 +69,7 @@ class Prompt:
     max_plain: int = 0  # tokens without spliced turns, at most
     n_dropped: int = 0  # messages left out because the context is too short
     neutralised: tuple[Neutralised, ...] = ()  # text that was replaced by a constant
+    sticky: StickyTools | None = None  # tools that the client did not send, or in another order
     namespace: str = ""
     build_seconds: float = field(default=0.0, compare=False)
     # Returns the position where a number of messages ends; None: unknown.
@@ -104,7 +110,7 @@ class PromptBuilder:
         namespace: str = "",
     ) -> None:
         self._namespace = namespace
-        self._volatile = volatile
+        self.volatile = volatile
         self._others = BoundedCache[str, PromptBuilder](max_items=MAX_NAMESPACES)
         self._others_lock = Lock()
         self._template = template
@@ -128,7 +134,7 @@ class PromptBuilder:
                 self._dialect,
                 self._memory.within(namespace),
                 self._reasoning_history,
-                volatile=self._volatile,
+                volatile=self.volatile,
                 namespace=namespace,
             )
             self._others.put(namespace, other)
@@ -156,7 +162,7 @@ class PromptBuilder:
 
     def from_conversation(self, conversation: Conversation, *, recalls: bool = True) -> Prompt:
         """Build the prompt. Without `recalls`, no remembered turn is spliced in."""
-        conversation, neutralised = self._volatile.neutralise(conversation)
+        conversation, neutralised = self.volatile.neutralise(conversation)
         keys = history_keys(conversation.messages, self._dialect.reasoning)
         candidates = self._candidates(conversation, keys) if recalls else {}
         switched = self._reasoning.switched_on(conversation)
@@ -218,33 +224,18 @@ class PromptBuilder:
         prompt = self.from_conversation(conversation, recalls=recalls)
         if max(len(prompt.tokens), prompt.max_plain) <= limit:
             return prompt
-        shorter, n_head = conversation, self._head_size(conversation)
+        shorter, n_head = conversation, head_size(conversation, self._tokenize)
+        size_of = partial(message_size, tokenize=self._tokenize)
         plain = self.from_conversation(conversation, recalls=False)
         for share in TRIMMED_SHARES:  # sizes are estimates; the first share nearly always fits
             if len(plain.tokens) <= limit:
                 break
-            shorter = trim(
-                conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=self._size
-            )
+            shorter = trim(conversation, n_ctx=int(n_ctx * share), n_head=n_head, size_of=size_of)
             plain = self.from_conversation(shorter, recalls=False)
         prompt = self.from_conversation(shorter) if recalls else plain
         if len(plain.tokens) <= limit < len(prompt.tokens):
             prompt = plain
         return replace(prompt, n_dropped=len(conversation.messages) - len(shorter.messages))
-
-    def _size(self, message: Message) -> int:
-        """Return the approximate number of tokens, always the same for the same message."""
-        texts = [message.text, *(call.arguments_json for call in message.calls)]
-        texts += [result.text for result in message.results]
-        pieces = (PromptPiece(text, parse_special=False) for text in texts if text)
-        return MESSAGE_TOKENS + sum(len(self._tokenize(piece)) for piece in pieces)
-
-    def _head_size(self, conversation: Conversation) -> int:
-        systems = (m for m in conversation.messages if m.role is Role.SYSTEM)
-        tools = (
-            PromptPiece(tool.definition_json, parse_special=False) for tool in conversation.tools
-        )
-        return sum(map(self._size, systems)) + sum(len(self._tokenize(tool)) for tool in tools)
 
     def after_reply(self, prompt: Prompt, said: ParsedReply) -> tuple[int, ...]:
         """Return the tokens that begin the next turn's prompt, up to its user message.

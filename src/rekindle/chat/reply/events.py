@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rekindle.chat.accounts.miss_reasons import Diagnosis
+from rekindle.chat.conversation import StickyTools
 from rekindle.chat.prompt.volatile import Neutralised
 from rekindle.generation.events import NO_SPANS, Spans
 from rekindle.generation.request import CacheTerms, Rank, Sampling
@@ -153,6 +154,7 @@ class ReplyStats(RequestRecord):
     is_explained: bool  # the client asked for the diagnosis
     is_kept: bool  # False: the cache was not used
     media_omitted: tuple[OmittedMedia, ...]
+    sticky: StickyTools | None  # the session's tools, in place of the client's
 
     @property
     def n_written(self) -> int:

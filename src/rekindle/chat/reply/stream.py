@@ -206,6 +206,13 @@ class ReplyStream:
             spans=self._spans,
         )
 
+    def _n_sticky_saved(self) -> int:
+        """Return the tokens that were not prefilled because the session's tools were rendered."""
+        sticky, evaluated = self._prompt.sticky, self._evaluated
+        if sticky is None or evaluated is None:
+            return 0
+        return max(sticky.n_prefill_as_sent - (evaluated.n_prompt - evaluated.n_cached), 0)
+
     def _stats(self, outcome: str) -> ReplyStats:
         evaluated, account, prompt = self._evaluated, self._account, self._prompt
         sampled = self._reply.tokens
@@ -226,6 +233,7 @@ class ReplyStream:
             n_remembered_turns=len(prompt.remembered),
             n_dropped_messages=prompt.n_dropped,
             n_media_omitted=sum(each.count for each in account.media_omitted),
+            n_sticky_saved=self._n_sticky_saved(),
             miss=account.diagnosis.miss,
             build_seconds=prompt.build_seconds,
             queue_seconds=evaluated.queue_seconds if evaluated else 0.0,
@@ -243,4 +251,5 @@ class ReplyStream:
             is_explained=account.is_explained,
             is_kept=self._is_remembered,
             media_omitted=account.media_omitted,
+            sticky=prompt.sticky,
         )

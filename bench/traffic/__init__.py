@@ -1,0 +1,1 @@
+"""Measurements on recorded traffic of real clients."""
