@@ -44,9 +44,11 @@ MAY_IMPORT = {
     "replay": BASE | {"api", "chat", "priming"},
     "bench": BASE | {"priming", "replay"},
     "explain": BASE | {"replay"},
+    "launch": BASE,
     "server": BASE | {"cache", "chat", "api", "models", "priming"},
     "cli": BASE
-    | {"cache", "models", "supervisor", "server", "priming", "replay", "explain", "bench"},
+    | {"cache", "models", "supervisor", "server", "priming", "replay", "explain", "bench"}
+    | {"launch"},
     "__main__": {"cli"},
 }
 

@@ -11,6 +11,7 @@ from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
 from rekindle.cli.chat import chat
 from rekindle.cli.explain import explain
+from rekindle.cli.launch import launch
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import printable
 from rekindle.cli.prime import prime
@@ -26,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=ServeCommand)(serve)
-for command in (chat, prime, top, replay, explain, bench):
+for command in (chat, launch, prime, top, replay, explain, bench):
     app.command()(command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")

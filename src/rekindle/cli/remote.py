@@ -111,6 +111,19 @@ def local_server() -> tuple[str, str | None]:
     return f"http://127.0.0.1:{settings.port}", next(iter(api_keys(settings)), None)
 
 
+def answers(url: str) -> bool:
+    """Return True if a server is at `url`, ready or still loading its model."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
+    except httpx.ReadTimeout:
+        return True  # a server listens at once, but answers only after its model is loaded
+    except httpx.HTTPError:
+        return False
+    return True
+
+
 @contextmanager
 def exit_1_on_error() -> Iterator[None]:
     """Print a StartupError and end the process with exit code 1 instead of 2."""
