@@ -229,7 +229,8 @@ def _serve_words(wanted: _Wanted) -> tuple[list[str], str | None]:
         words.append(wanted.model)
     app = typer.Typer()
     app.command(cls=ServeCommand)(serve)
-    flags = dict(typer.main.get_command(app).make_context("serve", list(words)).params)
+    given = typer.main.get_command(app).make_context("serve", list(words)).params
+    flags = {name: None if value == () else value for name, value in given.items()}
     if flags.pop("print_config") or flags["host"] or flags["port"]:
         raise StartupError("--serve takes no --host, no --port and no --print-config.")
     settings = load_settings(flags.pop("config"), flags).settings

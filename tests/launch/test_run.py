@@ -1,0 +1,35 @@
+"""The variables and files of an agent."""
+
+from pathlib import Path
+
+from rekindle.launch.plan import LaunchPlan
+from rekindle.launch.run import environment_of, write_files
+
+LOCAL = "http://127.0.0.1:8080"
+
+
+def test_variables_are_set_removed_and_prepended() -> None:
+    plan = LaunchPlan(environment={"A": "new"}, removed=("B",), prepended={"P": "/ours", "Q": "/q"})
+    found = environment_of(plan, LOCAL, {"A": "old", "B": "x", "C": "kept", "P": "/theirs"})
+    assert {name: found.get(name) for name in "ABCPQ"} == {
+        "A": "new",
+        "B": None,
+        "C": "kept",
+        "P": "/ours:/theirs",
+        "Q": "/q",
+    }
+
+
+def test_no_proxy_stands_between_an_agent_and_a_server_on_this_machine() -> None:
+    found = environment_of(LaunchPlan(), LOCAL, {"NO_PROXY": "intern.example"})
+    assert found["NO_PROXY"] == "intern.example,127.0.0.1,localhost,::1"
+    assert found["no_proxy"] == "127.0.0.1,localhost,::1"
+    assert environment_of(LaunchPlan(), "http://server.example:80", {}) == {}
+
+
+def test_files_can_be_read_by_nobody_else(tmp_path: Path) -> None:
+    write_files(LaunchPlan(files={"a/b.json": "{}", "c": "x"}), tmp_path)
+    assert (tmp_path / "a/b.json").read_text() == "{}"
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {
+        0o600
+    }
