@@ -41,6 +41,7 @@ from tests.campaigns.agents import (
     THOUGHT,
     WRITERS,
     Script,
+    call_as_json,
     smallest_model,
     tools_of,
 )
@@ -76,7 +77,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "qwen": ["--yolo", PROMPT],
     "pi": ["-p", "-a", PROMPT],
     "gemini": ["--yolo", "--skip-trust", "--prompt", PROMPT],
-    "aider": ["--yes-always", "--no-pretty", "--no-gitignore", "--no-show-release-notes"],
+    "aider": ["--yes-always", "--no-git", "--no-show-release-notes", "--edit-format", "diff"],
     "goose": ["run", "--no-session", "--with-builtin", "developer", "--text", PROMPT],
     "cline": [PROMPT],
     "copilot": ["-p", PROMPT, "--allow-all-tools"],
@@ -123,6 +124,9 @@ class TwoRounds:
         return f"{THOUGHT}Now {path}.\n{self._call(tools[name], path, text)}"
 
     def _call(self, tool: Any, path: str, text: str) -> str:
+        if "commands" in tool["parameters"]["properties"]:  # Cline
+            command = f"printf '%s\\n' '{text.rstrip()}' > '{self.folder / path}'"
+            return call_as_json(tool["name"], {"commands": [command]})
         return Script("write", "json", self.folder).call(tool, path, text)
 
     def _reply_of_aider(self, prompt: str) -> str:

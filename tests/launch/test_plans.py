@@ -45,7 +45,7 @@ def test_every_file_that_is_named_is_written(agent: Any) -> None:
     paths = [Path(word) for word in words if word.startswith(str(FOLDER))]
     written = {FOLDER / name for name in plan.files}
     assert {path for path in paths if path != FOLDER} <= written
-    assert bool(paths) == bool(plan.files)
+    assert bool(paths) == bool(plan.files or plan.overlay)
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
@@ -115,7 +115,9 @@ def test_pi_gets_a_provider_from_an_extension_of_this_run() -> None:
 def test_gemini_compresses_within_the_context_that_it_does_not_know() -> None:
     plan = plan_of("gemini")
     assert plan.environment["GOOGLE_GEMINI_BASE_URL"] == URL
-    settings = settings_in(plan)
+    assert plan.overlay is not None
+    settings = plan.overlay.settings
+    assert settings["security"]["auth"]["selectedType"] == "gemini-api-key"
     # gemini-cli multiplies it by the window that it assumes.
     assert settings["model"]["compressionThreshold"] * 1_048_576 == 65536 / 2
     assert "GOOGLE_GENAI_USE_VERTEXAI" in plan.removed

@@ -1,7 +1,9 @@
 """The variables and files of an agent."""
 
+import json
 from pathlib import Path
 
+from rekindle.launch.overlay import FolderOverlay
 from rekindle.launch.plan import LaunchPlan
 from rekindle.launch.run import environment_of, write_files
 
@@ -28,8 +30,36 @@ def test_no_proxy_stands_between_an_agent_and_a_server_on_this_machine() -> None
 
 
 def test_files_can_be_read_by_nobody_else(tmp_path: Path) -> None:
-    write_files(LaunchPlan(files={"a/b.json": "{}", "c": "x"}), tmp_path)
+    write_files(LaunchPlan(files={"a/b.json": "{}", "c": "x"}), tmp_path, {})
     assert (tmp_path / "a/b.json").read_text() == "{}"
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {
         0o600
     }
+
+
+def test_an_overlay_has_the_agents_entries_and_changed_settings(tmp_path: Path) -> None:
+    theirs = tmp_path / "home/.agent"
+    (theirs / "sessions").mkdir(parents=True)
+    before = {"auth": {"kind": "account", "hint": 1}, "theme": "dark"}
+    (theirs / "settings.json").write_text(json.dumps(before))
+    overlay = FolderOverlay(
+        variable="AGENT_HOME",
+        folder=".agent",
+        file="settings.json",
+        settings={"auth": {"kind": "key"}},
+    )
+    write_files(
+        LaunchPlan(overlay=overlay), tmp_path / "run", {"AGENT_HOME": str(tmp_path / "home")}
+    )
+    ours = tmp_path / "run/.agent"
+    (ours / "sessions/new").write_text("kept")
+    assert (theirs / "sessions/new").read_text() == "kept"
+    changed = json.loads((ours / "settings.json").read_text())
+    assert changed == {"auth": {"kind": "key", "hint": 1}, "theme": "dark"}
+    assert json.loads((theirs / "settings.json").read_text()) == before
+
+
+def test_an_overlay_of_a_folder_that_does_not_exist_has_our_settings(tmp_path: Path) -> None:
+    overlay = FolderOverlay(variable="X", folder=".agent", file="s.json", settings={"a": 1})
+    write_files(LaunchPlan(overlay=overlay), tmp_path / "run", {"X": str(tmp_path / "none")})
+    assert json.loads((tmp_path / "run/.agent/s.json").read_text()) == {"a": 1}

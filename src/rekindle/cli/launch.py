@@ -1,5 +1,6 @@
 """`rekindle launch`: starts an agent that uses this server, for one run."""
 
+import json
 import os
 import shlex
 import shutil
@@ -99,7 +100,7 @@ def launch(
         folder = Path(name) / "agent"
         folder.mkdir()
         plan = known.plan(server, folder)
-        write_files(plan, folder)
+        write_files(plan, folder, os.environ)
         environment = environment_of(plan, server.url, os.environ)
         code = run_agent([program, *plan.arguments, *given], environment)
     raise typer.Exit(end_like(code))
@@ -302,7 +303,15 @@ def _hidden(server: Endpoint) -> Endpoint:
 
 
 def _shell_lines(plan: LaunchPlan, folder: Path) -> Iterator[str]:
-    for name, text in plan.files.items():
+    files = dict(plan.files)
+    if (overlay := plan.overlay) is not None:
+        target = folder / overlay.folder
+        source = overlay.source(os.environ)
+        yield f"mkdir -p {shlex.quote(str(target))}"
+        yield f"ln -sf {shlex.quote(str(source))}/* {shlex.quote(str(target))}/"
+        yield f"rm -f {shlex.quote(str(target / overlay.file))}"
+        files[f"{overlay.folder}/{overlay.file}"] = json.dumps(overlay.settings, indent=2) + "\n"
+    for name, text in files.items():
         path = folder / name
         yield f"mkdir -p {shlex.quote(str(path.parent))}"
         yield f"cat > {shlex.quote(str(path))} <<'END'\n{text}END"

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rekindle.launch.overlay import FolderOverlay
+
 _OUTPUT_SHARE = 4  # a reply may take a quarter of the context; picked
 _MAX_OUTPUT_TOKENS = 32_000  # what Claude Code and qwen-code ask for by themselves
 
@@ -34,6 +36,7 @@ class LaunchPlan:
     prepended: Mapping[str, str] = field(default_factory=dict)  # to variables that list paths
     removed: Sequence[str] = ()  # variables that would lead the agent to another server
     files: Mapping[str, str] = field(default_factory=dict)  # by name, in a folder of this run
+    overlay: FolderOverlay | None = None
 
 
 MakePlan = Callable[[Endpoint, Path], LaunchPlan]  # the folder of this run

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rekindle.launch.overlay import FolderOverlay
 from rekindle.launch.plan import Endpoint, LaunchPlan
 
 PROVIDER = "rekindle"
 _KEY_VARIABLE = "REKINDLE_LAUNCH_KEY"
+_GEMINI_HOME = "GEMINI_CLI_HOME"
 _GEMINI_WINDOW = 1_048_576  # gemini-cli assumes it for every model that it does not know
 _COMPRESS_AT = 0.5  # of the context, as gemini-cli does by itself
 
@@ -161,10 +163,13 @@ def gemini(server: Endpoint, folder: Path) -> LaunchPlan:
             "GEMINI_API_KEY": server.key,
             "GOOGLE_GEMINI_BASE_URL": server.url,
             "GEMINI_MODEL": server.model,
-            "GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(folder / "settings.json"),
+            _GEMINI_HOME: str(folder),
         },
         removed=("GOOGLE_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_GCA"),
-        files={"settings.json": _json(settings)},
+        # Only a file says that the key counts, and not an account of Google.
+        overlay=FolderOverlay(
+            variable=_GEMINI_HOME, folder=".gemini", file="settings.json", settings=settings
+        ),
     )
 
 
@@ -236,6 +241,8 @@ def cline(server: Endpoint, folder: Path) -> LaunchPlan:
         environment={
             "CLINE_PROVIDER_SETTINGS_PATH": str(folder / "providers.json"),
             "CLINE_NO_AUTO_UPDATE": "1",
+            # Else a process in the background keeps the settings of this run.
+            "CLINE_SESSION_BACKEND_MODE": "local",
         },
         files={"providers.json": _json(settings)},
     )

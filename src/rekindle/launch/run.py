@@ -30,8 +30,10 @@ def environment_of(plan: LaunchPlan, url: str, current: Mapping[str, str]) -> di
     return variables
 
 
-def write_files(plan: LaunchPlan, folder: Path) -> None:
+def write_files(plan: LaunchPlan, folder: Path, current: Mapping[str, str]) -> None:
     """Write the files of the plan. They may have a key: nobody else may read them."""
+    if plan.overlay is not None:
+        plan.overlay.write(folder, current)
     for name, text in plan.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
