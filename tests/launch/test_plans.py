@@ -8,6 +8,7 @@ import pytest
 
 from rekindle.errors import StartupError
 from rekindle.launch.plan import Endpoint, LaunchPlan
+from rekindle.launch.shell_lines import shell_lines
 from rekindle.launch.table import AGENTS, find_agent
 
 FOLDER = Path("/run/of/launch")
@@ -71,6 +72,16 @@ def test_claude_gets_every_model_name_and_no_line_that_differs_in_each_conversat
     models = {value for name, value in variables.items() if name.endswith("_MODEL")}
     assert models == {"qwen3"}
     assert "ANTHROPIC_API_KEY" in plan.removed
+
+
+def test_claude_compacts_within_a_context_below_its_smallest_window() -> None:
+    variables = plan_of("claude").environment
+    window = int(variables["CLAUDE_CODE_AUTO_COMPACT_WINDOW"])
+    assert window == 100_000
+    assert window * int(variables["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"]) / 100 <= 65536 - 16384
+    large = plan_of("claude", Endpoint(url=URL, key="", model="m", n_ctx=131072)).environment
+    assert large["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "131072"
+    assert "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE" not in large
 
 
 def test_codex_gets_a_provider_by_overrides_and_compacts_within_the_context() -> None:
@@ -162,3 +173,13 @@ def test_an_agent_that_is_not_known_is_refused_with_the_nearest_name() -> None:
         find_agent("codx")
     with pytest.raises(StartupError, match="Known agents: claude, codex"):
         find_agent("zzzz")
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_the_guide_has_the_lines_of_every_agent(agent: Any) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/agents.md").read_text("utf-8")
+    section = guide.partition(f"\n## {agent.title}\n")[2].partition("\n## ")[0]
+    shown = Endpoint(url="http://127.0.0.1:8080", key="none", model="my-model", n_ctx=65536)
+    assert "\n".join(shell_lines(agent, shown, ())) in section
+    assert f"`{agent.install}`" in section
+    assert f"rekindle launch {agent.name} -- " in section

@@ -1,11 +1,14 @@
 """The variables and files of an agent."""
 
 import json
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from rekindle.launch.overlay import FolderOverlay
 from rekindle.launch.plan import LaunchPlan
-from rekindle.launch.run import environment_of, write_files
+from rekindle.launch.run import environment_of, run_folder, write_files
 
 LOCAL = "http://127.0.0.1:8080"
 
@@ -63,3 +66,17 @@ def test_an_overlay_of_a_folder_that_does_not_exist_has_our_settings(tmp_path: P
     overlay = FolderOverlay(variable="X", folder=".agent", file="s.json", settings={"a": 1})
     write_files(LaunchPlan(overlay=overlay), tmp_path / "run", {"X": str(tmp_path / "none")})
     assert json.loads((tmp_path / "run/.agent/s.json").read_text()) == {"a": 1}
+
+
+def test_the_next_run_has_the_same_folder_and_one_at_the_same_time_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with run_folder() as first, run_folder() as second:
+        (first / "file").touch()
+        assert first != second
+        assert first.stat().st_mode & 0o777 == 0o700
+    with run_folder() as third:
+        assert third == first
+        assert list(third.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

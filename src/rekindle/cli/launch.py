@@ -1,13 +1,12 @@
 """`rekindle launch`: starts an agent that uses this server, for one run."""
 
-import json
 import os
 import shlex
 import shutil
 import socket
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,8 +19,9 @@ from rekindle.cli.serve import load_settings, serve
 from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.launch.child_server import ChildServer, ended_by_signals
-from rekindle.launch.plan import Endpoint, KnownAgent, LaunchPlan
-from rekindle.launch.run import end_like, environment_of, run_agent, write_files
+from rekindle.launch.plan import Endpoint, KnownAgent
+from rekindle.launch.run import end_like, environment_of, run_agent, run_folder, write_files
+from rekindle.launch.shell_lines import shell_lines
 from rekindle.launch.table import AGENTS, find_agent
 
 URL_VARIABLE = "REKINDLE_URL"
@@ -78,26 +78,26 @@ def launch(
     \b
     Examples:
       rekindle launch claude
-      rekindle launch codex --serve "model.gguf -c 65536" -- exec "Explain main.py"
+      rekindle launch codex --serve "model.gguf" -- exec "Explain main.py"
       rekindle launch opencode --print
     """
     if agent is None:
         _print_agents()
         return
     known = find_agent(agent)
-    wanted = _Wanted(url, api_key, model, serve_args)
+    wanted = _ServerChoice(url, api_key, model, serve_args)
     given = arguments or []
     if only_print:
         _print_plan(known, given, wanted)
         return
     program = _program(known)
     with (
-        tempfile.TemporaryDirectory(prefix="rekindle-launch-") as name,
         ended_by_signals(),
-        _endpoint(wanted, Path(name)) as server,
+        run_folder() as run,
+        _endpoint(wanted, run) as server,
     ):
         _warn_if_short(known, server)
-        folder = Path(name) / "agent"
+        folder = run / "agent"
         folder.mkdir()
         plan = known.plan(server, folder)
         write_files(plan, folder, os.environ)
@@ -106,7 +106,7 @@ def launch(
     raise typer.Exit(end_like(code))
 
 
-class _Wanted(NamedTuple):
+class _ServerChoice(NamedTuple):
     """What the command line says about the server."""
 
     url: str | None
@@ -126,7 +126,7 @@ def _program(agent: KnownAgent) -> str:
 
 
 @contextmanager
-def _endpoint(wanted: _Wanted, folder: Path) -> Iterator[Endpoint]:
+def _endpoint(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
     """Yield the server that is wanted or runs here; else start one in `folder`."""
     with SafeConsole(stderr=True, highlight=False).status("Asking the server") as status:
         found = _running(wanted)
@@ -139,7 +139,7 @@ def _endpoint(wanted: _Wanted, folder: Path) -> Iterator[Endpoint]:
         yield started
 
 
-def _running(wanted: _Wanted) -> Endpoint | None:
+def _running(wanted: _ServerChoice) -> Endpoint | None:
     """Return the server that is wanted, or the local one if it has the model. Or None."""
     if wanted.serve_args is not None:
         if wanted.url is not None:
@@ -202,7 +202,7 @@ def _key_of_shell() -> str | None:
 
 
 @contextmanager
-def _started(wanted: _Wanted, folder: Path) -> Iterator[Endpoint]:
+def _started(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
     words, key = _serve_words(wanted)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
@@ -223,7 +223,7 @@ def _started(wanted: _Wanted, folder: Path) -> Iterator[Endpoint]:
         server.close()
 
 
-def _serve_words(wanted: _Wanted) -> tuple[list[str], str | None]:
+def _serve_words(wanted: _ServerChoice) -> tuple[list[str], str | None]:
     """Return the arguments of `rekindle serve`, and a key that its clients must send."""
     words = shlex.split(wanted.serve_args or "")
     if wanted.model is not None:
@@ -276,7 +276,7 @@ def _print_agents() -> None:
     plain_console().print(filled_table(rows, numbers=()))
 
 
-def _print_plan(agent: KnownAgent, arguments: Sequence[str], wanted: _Wanted) -> None:
+def _print_plan(agent: KnownAgent, arguments: Sequence[str], wanted: _ServerChoice) -> None:
     """Print the plan as lines for a shell. The key is hidden."""
     server = _running(wanted)
     if server is None:
@@ -287,37 +287,8 @@ def _print_plan(agent: KnownAgent, arguments: Sequence[str], wanted: _Wanted) ->
     else:
         context = f"context {server.n_ctx}" if server.n_ctx else "unknown context"
         typer.echo(f"# {server.url}, model {server.model}, {context}")
-    folder = Path("/tmp/rekindle-launch")
-    shown = server if server.key == NO_KEY else _hidden(server)
-    plan = agent.plan(shown, folder)
-    program = shutil.which(agent.program)
-    if program is None:
+    if shutil.which(agent.program) is None:
         typer.echo(f"# not installed: {agent.install}")
-    for line in _shell_lines(plan, folder):
+    shown = server if server.key == NO_KEY else replace(server, key="****")
+    for line in shell_lines(agent, shown, arguments):
         typer.echo(printable(line))
-    typer.echo(printable(shlex.join([agent.program, *plan.arguments, *arguments])))
-
-
-def _hidden(server: Endpoint) -> Endpoint:
-    return Endpoint(url=server.url, key="****", model=server.model, n_ctx=server.n_ctx)
-
-
-def _shell_lines(plan: LaunchPlan, folder: Path) -> Iterator[str]:
-    files = dict(plan.files)
-    if (overlay := plan.overlay) is not None:
-        target = folder / overlay.folder
-        source = overlay.source(os.environ)
-        yield f"mkdir -p {shlex.quote(str(target))}"
-        yield f"ln -sf {shlex.quote(str(source))}/* {shlex.quote(str(target))}/"
-        yield f"rm -f {shlex.quote(str(target / overlay.file))}"
-        files[f"{overlay.folder}/{overlay.file}"] = json.dumps(overlay.settings, indent=2) + "\n"
-    for name, text in files.items():
-        path = folder / name
-        yield f"mkdir -p {shlex.quote(str(path.parent))}"
-        yield f"cat > {shlex.quote(str(path))} <<'END'\n{text}END"
-    for name in plan.removed:
-        yield f"unset {name}"
-    for name, value in plan.environment.items():
-        yield f"export {name}={shlex.quote(value)}"
-    for name, value in plan.prepended.items():
-        yield f"export {name}={shlex.quote(value)}${{{name}:+:${name}}}"

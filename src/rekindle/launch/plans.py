@@ -9,6 +9,7 @@ from rekindle.launch.plan import Endpoint, LaunchPlan
 
 PROVIDER = "rekindle"
 _KEY_VARIABLE = "REKINDLE_LAUNCH_KEY"
+_CLAUDE_MIN_WINDOW = 100_000  # Claude Code takes a smaller window for this one
 _GEMINI_HOME = "GEMINI_CLI_HOME"
 _GEMINI_WINDOW = 1_048_576  # gemini-cli assumes it for every model that it does not know
 _COMPRESS_AT = 0.5  # of the context, as gemini-cli does by itself
@@ -28,11 +29,23 @@ def claude(server: Endpoint, _folder: Path) -> LaunchPlan:
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_TELEMETRY": "1",
         **_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", server.n_output),
-        **_limit("CLAUDE_CODE_AUTO_COMPACT_WINDOW", server.n_ctx),
+        **_claude_window(server),
     }
     others = ("BEDROCK", "VERTEX", "FOUNDRY")
     removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{other}" for other in others))
     return LaunchPlan(environment=environment, removed=removed)
+
+
+def _claude_window(server: Endpoint) -> dict[str, str]:
+    """Make Claude Code compact in time, also in a context below its smallest window."""
+    if server.n_ctx is None or server.n_output is None:
+        return {}
+    window = max(server.n_ctx, _CLAUDE_MIN_WINDOW)
+    variables = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window)}
+    if window > server.n_ctx:
+        percent = 100 * (server.n_ctx - server.n_output) // window
+        variables["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(percent)
+    return variables
 
 
 def codex(server: Endpoint, _folder: Path) -> LaunchPlan:

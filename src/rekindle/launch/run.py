@@ -1,8 +1,11 @@
 """Runs an agent with its plan, and ends as the agent ended."""
 
+import itertools
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +14,31 @@ from urllib.parse import urlsplit
 
 from rekindle.launch.plan import LaunchPlan
 
+_FOLDER = "rekindle-launch-"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # A terminal sends these to the agent as well: the agent decides what they mean.
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """Yield a new folder for one run, and remove it afterwards.
+
+    Its name is the first free one: some agents put it into their prompts, and prompts of the next
+    run should be the same.
+    """
+    for number in itertools.count(1):
+        path = Path(tempfile.gettempdir()) / f"{_FOLDER}{os.getuid()}-{number}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
+        return
 
 
 def environment_of(plan: LaunchPlan, url: str, current: Mapping[str, str]) -> dict[str, str]:
