@@ -6,10 +6,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ KEY = "the-key"
 N_CTX = 2048
 AGENT = f"""#!{sys.executable}
 import json, os, signal, sys, time, urllib.request
-seen = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "files": {{}}}}
+seen = {{"pid": os.getpid(), "arguments": sys.argv[1:]}}
+seen |= {{"environment": dict(os.environ), "files": {{}}}}
 for word in (*sys.argv, *os.environ.values()):
     if word.startswith(os.environ["TMPDIR"]) and os.path.isfile(word):
         seen["files"][word] = open(word).read()
@@ -198,6 +201,14 @@ def test_a_signal_that_only_launch_receives_is_passed_on(
     assert shell.left_over() == []
 
 
+def test_a_killed_agent_is_told_as_killed(server: ServerProcess, shell: Shell) -> None:
+    given = ("claude", "--url", server.url, "--api-key", KEY)
+    with shell.running(*given, BEHAVIOUR="catch") as process:
+        os.kill(shell.seen["pid"], signal.SIGKILL)
+        assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
+    assert shell.left_over() == []
+
+
 def test_a_server_is_started_for_the_agent_and_ends_with_it(model: Path, shell: Shell) -> None:
     words = f"{shlex.quote(str(model))} --alias mine -c 1024 --threads 1"
     done = shell.launch("claude", "--serve", words, "--", "--ask", REKINDLE_API_KEY=KEY)
@@ -217,6 +228,30 @@ def test_a_running_local_server_is_used(server: ServerProcess, shell: Shell) -> 
     done = shell.launch("claude", REKINDLE_PORT=port, REKINDLE_API_KEY=KEY)
     assert done.returncode == 0, done.stderr
     assert shell.seen["environment"]["ANTHROPIC_BASE_URL"] == server.url
+
+
+class OtherProgram(BaseHTTPRequestHandler):
+    """Answers everything with a page, as servers of web applications do."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_another_program_at_the_local_port_is_not_taken_for_the_server(shell: Shell) -> None:
+    with HTTPServer(("127.0.0.1", 0), OtherProgram) as other:
+        threading.Thread(target=other.serve_forever).start()
+        port = str(other.server_address[1])
+        local = shell.launch("claude", "--print", "--model", "a model.gguf", REKINDLE_PORT=port)
+        named = shell.launch("claude", "--print", "--url", f"http://127.0.0.1:{port}")
+        other.shutdown()
+    assert local.stdout.startswith("# starts a server: rekindle serve 'a model.gguf'\n")
+    assert named.returncode == 2
+    assert "does not answer like a Rekindle server" in named.stderr
 
 
 @pytest.mark.parametrize(

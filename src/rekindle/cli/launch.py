@@ -14,7 +14,7 @@ import typer
 
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import SafeConsole, filled_table, plain_console, printable
-from rekindle.cli.remote import Remote, answers, connected, local_server
+from rekindle.cli.remote import Remote, Stranger, answers, connected, local_server
 from rekindle.cli.serve import load_settings, serve
 from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
@@ -128,10 +128,8 @@ def _program(agent: KnownAgent) -> str:
 @contextmanager
 def _endpoint(wanted: _ServerChoice, folder: Path) -> Iterator[Endpoint]:
     """Yield the server that is wanted or runs here; else start one in `folder`."""
-    with SafeConsole(stderr=True, highlight=False).status("Asking the server") as status:
+    with SafeConsole(stderr=True, highlight=False).status("Asking the server"):
         found = _running(wanted)
-        if found is None:
-            status.update("Starting a server")
     if found is not None:
         yield found
         return
@@ -151,22 +149,22 @@ def _running(wanted: _ServerChoice) -> Endpoint | None:
     if not answers(url):
         return None
     try:
-        return _described(url, wanted.key or key, wanted.model, is_ours=True)
-    except _NotThere:
+        return _described(url, wanted.key or key, wanted.model)
+    except (Stranger, ModelAway):
         return None
 
 
-class _NotThere(StartupError):
-    """The server is not Rekindle's, or does not have the model."""
+class ModelAway(StartupError):
+    """The server does not have the model."""
 
 
-def _described(url: str, key: str | None, model: str | None, *, is_ours: bool = False) -> Endpoint:
+def _described(url: str, key: str | None, model: str | None) -> Endpoint:
     with connected(url, key, read_seconds=_LOAD_SECONDS) as remote:
+        listed = remote.call_if_there("GET", "/v1/models")
         try:
-            listed = remote.get("/v1/models")["data"]
-            if is_ours and any(each["owned_by"] != "rekindle" for each in listed):
-                raise _NotThere(f"{url} is not Rekindle.")
-            chosen = _loaded(remote, _chosen(listed, model))
+            if any(each["owned_by"] != "rekindle" for each in listed["data"]):
+                raise remote.stranger()
+            chosen = _loaded(remote, _chosen(listed["data"], model))
             return Endpoint(
                 url=remote.url,
                 key=key or NO_KEY,
@@ -182,17 +180,17 @@ def _chosen(listed: Sequence[Any], name: str | None) -> Any:
         named = [each for each in listed if each["id"] == name]
         if not named:
             names = ", ".join(each["id"] for each in listed)
-            raise _NotThere(f"The server has no model {name!r}. Its models: {names}.")
+            raise ModelAway(f"The server has no model {name!r}. Its models: {names}.")
         return named[0]
     if not listed:
         raise StartupError("The server has no model.")
-    loaded = [each for each in listed if each.get("status") == "loaded"]
+    loaded = [each for each in listed if each["status"] == "loaded"]
     return (loaded or listed)[0]
 
 
 def _loaded(remote: Remote, model: Any) -> Any:
     """Load the model if it is not loaded: only then its context is known."""
-    if model.get("status") in (None, "loaded"):
+    if model["status"] == "loaded":
         return model
     return remote.call("POST", f"/v1/models/{model['id']}/load")
 

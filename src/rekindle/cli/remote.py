@@ -25,6 +25,10 @@ Url = Annotated[
 ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Key to send to it.")]
 
 
+class Stranger(StartupError):
+    """Something answers, but not as a Rekindle server does."""
+
+
 class Remote:
     """One server. Every method raises StartupError."""
 
@@ -49,9 +53,9 @@ class Remote:
     def get_text(self, path: str) -> str:
         return self._checked(self._send("GET", path, {})).text
 
-    def stranger(self) -> StartupError:
+    def stranger(self) -> Stranger:
         """Return the error for a reply that no Rekindle server sends."""
-        return StartupError(f"{self.url} does not answer like a Rekindle server.")
+        return Stranger(f"{self.url} does not answer like a Rekindle server.")
 
     def _send(
         self, method: str, path: str, parameters: Mapping[str, int | str]

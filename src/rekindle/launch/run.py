@@ -94,6 +94,7 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 def end_like(code: int) -> int:
     """Return the exit code; if a signal ended the agent, end this process by the same one."""
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
