@@ -161,6 +161,8 @@ class ModelAway(StartupError):
 def _described(url: str, key: str | None, model: str | None) -> Endpoint:
     with connected(url, key, read_seconds=_LOAD_SECONDS) as remote:
         listed = remote.call_if_there("GET", "/v1/models")
+        if listed is None:
+            raise remote.stranger()
         try:
             if any(each["owned_by"] != "rekindle" for each in listed["data"]):
                 raise remote.stranger()
