@@ -72,6 +72,7 @@ def test_claude_gets_every_model_name_and_no_line_that_differs_in_each_conversat
     models = {value for name, value in variables.items() if name.endswith("_MODEL")}
     assert models == {"qwen3"}
     assert "ANTHROPIC_API_KEY" in plan.removed
+    assert settings_in(plan)["env"] == variables  # they win over those in the user's settings
 
 
 def test_claude_compacts_within_a_context_below_its_smallest_window() -> None:

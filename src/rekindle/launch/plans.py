@@ -15,7 +15,7 @@ _GEMINI_WINDOW = 1_048_576  # gemini-cli assumes it for every model that it does
 _COMPRESS_AT = 0.5  # of the context, as gemini-cli does by itself
 
 
-def claude(server: Endpoint, _folder: Path) -> LaunchPlan:
+def claude(server: Endpoint, folder: Path) -> LaunchPlan:
     models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     families = ("OPUS", "SONNET", "HAIKU")
     environment = {
@@ -33,7 +33,13 @@ def claude(server: Endpoint, _folder: Path) -> LaunchPlan:
     }
     others = ("BEDROCK", "VERTEX", "FOUNDRY")
     removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{other}" for other in others))
-    return LaunchPlan(environment=environment, removed=removed)
+    return LaunchPlan(
+        # Variables in the user's settings win over those of the shell, and these over both.
+        arguments=("--settings", str(folder / "settings.json")),
+        environment=environment,
+        removed=removed,
+        files={"settings.json": _json({"env": environment})},
+    )
 
 
 def _claude_window(server: Endpoint) -> dict[str, str]:
