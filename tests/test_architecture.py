@@ -46,10 +46,11 @@ MAY_IMPORT = {
     "record": BASE | {"replay"},
     "explain": BASE | {"replay"},
     "lint": BASE | {"chat", "replay", "explain"},
+    "launch": BASE,
     "server": BASE | {"cache", "chat", "api", "models", "priming"},
     "cli": BASE
     | {"cache", "models", "supervisor", "server", "priming"}
-    | {"record", "replay", "explain", "lint", "bench"},
+    | {"record", "replay", "explain", "lint", "launch", "bench"},
     "__main__": {"cli"},
 }
 

@@ -128,12 +128,12 @@ class Script:
             self.ends.append(Said(LAST_WORDS))
             return self.ends[-1]
         self.tool = name
-        calls = "\n".join(self._call(tools[name], *file) for file in self.files.items())
+        calls = "\n".join(self.call(tools[name], *file) for file in self.files.items())
         fails_after = FAILS_AFTER if self.scenario == "error" else None
         self.calls.append(Said(f"{THOUGHT}{SENTENCE}{calls}", fails_after))
         return self.calls[-1]
 
-    def _call(self, tool: Any, path: str, text: str) -> str:
+    def call(self, tool: Any, path: str, text: str) -> str:
         properties = tool["parameters"]["properties"]
         whole_path = str(self.folder / path)
         if tool["name"] == "apply_patch":

@@ -80,6 +80,7 @@ def test_completion_installs_itself_into_bash(tmp_path: Path) -> None:
     [
         [],
         ["top"],
+        ["launch"],
         ["cache"],
         *(["cache", name] for name in ("ls", "show", "verify", "prune", "clear")),
         *(["cache", name] for name in ("export", "import")),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from rekindle.chat.reply.events import ReplyText
 from rekindle.cli import app
-from rekindle.cli.replay import labels_of
+from rekindle.cli.traces.replay import labels_of
 from rekindle.errors import DecodeFailed, StartupError
 from rekindle.replay.as_chat import as_chat
 from rekindle.replay.client import Changes, Outcome, Server

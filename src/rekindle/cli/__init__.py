@@ -10,15 +10,16 @@ from rekindle.cli import models
 from rekindle.cli.bench import bench
 from rekindle.cli.cache import commands as cache
 from rekindle.cli.chat import chat
-from rekindle.cli.explain import explain
-from rekindle.cli.lint import lint
+from rekindle.cli.launch import launch
 from rekindle.cli.llama_args import ServeCommand
 from rekindle.cli.plain import printable
 from rekindle.cli.prime import prime
-from rekindle.cli.record import record
-from rekindle.cli.replay import replay
 from rekindle.cli.serve import serve
 from rekindle.cli.top.command import top
+from rekindle.cli.traces.explain import explain
+from rekindle.cli.traces.lint import lint
+from rekindle.cli.traces.record import record
+from rekindle.cli.traces.replay import replay
 from rekindle.errors import StartupError, UpstreamsAway
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=ServeCommand)(serve)
-for command in (chat, prime, top, record, replay, explain, lint, bench):
+for command in (chat, launch, prime, top, record, replay, explain, lint, bench):
     app.command()(command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(models.app, name="models")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.status import Status
 
 from rekindle.cli.plain import SafeConsole
-from rekindle.cli.remote import Remote, client_of, refusal_of
+from rekindle.cli.remote import Remote, answers, client_of, refusal_of
 from rekindle.cli.serve import load_model, load_settings
 from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
@@ -93,7 +93,7 @@ def _endpoint(
     settings = load_settings(None, {"model": model}).settings
     key = key or next(iter(api_keys(settings.server)), None)
     local = f"http://127.0.0.1:{settings.server.port}"
-    if model is None and _answers(local):
+    if model is None and answers(local):
         yield local, key
         return
 
@@ -101,19 +101,6 @@ def _endpoint(
 
     with background(load_model(settings)) as own:
         yield own, key
-
-
-def _answers(url: str) -> bool:
-    """Return True if a server is at `url`, ready or still loading its model."""
-    import httpx
-
-    try:
-        httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
-    except httpx.ReadTimeout:
-        return True  # a server listens at once, but answers only after its model is loaded
-    except httpx.HTTPError:
-        return False
-    return True
 
 
 class ChatClient:

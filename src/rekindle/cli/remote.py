@@ -25,6 +25,10 @@ Url = Annotated[
 ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Key to send to it.")]
 
 
+class Stranger(StartupError):
+    """Something answers, but not as a Rekindle server does."""
+
+
 class Remote:
     """One server. Every method raises StartupError."""
 
@@ -49,9 +53,9 @@ class Remote:
     def get_text(self, path: str) -> str:
         return self._checked(self._send("GET", path, {})).text
 
-    def stranger(self) -> StartupError:
+    def stranger(self) -> Stranger:
         """Return the error for a reply that no Rekindle server sends."""
-        return StartupError(f"{self.url} does not answer like a Rekindle server.")
+        return Stranger(f"{self.url} does not answer like a Rekindle server.")
 
     def _send(
         self, method: str, path: str, parameters: Mapping[str, int | str]
@@ -109,6 +113,19 @@ def local_server() -> tuple[str, str | None]:
     """Return the address of `rekindle serve` with the settings of this shell, and one key."""
     settings = load_settings(None, {}).settings.server
     return f"http://127.0.0.1:{settings.port}", next(iter(api_keys(settings)), None)
+
+
+def answers(url: str) -> bool:
+    """Return True if a server is at `url`, ready or still loading its model."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=1.0, trust_env=False)
+    except httpx.ReadTimeout:
+        return True  # a server listens at once, but answers only after its model is loaded
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 @contextmanager

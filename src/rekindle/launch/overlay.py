@@ -1,0 +1,53 @@
+"""An agent's own folder with other settings: links to its entries, and one changed file.
+
+For agents that take the settings that matter here from a file in their folder only. The agent
+reads and writes its own files through the links; the changed file is a copy.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOverlay:
+    variable: str  # names the folder that has the agent's folder; without it: the home folder
+    folder: str  # the agent's folder
+    file: str  # of its settings, as JSON
+    settings: Mapping[str, Any]  # that win over those in the file
+
+    def source(self, environment: Mapping[str, str]) -> Path:
+        return Path(environment.get(self.variable) or Path.home()) / self.folder
+
+    def write(self, parent: Path, environment: Mapping[str, str]) -> None:
+        source, target = self.source(environment), parent / self.folder
+        target.mkdir(parents=True)
+        for entry in source.iterdir() if source.is_dir() else ():
+            if entry.name != self.file:
+                (target / entry.name).symlink_to(entry.absolute())
+        text = json.dumps(_merged(_read(source / self.file), self.settings), indent=2)
+        changed = target / self.file
+        changed.touch(mode=0o600)
+        changed.write_text(text, "utf-8")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Return the settings, or nothing if the file is not plain JSON."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(theirs)
+    for name, value in ours.items():
+        before = merged.get(name)
+        if isinstance(before, dict) and isinstance(value, Mapping):
+            merged[name] = _merged(before, value)
+        else:
+            merged[name] = value
+    return merged
