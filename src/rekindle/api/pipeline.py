@@ -24,6 +24,7 @@ from rekindle.api.http.context import RequestContext
 from rekindle.api.http.disconnect import unless_client_leaves
 from rekindle.api.http.error_shapes import ErrorBody
 from rekindle.api.http.session_header import SCOPE_KEY, conversation_name, show_session
+from rekindle.api.http.usage_window import scaled
 from rekindle.api.json import json_response
 from rekindle.api.models import Lease
 from rekindle.api.openapi import Routes
@@ -237,13 +238,10 @@ class Pipeline:
         caller, exchange = await self._read(request, wire_format, body)
         with await self._models.lease(body.model) as served:
             exchange = _with_budget(exchange, served.responder.reasoning_limit)
-            prompts = await _prompts(
-                replace(exchange, overflow=Overflow.ERROR),
-                served.responder,
-                cache_prompt=True,
-                namespace=caller.namespace,
-            )
-        return sum(len(prompt.tokens) for prompt in prompts)
+            exchange = replace(exchange, overflow=Overflow.ERROR)
+            prompts = await _prompts(exchange, served.responder, caller, cache_prompt=True)
+            scale = self._context.usage_scale(request, served.card.n_ctx)
+        return scaled(sum(len(prompt.tokens) for prompt in prompts), scale)
 
     async def _body(self, request: Request, wire_format: WireFormat[B]) -> B:
         body = await self._bodies.read(request, wire_format.schema)
