@@ -17,26 +17,22 @@ from tests.support.server_process import serve
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 RULES = " ".join(
     f"Rule {number}: answer in plain words, and name the shelf of book {37 * number}."
-    for number in range(24)
+    for number in range(12)
 )
-REQUESTS = (
-    ("ann", f"You are the assistant of a bookshop. {RULES}", "Which book is about gardens?"),
-    ("ann", f"You are the assistant of a bookshop. {RULES}", "Which book is about lighthouses?"),
-    ("bob", f"It is 10:41. You are the assistant of a bookshop. {RULES}", "Which is the oldest?"),
-    ("bob", f"It is 10:42. You are the assistant of a bookshop. {RULES}", "Which is the newest?"),
-)
+QUESTIONS = ("Which book is about gardens?", "Which one is older?")
 SECONDS = 120  # for a reply on a busy machine
 
 
 def main() -> None:
     with serve() as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
-        for session, system, question in REQUESTS:
-            messages = [
-                {"role": "system", "content": system},
-                {"role": "user", "content": question},
-            ]
-            body = {"messages": messages, "max_tokens": 16, "prompt_cache_key": session}
-            client.post("/v1/chat/completions", json=body).raise_for_status()
+        for session, times in (("ann", ("", "")), ("bob", ("It is 10:41. ", "It is 10:42. "))):
+            history: list[dict[str, str]] = []
+            for now, question in zip(times, QUESTIONS, strict=True):
+                system = {"role": "system", "content": f"{now}You help in a bookshop. {RULES}"}
+                history.append({"role": "user", "content": question})
+                body = {"messages": [system, *history], "max_tokens": 8, "user": session}
+                reply = client.post("/v1/chat/completions", json=body).raise_for_status()
+                history.append(reply.json()["choices"][0]["message"])
         _take(server.url)
 
 
