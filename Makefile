@@ -6,7 +6,7 @@ ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-long test-vllm check fidelity crash power-cut fleet templates fuzz bench install tools dist clean
+.PHONY: help serve test test-long test-vllm check fidelity crash power-cut fleet templates fuzz bench docs install tools dist clean
 
 help:
 	@echo "make serve      install, then serve the embedded model on http://127.0.0.1:8080"
@@ -21,6 +21,7 @@ help:
 	@echo "make templates  calls of every published template, as they are and with other marks (make test: two seeds)"
 	@echo "make fuzz       hostile requests and files, 1,000,000 of them (make test: 5,000); continue with ARGS='--resume FOLDER'"
 	@echo "make bench      workloads against this server and its peers, with a report"
+	@echo "make docs       all documents as a site with search, links checked, in site/"
 	@echo "make install    install into $(VENV)"
 	@echo "make dist       wheel and source archive, in dist/"
 	@echo "make clean      remove $(VENV) and caches"
@@ -88,6 +89,13 @@ bench: tools
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt xllamacpp "llama-cpp-python[server]"
 	$(BIN)/rekindle bench $(ARGS)
 
+# A venv of its own, without llama.cpp and its compiler.
+docs: python
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
+	@.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --group docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python scripts/site.py
+
 # Wheel and source archive, in dist/.
 dist: install
 	rm -rf dist
@@ -95,7 +103,7 @@ dist: install
 	$(BIN)/python -m hatchling build -d dist
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 
 # Both do nothing when nothing changed. A user's CMAKE_ARGS are added to ours: see scripts/install.py.
 install: python

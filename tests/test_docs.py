@@ -231,7 +231,7 @@ def test_every_make_command_that_is_named_is_a_target() -> None:
 
 
 def _code(text: str) -> list[str]:
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [*blocks, *re.findall(r"`[^`\n]+`", text)]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 DEBIAN_PACKAGES = {
     "chromium": "chromium",
+    "curl": "curl",
     "haproxy": "haproxy",
     "prlimit": "util-linux",
     "redis-server": "redis-server",
