@@ -88,7 +88,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         page = context.new_page()
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(url)
+        page.goto(f"{url}/#cache")
         return page
 
     yield opened
