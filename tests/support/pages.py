@@ -27,9 +27,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened_pages(
-    browser: Browser, *, hash_: str = "", ignores: str = r"(?!)"
-) -> Iterator[OpenPage]:
+def opened_pages(browser: Browser, *, view: str = "", ignores: str = r"(?!)") -> Iterator[OpenPage]:
     """Yield a function that opens pages. At the end no page may have reported a problem.
 
     `ignores` matches messages that are expected, such as those of a lost connection.
