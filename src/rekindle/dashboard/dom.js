@@ -86,7 +86,7 @@ export function emptyState(sentence, command) {
     "div",
     { class: "empty" },
     el("p", {}, sentence),
-    command ? el("pre", {}, el("code", {}, command)) : null,
+    command ? el("pre", { tabindex: "0" }, el("code", {}, command)) : null,
   );
 }
 

@@ -31,12 +31,13 @@ export class MessageView {
     this.#message = message;
     this.#actions = actions;
     this.#facts.setAttribute("aria-label", "What this reply cost");
-    const name = message.model && message.role === "assistant" ? message.model : NAMES[message.role];
+    const isReply = message.role === "assistant";
+    const name = message.model && isReply ? message.model : NAMES[message.role];
     this.node = el(
       "article",
       { class: `message ${message.role}`, "data-id": message.id, "aria-label": NAMES[message.role] },
-      el("div", { class: "message-main" }, el("h3", { class: "who" }, name), this.#fold, this.#body, this.#calls, this.#state, this.#buttons),
-      message.role === "assistant" ? this.#facts : null,
+      el("div", { class: "message-main" }, el("h3", { class: "who" }, name), isReply ? this.#fold : null, this.#body, this.#calls, this.#state, this.#buttons),
+      isReply ? this.#facts : null,
     );
   }
 
