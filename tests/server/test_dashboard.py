@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from rekindle.api.dashboard.bodies import Hour
 from rekindle.api.dashboard.history import BUCKET_SECONDS, HourHistory
@@ -23,14 +23,12 @@ from rekindle.generation.status import CacheCounters, CacheStatus, StoredBranch,
 from tests.api.client import serving
 from tests.api.fakes import CARD, FakeResponder, FakeStore, FixedModels, api_settings
 from tests.conftest import TinyModels
-from tests.support.needs import program
+from tests.support.pages import WAIT_MS, OpenPage, opened_pages, running_browser
 from tests.support.records import RECORD
 from tests.support.server_process import ServerProcess, serve
 from tests.support.tiny_models import TinyArchitecture
 from tests.support.workloads import Client, assistant, prose, user
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MS = 30_000  # a machine under load; nothing is measured here
 RULES = "These are the rules of the shop."
 EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
@@ -49,18 +47,11 @@ TRUNK = StoredBranch(
     pinned_until=None,
 )
 
-OpenPage = Callable[..., Page]
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = program(*BROWSERS)
-    expect.set_options(timeout=WAIT_MS)
-    with sync_playwright() as playwright:
-        # Without a sandbox, as the tests may run as root in a container.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with running_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +68,8 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """A page that is connected; at the end of the test nothing may have gone wrong in it."""
-    problems: list[str] = []
-    contexts = []
-
-    def opened(url: str, **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": 1440, "height": 1000}, **options)
-        context.set_default_timeout(WAIT_MS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(url)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert problems == []
+    with opened_pages(browser, view="#cache") as opened:
+        yield opened
 
 
 def is_live(page: Page) -> Page:

@@ -147,8 +147,9 @@ def serve(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     start: Start = start_fast,
+    port: int | None = None,
 ) -> Iterator[ServerProcess]:
-    port = free_port()
+    port = port or free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         ours = {"REKINDLE_CACHE_DIR": str(Path(folder) / "cache")}  # never the user's own

@@ -2,6 +2,7 @@
 
 import { byId, el } from "./dom.js";
 import { BranchPanel } from "./branch.js";
+import { Chat } from "./chat/chat.js";
 import { ForestView } from "./forest.js";
 import { Hour } from "./hour.js";
 import { showBudgets, showLookup, showLookupProblem, showMisses, showSessions } from "./lists.js";
@@ -14,6 +15,7 @@ const RETELL_SECONDS = 5;
 const THEME = "rekindle-theme";
 const REFRESH_MS = 300; // several requests that end together are looked after once; picked
 
+const chat = new Chat(() => byId("model").value);
 const hour = new Hour();
 const panel = new BranchPanel(query, refresh);
 const forest = new ForestView((branch) => panel.show(branch));
@@ -109,6 +111,7 @@ function onHour(past) {
 function onRequest(request) {
   requests = [...requests, request].slice(-MAX_REQUESTS);
   showRequests();
+  chat.onRequest(request);
   refreshSoon();
 }
 
@@ -129,6 +132,18 @@ async function lookUp(event) {
   }
 }
 
+// The forest draws itself when it gets a size.
+function showView() {
+  const isCache = location.hash === "#cache";
+  byId("chat-view").hidden = isCache;
+  byId("cache-view").hidden = !isCache;
+  for (const link of document.querySelectorAll(".views a")) {
+    if ((link.hash === "#cache") === isCache) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (isCache && hour.isKnown) hour.show(Date.now() / 1000);
+}
+
 function isDark() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -146,6 +161,8 @@ function toggleTheme() {
   useTheme(theme);
 }
 
+showView();
+addEventListener("hashchange", showView);
 useTheme(localStorage.getItem(THEME));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => useTheme(null));
 byId("theme").addEventListener("click", toggleTheme);
@@ -156,3 +173,4 @@ byId("model").addEventListener("change", () => {
   refreshSoon();
 });
 follow("/v1/events", { hour: onHour, snapshot: onSnapshot, request: onRequest }, onState);
+chat.start();

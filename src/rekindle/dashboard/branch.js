@@ -1,5 +1,6 @@
 // One branch of the forest in detail: its text, who uses it, and what can be done with it.
 
+import { confirmed } from "./confirm.js";
 import { byId, bytes, count, el, listed, since } from "./dom.js";
 import { ask } from "./server.js";
 
@@ -88,7 +89,7 @@ export class BranchPanel {
       : "memory and disk";
     const text = `${count(branch.stop)} tokens, and all that goes on from them, leave ${places}. ` +
       "What other branches share stays.";
-    if (!(await confirmed(text))) return;
+    if (!(await confirmed("Delete this branch?", text))) return;
     await this.#act(() => ask("DELETE", this.#path(branch, `?${this.query()}`)));
   }
 
@@ -122,20 +123,4 @@ function facts(branch) {
 function timeOfDay(epochSeconds) {
   const format = { hour: "2-digit", minute: "2-digit" };
   return new Date(1000 * epochSeconds).toLocaleTimeString([], format);
-}
-
-function confirmed(text) {
-  const dialog = byId("confirm-dialog");
-  byId("confirm-text").textContent = text;
-  dialog.showModal();
-  return new Promise((done) => {
-    const answer = (value) => () => {
-      dialog.onclose = null;
-      dialog.close();
-      done(value);
-    };
-    byId("confirm-yes").onclick = answer(true);
-    byId("confirm-no").onclick = answer(false);
-    dialog.onclose = () => done(false);
-  });
 }

@@ -14,6 +14,12 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+// One by one: a call takes no more than some ten thousand arguments.
+export function fill(node, children) {
+  for (const child of children) node.append(child);
+  return node;
+}
+
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -80,7 +86,7 @@ export function emptyState(sentence, command) {
     "div",
     { class: "empty" },
     el("p", {}, sentence),
-    command ? el("pre", {}, el("code", {}, command)) : null,
+    command ? el("pre", { tabindex: "0" }, el("code", {}, command)) : null,
   );
 }
 

@@ -33,9 +33,13 @@ export class Hour {
     this.show(snapshot.time);
   }
 
+  get isKnown() {
+    return this.#seen !== "";
+  }
+
   show(now) {
     const buckets = [...this.#buckets.values()];
-    const state = `${Math.floor(now / 10)} ${innerWidth} ${JSON.stringify(buckets.slice(-2))}`;
+    const state = `${Math.floor(now / 10)} ${byId("tokens-chart").clientWidth} ${JSON.stringify(buckets.slice(-2))}`;
     if (state === this.#seen) return;
     this.#seen = state;
     this.#showFigures(buckets);

@@ -53,7 +53,7 @@ function isTold(miss) {
   return miss !== null && miss.tokens_lost > 0;
 }
 
-function missCard(miss, request) {
+export function missCard(miss, request) {
   const place = [
     request?.session,
     miss.message === null ? null : `message ${miss.message}`,
@@ -68,7 +68,7 @@ function missCard(miss, request) {
       { class: "miss-head" },
       el("span", { class: "chip" }, REASONS[miss.reason] ?? miss.reason),
       el("span", { class: "muted place" }, place.filter((part) => part).join(", ")),
-      el("span", { class: "lost" }, `${count(miss.tokens_lost)} tokens lost`),
+      miss.tokens_lost ? el("span", { class: "lost" }, `${count(miss.tokens_lost)} tokens lost`) : null,
     ),
     diff(miss),
   );

@@ -32,7 +32,7 @@ function askForKey() {
   return asking;
 }
 
-async function request(path, options = {}) {
+export async function request(path, options = {}) {
   for (;;) {
     const used = sessionStorage.getItem(KEY);
     const response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
@@ -48,9 +48,14 @@ export async function ask(method, path, body) {
     options.headers = { "content-type": "application/json" };
   }
   const response = await request(path, options);
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error?.message ?? `The server answered ${response.status}.`);
-  return answer;
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/** The error that a reply says. A proxy between may say it without JSON. */
+export async function refusal(response) {
+  const answer = await response.json().catch(() => null);
+  return new Error(answer?.error?.message ?? `The server answered ${response.status}.`);
 }
 
 // `handlers` are by the name of the event; `onState` hears "live" and "lost".
@@ -73,6 +78,13 @@ export async function follow(path, handlers, onState) {
 }
 
 async function readEvents(stream, handlers) {
+  for await (const { name, data } of events(stream)) {
+    if (name in handlers) handlers[name](JSON.parse(data));
+  }
+}
+
+/** The server-sent events of a stream; comments are left out. */
+export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
   for (;;) {
@@ -80,13 +92,11 @@ async function readEvents(stream, handlers) {
     if (done) return;
     const frames = (pending + value).split("\n\n");
     pending = frames.pop();
-    for (const frame of frames) handle(frame, handlers);
+    for (const frame of frames) {
+      const lines = frame.split("\n");
+      const field = (name) => lines.find((line) => line.startsWith(name))?.slice(name.length);
+      const data = field("data: ");
+      if (data !== undefined) yield { name: field("event: "), data };
+    }
   }
-}
-
-function handle(frame, handlers) {
-  const lines = frame.split("\n");
-  const field = (name) => lines.find((line) => line.startsWith(name))?.slice(name.length);
-  const name = field("event: ");
-  if (name in handlers) handlers[name](JSON.parse(field("data: ")));
 }

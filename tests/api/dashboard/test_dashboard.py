@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import posixpath
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -360,6 +361,7 @@ async def test_the_page_needs_no_key_and_allows_nothing_but_its_own_files() -> N
         for path in re.findall(r'(?:src|href)="([^"]+)"', page.text):
             assert (await client.get(path)).status_code == 200, path
         assert (await client.get("/dashboard/none.js")).status_code == 404
+        assert (await client.get("/dashboard/chat/app.js")).status_code == 404
         assert (await client.get("/dashboard/..%2Frequest_record.py")).status_code == 404
         assert (await client.get("/v1/events")).status_code == 401
 
@@ -369,8 +371,9 @@ async def test_every_file_is_served_and_imports_only_served_ones() -> None:
         for name in MEDIA_TYPES.keys() - {"index.html"}:
             file = await client.get(f"/dashboard/{name}")
             assert file.headers["content-type"].startswith(MEDIA_TYPES[name])
-            for other in re.findall(r'from "\./([^"]+)"', file.text):
-                assert other in MEDIA_TYPES
+            for other in re.findall(r'from "(\.[^"]+)"', file.text):
+                imported = posixpath.normpath(posixpath.join(posixpath.dirname(name), other))
+                assert imported in MEDIA_TYPES
             assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", file.text)
 
 

@@ -45,7 +45,8 @@ async def test_only_health_and_the_page_need_no_key() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         paths = [path for route in app.routes if (path := getattr(route, "path", ""))]
         opened = [path for path in paths if (await client.get(path)).status_code != 401]
-        assert set(opened) == {"/health", "/v1/health", "/", "/dashboard/{name}"}
+        files = {"/dashboard/{name}", "/dashboard/chat/{name}"}
+        assert set(opened) == {"/health", "/v1/health", "/", *files}
         assert (await client.get("/nothing")).status_code == 401
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's endpoints: one static page, and the event feed."""
+"""The page's endpoints: its static files (chat and dashboard), and the event feed."""
 
 import asyncio
 import logging
@@ -18,12 +18,19 @@ from rekindle.api.sse import MEDIA_TYPE, STREAM_HEADERS
 logger = logging.getLogger(__name__)
 
 PAGE = "index.html"
-SCRIPTS = ("app", "dom", "server", "now", "hour", "forest", "branch", "lists")
+SCRIPTS = ("app", "dom", "server", "confirm", "now", "hour", "forest", "branch", "lists")
+CHAT = "chat/"
+CHAT_SCRIPTS = (
+    *("archive", "chat", "completion", "copy", "facts", "inline", "list"),
+    *("markdown", "message", "settings", "store", "tree"),
+)
 MEDIA_TYPES = {
     PAGE: "text/html",
     "style.css": "text/css",
+    f"{CHAT}chat.css": "text/css",
     "icon.svg": "image/svg+xml",
     **{f"{name}.js": "text/javascript" for name in SCRIPTS},
+    **{f"{CHAT}{name}.js": "text/javascript" for name in CHAT_SCRIPTS},
 }
 FILE_TYPES = sorted({*MEDIA_TYPES.values()} - {"text/html"})
 PAGE_HEADERS = {
@@ -46,8 +53,9 @@ class DashboardApi:
     def add_routes(self, routes: Routes) -> None:
         if self._context.settings.serves_dashboard:
             routes.add("GET", "/", self.page, media={"text/html": {}})
-            media: dict[str, object] = {name: {} for name in FILE_TYPES}
+            media: dict[str, dict[str, str]] = {name: {} for name in FILE_TYPES}
             routes.add("GET", "/dashboard/{name}", self.file, media=media)
+            routes.add("GET", "/dashboard/chat/{name}", self.chat_file, media=media)
         routes.add("GET", "/v1/events", self.events, streams=[Hour, RequestSeen, Snapshot])
 
     async def page(self) -> Response:
@@ -57,6 +65,9 @@ class DashboardApi:
         if name == PAGE or name not in self._files:
             raise NotFound(f"There is no file '{name}'.")
         return self._file(name)
+
+    async def chat_file(self, name: str) -> Response:
+        return await self.file(f"{CHAT}{name}")
 
     async def events(self, request: Request) -> Response:
         return FeedStream(self._feed, self._context.visible_namespace(request))

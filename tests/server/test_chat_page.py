@@ -1,0 +1,465 @@
+"""The page's chat in a real browser, over a tiny model; over fakes where only the page matters."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from rekindle.chat.reply.events import FinishReason, ReplyReasoning, ReplyText
+from rekindle.errors import InvalidRequest
+from tests.api.client import serving
+from tests.api.fakes import HELLO, FakeResponder, Script, Wait, api_settings, calling, done
+from tests.conftest import TinyModels
+from tests.support.pages import opened_pages, running_browser
+from tests.support.server_process import free_port, serve
+from tests.support.tiny_models import TinyArchitecture
+from tests.support.workloads import Client, prose
+
+EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
+RULES = f"You are terse. {prose('rules of the house', 300)}"
+TOOLS = '[{"name": "weather", "parameters": {"type": "object", "properties": {}}}]'
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+Faked: TypeAlias = Callable[..., Page]
+
+
+@pytest.fixture
+def faked(browser: Browser) -> Iterator[Faked]:
+    """Opens the page of a server whose replies follow a script."""
+    with ExitStack() as servers, opened_pages(browser) as opened:
+        yield lambda responder, **options: opened(
+            servers.enter_context(serving(responder)), **options
+        )
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#draft", text)
+    page.keyboard.press("Enter")
+
+
+def finished(page: Page) -> Page:
+    expect(page.locator("#send")).to_be_visible()
+    return page
+
+
+def replies(page: Page) -> Locator:
+    return page.locator(".message.assistant")
+
+
+def set_field(page: Page, name: str, value: str) -> None:
+    if page.locator("#settings").is_hidden():
+        page.click("#settings-toggle")
+    page.fill(f"#set-{name}", value)
+
+
+def tokens_by_source(reply: Locator) -> dict[str, int]:
+    expect(reply.locator(".message-facts")).to_be_visible()
+    words = [item.split() for item in reply.locator(".legend-item").all_inner_texts()]
+    return {source: int(n.replace(",", "")) for source, n in words}
+
+
+def test_a_conversation_is_stopped_edited_regenerated_reloaded_and_outlives_the_server(
+    browser: Browser, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    model, port = str(tiny_models(TinyArchitecture.LLAMA)), free_port()
+    kept = {"REKINDLE_CACHE_DIR": str(tmp_path)}
+
+    def started() -> Any:
+        return serve(model, "--ctx-size", "4096", "--parallel", "2", environment=kept, port=port)
+
+    # Chromium itself reports a lost connection.
+    with opened_pages(browser, ignores=r"net::ERR_") as opened:
+        with started() as server:
+            page = opened(server.url)
+            set_field(page, "system", RULES)
+            set_field(page, "extra", '{"ignore_eos": true}')
+            set_field(page, "max_tokens", "12")
+            page.click("#settings-toggle")
+            send(page, "What is the first rule?")
+            first = tokens_by_source(replies(finished(page)))
+            assert first["prefilled"] > 300
+
+            send(page, "And the second?")
+            second = tokens_by_source(replies(finished(page)).nth(1))
+            assert second["live"] > first["prefilled"]
+            assert second["prefilled"] < 60
+
+            stops_a_reply(page)
+            edits_the_first_message(page)
+            regenerates(page)
+            before = page.locator("#thread").inner_text()
+            page.reload()
+            expect(page.locator("#thread")).to_have_text(re.compile("What is the third rule"))
+            assert page.locator("#thread").inner_text() == before
+            with closing(Client(server.url)) as client:
+                client.wait_until_on_disk()
+            page.get_by_role("button", name="Settings").click()
+            set_field(page, "max_tokens", "4000")
+            send(page, "Go on for ever.")
+            expect(replies(page).last.locator(".body")).not_to_be_empty()
+            server.kill()
+        expect(replies(page).last.locator(".state")).to_contain_text("The connection ended")
+        with started():
+            set_field(page, "max_tokens", "12")
+            expect(page.locator("#connection")).to_have_text("live")
+            replies(page).last.get_by_role("button", name="Regenerate").click()
+            after = tokens_by_source(replies(finished(page)).last)
+            assert after["disk"] > 300
+            assert "live" not in after
+            assert after["prefilled"] < after["disk"]
+            expect(page.locator("#talk-total")).to_contain_text("not computed again")
+
+
+def stops_a_reply(page: Page) -> None:
+    set_field(page, "max_tokens", "3000")
+    send(page, "Go on until I stop you.")
+    reply = replies(page).nth(2)
+    expect(reply.locator(".body")).not_to_be_empty()
+    page.keyboard.press("Escape")
+    expect(reply.locator(".state")).to_have_text("Stopped.")
+    stopped = tokens_by_source(reply)  # the feed has them
+    assert stopped["live"] > 300
+    set_field(page, "max_tokens", "12")
+    page.click("#settings-toggle")
+
+
+def edits_the_first_message(page: Page) -> None:
+    """The edit is a branch: the first message is still there, with all that followed."""
+    message = page.locator(".message.user").first
+    message.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("What is the third rule?")
+    page.keyboard.press("Enter")
+    expect(replies(finished(page))).to_have_count(1)
+    reply = replies(page).first
+    assert tokens_by_source(reply)["prefilled"] < 60
+    expect(reply.locator(".miss .chip")).to_have_text("text changed")
+    expect(reply.locator(".miss .expected")).to_contain_text("first rule")
+    expect(reply.locator(".miss .got")).to_contain_text("third rule")
+    page.get_by_role("button", name="Earlier branch").click()
+    expect(replies(page)).to_have_count(3)
+    expect(page.locator(".message.user").first).to_contain_text("What is the first rule?")
+    page.get_by_role("button", name="Later branch").click()
+    expect(replies(page)).to_have_count(1)
+
+
+def regenerates(page: Page) -> None:
+    replies(page).first.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".message.assistant .branch-number")).to_have_text("2 of 2")
+    assert tokens_by_source(replies(finished(page)).first)["prefilled"] == 1
+
+
+MARKED = f"# Title\n\n{EVIL}\n\n```html\n{EVIL}\n```\n\n[x](javascript:alert(1)) [y](https://example.org/)"
+
+
+def test_markup_in_a_reply_stays_text(faked: Faked) -> None:
+    page = faked(FakeResponder([*(ReplyText(piece) for piece in MARKED), done()]))
+    send(page, EVIL)
+    body = replies(finished(page)).locator(".body").last
+    expect(body.locator("p").first).to_have_text(EVIL)
+    expect(body.locator("pre code")).to_have_text(EVIL)
+    expect(body.locator("h3")).to_have_text("Title")
+    expect(body.locator("a")).to_have_count(1)
+    expect(body.locator("a")).to_have_attribute("rel", "noopener noreferrer")
+    expect(page.locator(".title")).to_contain_text("<script>")
+    assert page.locator("#chat-view img, #chat-view script").count() == 0
+    assert page.title() == "Rekindle"
+
+
+def test_code_is_copied_as_it_was_written(faked: Faked) -> None:
+    page = faked(FakeResponder([ReplyText("```py\nif x:\n    y()\n```"), done()]))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    send(page, "code")
+    replies(finished(page)).get_by_role("button", name="Copy code").click()
+    expect(page.get_by_text("Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "if x:\n    y()"
+
+
+def test_reasoning_is_folded_and_sent_back(faked: Faked) -> None:
+    responder = FakeResponder([ReplyReasoning("Let me *think*."), ReplyText("Four."), done()])
+    page = faked(responder)
+    send(page, "2 + 2?")
+    thoughts = replies(finished(page)).get_by_text("Let me think.")
+    expect(thoughts).to_be_hidden()
+    page.get_by_text("Reasoning").click()
+    expect(thoughts).to_be_visible()
+    send(page, "Sure?")
+    expect(replies(finished(page))).to_have_count(2)
+    reply = responder.conversations[-1].messages[1]
+    assert (reply.reasoning, reply.text) == ("Let me *think*.", "Four.")
+
+
+def test_a_call_is_shown_and_answered_by_hand(faked: Faked) -> None:
+    called: Script = [
+        *calling(0, "call_1", "weather", '{"city":', '"Oslo"}'),
+        done(finish=FinishReason.TOOL_CALLS),
+    ]
+    responder = FakeResponder(lambda i: HELLO if i else called)
+    page = faked(responder)
+    set_field(page, "tools", "[{")
+    expect(page.locator("#settings-problem")).to_contain_text("Tools: this is not JSON")
+    set_field(page, "tools", TOOLS)
+    expect(page.locator("#settings-problem")).to_be_hidden()
+    send(page, "Weather?")
+    expect(replies(finished(page)).locator(".call")).to_contain_text('"city": "Oslo"')
+    page.get_by_label("Result of weather").fill("Snow.")
+    page.get_by_role("button", name="Send results").click()
+    expect(replies(page).nth(1)).to_contain_text("Hello")
+    conversation = responder.conversations[-1]
+    assert [tool.name for tool in conversation.tools] == ["weather"]
+    assert [(each.call_id, each.text) for each in conversation.messages[-1].results] == [
+        ("call_1", "Snow.")
+    ]
+    expect(page.get_by_label("Result of weather")).to_have_count(0)
+
+
+def test_an_error_of_the_server_is_shown_and_the_reply_can_be_tried_again(
+    faked: Faked,
+) -> None:
+    too_long = InvalidRequest("The prompt is too long.", "messages")
+    responder = FakeResponder(lambda i: HELLO if i else [ReplyText("Hel"), too_long])
+    page = faked(responder)
+    send(page, "hi")
+    expect(replies(page).locator(".state")).to_contain_text("The prompt is too long.")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(replies(finished(page)).locator(".body").last).to_have_text("Hello")
+
+
+def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
+    responder = FakeResponder([ReplyText("Hel"), Wait()])
+    page = faked(responder)
+    page.fill("#draft", "one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    expect(replies(page).locator(".body").last).to_have_text("Hel")
+    page.keyboard.press("Escape")
+    expect(replies(page).locator(".state")).to_have_text("Stopped.")
+    assert responder.started[0].stream.closed.wait(30)
+    assert responder.conversations[0].messages[0].text == "one\ntwo"
+
+
+def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> None:
+    page = faked(FakeResponder())
+    for title in ("first talk", "second talk"):
+        page.click("#new-chat")
+        send(page, title)
+        finished(page)
+    expect(page.locator("#conversation-list .title")).to_have_text(["second talk", "first talk"])
+    with page.expect_download() as download:
+        page.click("#export-all")
+    path = Path(download.value.path())
+    file = json.loads(path.read_text("utf-8"))
+    assert {each["title"] for each in file["conversations"]} == {"first talk", "second talk"}
+    page.get_by_role("button", name="Delete second talk").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#conversation-list .title")).to_have_text(["first talk"])
+    page.set_input_files("#import-file", path)
+    expect(page.locator("#list-status")).to_have_text("2 conversations imported.")
+    expect(page.locator("#conversation-list li")).to_have_count(3)
+    page.get_by_role("button", name="second talk", exact=False).first.click()
+    expect(replies(page)).to_contain_text("Hello")
+    expect(replies(page).locator(".message-facts")).to_contain_text("40.0 %")
+    for broken in ("{}", "no", json.dumps({**file, "conversations": [{"messages": {"a": 1}}]})):
+        wrong = {"name": "x.json", "mimeType": "application/json", "buffer": broken.encode()}
+        page.set_input_files("#import-file", wrong)
+        expect(page.locator("#list-status")).to_contain_text("Nothing was imported")
+    expect(page.locator("#conversation-list li")).to_have_count(3)
+
+
+def test_a_key_is_used_and_never_kept_with_the_conversations(browser: Browser) -> None:
+    with (
+        serving(FakeResponder(), api_settings(api_keys=("secret-key",))) as url,
+        opened_pages(browser, ignores="401") as opened,
+    ):
+        page = opened(url)
+        page.fill("#key", "secret-key")
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator("#connection")).to_have_text("live")
+        send(page, "hi")
+        expect(replies(finished(page)).locator(".body").last).to_have_text("Hello")
+        with page.expect_download() as download:
+            page.click("#export-all")
+        assert "secret-key" not in Path(download.value.path()).read_text("utf-8")
+        assert page.evaluate("localStorage.length") == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, PHONE], ids=["desk", "phone"])
+def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
+    faked: Faked, scheme: str, size: dict[str, int]
+) -> None:
+    table = "\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n> quoted\n\n1. one\n   - two\n"
+    script = [ReplyReasoning("Hm."), ReplyText(MARKED + table), done()]
+    page = faked(FakeResponder(script), color_scheme=scheme, viewport=size)
+    send(page, "Show me everything. " + "x" * 300)
+    finished(page)
+    replies(page).get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".message.assistant .branch-number")).to_have_text("2 of 2")
+    page.click("#settings-toggle")
+    for view in ("#chat", "#cache"):
+        page.goto(re.sub("#.*", "", page.url) + view)
+        expect(page.locator(f"{view}-view")).to_be_visible()
+        assert serious_findings(page) == []
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width == size["width"]
+    if size == PHONE:
+        page.goto(re.sub("#.*", "", page.url) + "#chat")
+        expect(page.locator("#new-chat")).to_be_hidden()
+        page.get_by_role("button", name="Conversations").click()
+        page.click("#new-chat")
+        expect(page.locator("#new-chat")).to_be_hidden()
+        expect(replies(page)).to_have_count(0)
+
+
+def serious_findings(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {[node['target'] for node in each['nodes']]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+MARKDOWN = [
+    (
+        "a *b* **c** _d_ __e__ ~~f~~",
+        "<p>a <em>b</em> <strong>c</strong> <em>d</em> <strong>e</strong> <s>f</s></p>",
+    ),
+    (
+        "***both*** **a *b* c**",
+        "<p><strong><em>both</em></strong> <strong>a <em>b</em> c</strong></p>",
+    ),
+    (
+        "2 * 3 * 4, snake_case_name, **open, \\*no\\*",
+        "<p>2 * 3 * 4, snake_case_name, **open, *no*</p>",
+    ),
+    ("`a*b*` and `` ` `` and `open", "<p><code>a*b*</code> and <code>`</code> and `open</p>"),
+    ("[a](ftp://x) [b](/v1) [c] ](", "<p>[a](ftp://x) [b](/v1) [c] ](</p>"),
+    (
+        "# One ##\n## Two\ntext",
+        '<h3 class="level-1">One</h3><h4 class="level-2">Two</h4><p>text</p>',
+    ),
+    (
+        "- a\n- b\n  1. c\n  2. d\n\n- e",
+        "<ul><li>a</li><li>b<ol><li>c</li><li>d</li></ol></li><li>e</li></ul>",
+    ),
+    ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+    (
+        "> a\n> > b\n\nc",
+        "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote><p>c</p>",
+    ),
+    ("one\n\n---\n\ntwo\nthree", "<p>one</p><hr><p>two\nthree</p>"),
+    ("<b>&amp;", "<p>&lt;b&gt;&amp;amp;</p>"),
+]
+LINKS = "See https://a.example/x_(y). <https://b.example/?q=1>, [**c**](https://c.example)!"
+
+
+def test_markdown_becomes_the_nodes_it_means(faked: Faked) -> None:
+    page = faked(FakeResponder())
+    rendered = """async (texts) => {
+      const { markdown } = await import("/dashboard/chat/markdown.js");
+      return texts.map((text) => {
+        const holder = document.createElement("div");
+        holder.append(markdown(text));
+        return holder.innerHTML;
+      });
+    }"""
+    texts = [text for text, _ in MARKDOWN]
+    assert dict(zip(texts, page.evaluate(rendered, texts), strict=True)) == dict(MARKDOWN)
+    [links] = page.evaluate(rendered, [LINKS])
+    assert re.findall(r'href="([^"]+)"', links) == [
+        "https://a.example/x_(y)",
+        "https://b.example/?q=1",
+        "https://c.example",
+    ]
+    [table] = page.evaluate(rendered, ["| a | b |\n|:-:|--:|\n| `x|y` | 2 |\n| only |"])
+    assert re.findall(r'<t[hd] class="(\w+)"[^>]*>(.*?)</t', table) == [
+        ("center", "a"),
+        ("right", "b"),
+        ("center", "<code>x|y</code>"),
+        ("right", "2"),
+        ("center", "only"),
+        ("right", ""),
+    ]
+
+
+def test_a_text_that_grows_ends_as_the_whole_text_and_keeps_its_nodes(
+    faked: Faked,
+) -> None:
+    page = faked(FakeResponder())
+    code, table = "```py\nx = 1\n\ny = 2\n```", "| a |\n|---|\n| 1 |"
+    text = f"# A\n\nword *em* `c`\n\n{code}\n\n- a\n- b\n\n{table}\n\nend"
+    grown, whole, is_same_node = page.evaluate(
+        """async (text) => {
+          const { markdown, MarkdownView } = await import("/dashboard/chat/markdown.js");
+          const [one, other] = [document.createElement("div"), document.createElement("div")];
+          const view = new MarkdownView(one);
+          let first = null;
+          for (let n = 1; n <= text.length; n += 1) {
+            view.show(text.slice(0, n));
+            if (n === 8) first = one.firstChild;
+          }
+          other.append(markdown(text));
+          return [one.innerHTML, other.innerHTML, one.firstChild === first];
+        }""",
+        text,
+    )
+    assert grown == whole
+    assert is_same_node
+
+
+HOSTILE = [
+    "*a ",
+    "**",
+    "[",
+    "](",
+    "`" * 3 + "a",
+    "> ",
+    "- ",
+    "  - a\n",
+    "|a",
+    "|-\n",
+    "_",
+    "a*",
+    "~~a",
+    "<http://",
+    "[a](",
+    "# #",
+]
+
+
+def test_hostile_markdown_takes_linear_time(faked: Faked) -> None:
+    """Four times the text may take about four times as long; quadratic work takes 16 times."""
+    page = faked(FakeResponder())
+    slow = page.evaluate(
+        """async (parts) => {
+          const { markdown } = await import("/dashboard/chat/markdown.js");
+          const seconds = (text) => {
+            const start = performance.now();
+            markdown(text);
+            return (performance.now() - start) / 1000;
+          };
+          const growth = (part) => {
+            const text = part.repeat(Math.ceil(20_000 / part.length));
+            const least = (of) => Math.min(seconds(of), seconds(of));
+            return [least(text + text + text + text), least(text)];
+          };
+          const isSlow = ([, four, one]) => four > 0.1 && four > 9 * one;
+          return parts.map((part) => [part, ...growth(part)]).filter(isSlow);
+        }""",
+        HOSTILE,
+    )
+    assert slow == []
