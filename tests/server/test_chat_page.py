@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
 
 from rekindle.chat.reply.events import FinishReason, ReplyReasoning, ReplyText
 from rekindle.errors import InvalidRequest
@@ -284,7 +284,7 @@ def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> Non
     expect(replies(page)).to_contain_text("Hello")
     expect(replies(page).locator(".message-facts")).to_contain_text("40.0 %")
     for broken in ("{}", "no", json.dumps({**file, "conversations": [{"messages": {"a": 1}}]})):
-        wrong = {"name": "x.json", "mimeType": "application/json", "buffer": broken.encode()}
+        wrong = FilePayload(name="x.json", mimeType="application/json", buffer=broken.encode())
         page.set_input_files("#import-file", wrong)
         expect(page.locator("#list-status")).to_contain_text("Nothing was imported")
     expect(page.locator("#conversation-list li")).to_have_count(3)
@@ -313,7 +313,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     faked: Faked, scheme: str, size: dict[str, int]
 ) -> None:
     table = "\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n> quoted\n\n1. one\n   - two\n"
-    script = [ReplyReasoning("Hm."), ReplyText(MARKED + table), done()]
+    script: Script = [ReplyReasoning("Hm."), ReplyText(MARKED + table), done()]
     page = faked(FakeResponder(script), color_scheme=scheme, viewport=size)
     send(page, "Show me everything. " + "x" * 300)
     finished(page)

@@ -314,11 +314,14 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
     no_effect("--slots", 0, "/slots is always there", "LLAMA_ARG_ENDPOINT_SLOTS"),
     refused("--no-slots", "Use --admin-key: other clients then see only their own requests."),
     no_effect(
-        "--ui --webui / --no-ui --no-webui", 0, "/ is the dashboard, without a chat", "LLAMA_ARG_UI"
+        "--ui --webui / --no-ui --no-webui", 0, "/ is always a chat and a dashboard", "LLAMA_ARG_UI"
     ),
-    no_effect("--ui-config --webui-config", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG"),
+    no_effect("--ui-config --webui-config", 1, "/ has no such settings", "LLAMA_ARG_UI_CONFIG"),
     no_effect(
-        "--ui-config-file --webui-config-file", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG_FILE"
+        "--ui-config-file --webui-config-file",
+        1,
+        "/ has no such settings",
+        "LLAMA_ARG_UI_CONFIG_FILE",
     ),
     refused("--ui-mcp-proxy --webui-mcp-proxy", _NO_TOOLS, "LLAMA_ARG_UI_MCP_PROXY"),
     no_effect("--no-ui-mcp-proxy --no-webui-mcp-proxy", 0, "there is no such proxy"),
