@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
 
 from rekindle.chat.reply.events import FinishReason, ReplyReasoning, ReplyText
 from rekindle.errors import InvalidRequest
@@ -24,6 +24,7 @@ from tests.support.workloads import Client, prose
 EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
 RULES = f"You are terse. {prose('rules of the house', 300)}"
 TOOLS = '[{"name": "weather", "parameters": {"type": "object", "properties": {}}}]'
+BODY = ".message-main > .body"  # reasoning has one, too
 PHONE = {"width": 390, "height": 844}
 
 
@@ -109,7 +110,7 @@ def test_a_conversation_is_stopped_edited_regenerated_reloaded_and_outlives_the_
             page.get_by_role("button", name="Settings").click()
             set_field(page, "max_tokens", "4000")
             send(page, "Go on for ever.")
-            expect(replies(page).last.locator(".body")).not_to_be_empty()
+            expect(replies(page).last.locator(BODY)).not_to_be_empty()
             server.kill()
         expect(replies(page).last.locator(".state")).to_contain_text("The connection ended")
         with started():
@@ -127,7 +128,7 @@ def stops_a_reply(page: Page) -> None:
     set_field(page, "max_tokens", "3000")
     send(page, "Go on until I stop you.")
     reply = replies(page).nth(2)
-    expect(reply.locator(".body")).not_to_be_empty()
+    expect(reply.locator(BODY)).not_to_be_empty()
     page.keyboard.press("Escape")
     expect(reply.locator(".state")).to_have_text("Stopped.")
     stopped = tokens_by_source(reply)  # the feed has them
@@ -143,16 +144,26 @@ def edits_the_first_message(page: Page) -> None:
     page.get_by_label("Edited message").fill("What is the third rule?")
     page.keyboard.press("Enter")
     expect(replies(finished(page))).to_have_count(1)
-    reply = replies(page).first
-    assert tokens_by_source(reply)["prefilled"] < 60
-    expect(reply.locator(".miss .chip")).to_have_text("text changed")
-    expect(reply.locator(".miss .expected")).to_contain_text("first rule")
-    expect(reply.locator(".miss .got")).to_contain_text("third rule")
+    assert tokens_by_source(replies(page).first)["prefilled"] < 60
     page.get_by_role("button", name="Earlier branch").click()
     expect(replies(page)).to_have_count(3)
     expect(page.locator(".message.user").first).to_contain_text("What is the first rule?")
-    page.get_by_role("button", name="Later branch").click()
+    changes_the_past(page)
+    page.locator(".message.user").first.get_by_role("button", name="Later branch").click()
     expect(replies(page)).to_have_count(1)
+
+
+def changes_the_past(page: Page) -> None:
+    """A reply that is edited before others follow is a miss: what was expected, and what came."""
+    replies(page).first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("A reply that was never sampled.")
+    page.get_by_role("button", name="Save").click()
+    send(page, "And the second?")
+    miss = replies(finished(page)).nth(1).locator(".miss")
+    expect(miss.locator(".chip")).to_have_text("text changed")
+    expect(miss.locator(".got")).to_contain_text("A reply that was never sampled.")
+    expect(miss.locator(".expected")).not_to_be_empty()
+    expect(miss.locator(".lost")).to_contain_text("tokens lost")
 
 
 def regenerates(page: Page) -> None:
@@ -167,7 +178,7 @@ MARKED = f"# Title\n\n{EVIL}\n\n```html\n{EVIL}\n```\n\n[x](javascript:alert(1))
 def test_markup_in_a_reply_stays_text(faked: Faked) -> None:
     page = faked(FakeResponder([*(ReplyText(piece) for piece in MARKED), done()]))
     send(page, EVIL)
-    body = replies(finished(page)).locator(".body").last
+    body = replies(finished(page)).locator(BODY)
     expect(body.locator("p").first).to_have_text(EVIL)
     expect(body.locator("pre code")).to_have_text(EVIL)
     expect(body.locator("h3")).to_have_text("Title")
@@ -234,7 +245,7 @@ def test_an_error_of_the_server_is_shown_and_the_reply_can_be_tried_again(
     send(page, "hi")
     expect(replies(page).locator(".state")).to_contain_text("The prompt is too long.")
     page.get_by_role("button", name="Regenerate").click()
-    expect(replies(finished(page)).locator(".body").last).to_have_text("Hello")
+    expect(replies(finished(page)).locator(BODY)).to_have_text("Hello")
 
 
 def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
@@ -244,7 +255,7 @@ def test_escape_cancels_the_request_at_the_server(faked: Faked) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     page.keyboard.press("Enter")
-    expect(replies(page).locator(".body").last).to_have_text("Hel")
+    expect(replies(page).locator(BODY)).to_have_text("Hel")
     page.keyboard.press("Escape")
     expect(replies(page).locator(".state")).to_have_text("Stopped.")
     assert responder.started[0].stream.closed.wait(30)
@@ -273,7 +284,7 @@ def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> Non
     expect(replies(page)).to_contain_text("Hello")
     expect(replies(page).locator(".message-facts")).to_contain_text("40.0 %")
     for broken in ("{}", "no", json.dumps({**file, "conversations": [{"messages": {"a": 1}}]})):
-        wrong = {"name": "x.json", "mimeType": "application/json", "buffer": broken.encode()}
+        wrong = FilePayload(name="x.json", mimeType="application/json", buffer=broken.encode())
         page.set_input_files("#import-file", wrong)
         expect(page.locator("#list-status")).to_contain_text("Nothing was imported")
     expect(page.locator("#conversation-list li")).to_have_count(3)
@@ -289,7 +300,7 @@ def test_a_key_is_used_and_never_kept_with_the_conversations(browser: Browser) -
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("#connection")).to_have_text("live")
         send(page, "hi")
-        expect(replies(finished(page)).locator(".body").last).to_have_text("Hello")
+        expect(replies(finished(page)).locator(BODY)).to_have_text("Hello")
         with page.expect_download() as download:
             page.click("#export-all")
         assert "secret-key" not in Path(download.value.path()).read_text("utf-8")
@@ -302,7 +313,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     faked: Faked, scheme: str, size: dict[str, int]
 ) -> None:
     table = "\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n> quoted\n\n1. one\n   - two\n"
-    script = [ReplyReasoning("Hm."), ReplyText(MARKED + table), done()]
+    script: Script = [ReplyReasoning("Hm."), ReplyText(MARKED + table), done()]
     page = faked(FakeResponder(script), color_scheme=scheme, viewport=size)
     send(page, "Show me everything. " + "x" * 300)
     finished(page)

@@ -55,7 +55,7 @@ class ReasoningHistory(Enum):
     TEMPLATE = "template"
 
 
-class Reasoning(Enum):
+class ReasoningSwitch(Enum):
     AUTO = "auto"  # as the template and the request say
     ON = "on"
     OFF = "off"

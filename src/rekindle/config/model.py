@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.config.choices import MediaPolicy, Overflow, Reasoning, ReasoningHistory
+from rekindle.config.choices import MediaPolicy, Overflow, ReasoningSwitch, ReasoningHistory
 from rekindle.config.declare import TIB, Bytes, setting
 
 
@@ -62,8 +62,8 @@ class ChatSettings:
         " the text of a text file; error: refuse the request.",
         per_model=False,
     )
-    reasoning: Reasoning = setting(
-        Reasoning.AUTO,
+    reasoning: ReasoningSwitch = setting(
+        ReasoningSwitch.AUTO,
         "Whether the model reasons, if its template has a switch. auto: as the template does.",
     )
     reasoning_budget: int = setting(

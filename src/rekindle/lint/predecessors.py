@@ -31,7 +31,7 @@ class SentPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedPrompt:
     """What a server has to prefill, and what of it an earlier prompt had already."""
 
     n_prefilled: int
@@ -54,7 +54,7 @@ class SentPrompts:
     def last(self) -> SentPrompt:
         return self._sent[-1]
 
-    def add(self, request: ReplayRequest, prompt: Prompt) -> Continued:
+    def add(self, request: ReplayRequest, prompt: Prompt) -> ContinuedPrompt:
         """Compare the prompt with the earlier ones, and add it to them."""
         sent = SentPrompt(request, prompt, units_of_tokens(prompt.tokens))
         lines = _sketch(prompt.text)
@@ -67,10 +67,10 @@ class SentPrompts:
             self._by_line.setdefault(line, deque(maxlen=N_RECENT)).append(index)
         return continued
 
-    def _compare(self, now: SentPrompt, lines: list[bytes]) -> Continued:
+    def _compare(self, now: SentPrompt, lines: list[bytes]) -> ContinuedPrompt:
         n_prefilled = self._floor.n_new(now.units)
         suffix = now.units[(now.n_tokens - n_prefilled) * UNIT_BYTES :]
-        best = Continued(n_prefilled, None)
+        best = ContinuedPrompt(n_prefilled, None)
         best_score = 0
         is_grown = False  # all of an earlier prompt begins this one
         for index in dict.fromkeys(self._candidates(now, lines)):
@@ -81,10 +81,10 @@ class SentPrompts:
             n_again = n_resent(earlier.units[n_shared * UNIT_BYTES :], suffix)
             if n_shared + n_again > best_score:
                 best_score = n_shared + n_again
-                best = Continued(n_prefilled, earlier, n_shared, n_again)
+                best = ContinuedPrompt(n_prefilled, earlier, n_shared, n_again)
             is_grown = is_grown or n_shared > earlier.n_tokens - RUN_TOKENS
         if best.earlier is None or not _is_continued(best.earlier, now, best_score):
-            return Continued(n_prefilled, None)
+            return ContinuedPrompt(n_prefilled, None)
         return best
 
     def _candidates(self, now: SentPrompt, lines: list[bytes]) -> Iterator[int]:

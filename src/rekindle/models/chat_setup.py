@@ -15,7 +15,7 @@ from rekindle.chat.responder import Responder
 from rekindle.chat.rewarm import Rewarmer
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import CHATML, ChatTemplate
-from rekindle.config.choices import Reasoning
+from rekindle.config.choices import ReasoningSwitch
 from rekindle.config.model import ChatSettings
 from rekindle.config.sampling import RANDOM_SEED, SamplingSettings
 from rekindle.config.settings import Settings
@@ -116,14 +116,14 @@ def set_up_chat(
 
 def template_kwargs_of(chat: ChatSettings) -> dict[str, Any]:
     """Return the operator's arguments of the template."""
-    switch = {"enable_thinking": True} if chat.reasoning is Reasoning.ON else {}
+    switch = {"enable_thinking": True} if chat.reasoning is ReasoningSwitch.ON else {}
     given = chat.chat_template_kwargs
     return switch if given is None else {**switch, **json.loads(given)}
 
 
 def reasoning_limit_of(chat: ChatSettings) -> int | None:
     """Return the most reasoning tokens of a reply; None: no limit. 0 turns the switch off too."""
-    if chat.reasoning is Reasoning.OFF:
+    if chat.reasoning is ReasoningSwitch.OFF:
         return 0
     return None if chat.reasoning_budget < 0 else chat.reasoning_budget
 

@@ -307,9 +307,12 @@ LLAMA_FLAGS: tuple[LlamaFlag, ...] = (
     no_effect("--props", 0, "POST /props changes nothing", "LLAMA_ARG_ENDPOINT_PROPS"),
     ours("slots", "--slots / --no-slots", "LLAMA_ARG_ENDPOINT_SLOTS"),
     ours("ui", "--ui --webui / --no-ui --no-webui", "LLAMA_ARG_UI"),
-    no_effect("--ui-config --webui-config", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG"),
+    no_effect("--ui-config --webui-config", 1, "/ has no such settings", "LLAMA_ARG_UI_CONFIG"),
     no_effect(
-        "--ui-config-file --webui-config-file", 1, "/ is the dashboard", "LLAMA_ARG_UI_CONFIG_FILE"
+        "--ui-config-file --webui-config-file",
+        1,
+        "/ has no such settings",
+        "LLAMA_ARG_UI_CONFIG_FILE",
     ),
     refused("--ui-mcp-proxy --webui-mcp-proxy", _NO_TOOLS, "LLAMA_ARG_UI_MCP_PROXY"),
     no_effect("--no-ui-mcp-proxy --no-webui-mcp-proxy", 0, "there is no such proxy"),
