@@ -25,6 +25,12 @@ DOCUMENTED_URL = "http://127.0.0.1:8080"
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("sh", "python")
 REASON = re.compile(r" no-test: \w.{8,}")
+# What a page says that its blocks print.
+PRINTED = {
+    "README.md": ("PromptTokensDetails(", '"reason":"system_changed"'),
+    "docs/guides/models.md": ("983.04 MB",),
+    "docs/guides/slow.md": ('"reason":"system_changed"', "hit share"),
+}
 BLOCK_SECONDS = 120  # a machine under load; nothing is measured here
 
 # In place of the installed command: a server that a page starts only checks its flags.
@@ -80,12 +86,13 @@ def server(environment: dict[str, str], home: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_block_runs_or_says_why_not(
     page: Path, server: ServerProcess, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(Path(environment["HOME"]) / "bin")
+    printed = ""
     for block in blocks_of(page):
         if block.info:
             assert REASON.fullmatch(block.info), f"{block.info!r} is no reason"
@@ -107,6 +114,9 @@ def test_every_block_runs_or_says_why_not(
         said = f"{ended.stdout}\n{ended.stderr}"
         assert ended.returncode == 0, f"{code}\n{said}"
         assert '{"error"' not in ended.stdout, f"{code}\n{said}"
+        printed += ended.stdout
+    for text in PRINTED.get(page.relative_to(ROOT).as_posix(), ()):
+        assert text in printed
 
 
 def test_the_pages_have_blocks_that_run() -> None:
