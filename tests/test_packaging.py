@@ -55,7 +55,7 @@ def test_a_clean_environment_with_the_wheel_serves(wheel: Path, tmp_path: Path) 
         reply = client.post("/v1/chat/completions", json=asked)
         assert reply.json()["choices"][0]["message"]["content"]
         assert "<title>" in client.get("/").text
-        for name in ("app.js", "style.css"):
+        for name in ("app.js", "style.css", "chat/chat.js"):
             assert client.get(f"/dashboard/{name}").status_code == 200
     code = (
         "from rekindle.bench.workloads.recorded import RECORDED, read_traffic;"

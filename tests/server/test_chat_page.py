@@ -290,6 +290,37 @@ def test_conversations_are_kept_apart_exported_and_imported(faked: Faked) -> Non
     expect(page.locator("#conversation-list li")).to_have_count(3)
 
 
+def test_a_conversation_deleted_while_its_reply_runs_stays_deleted(faked: Faked) -> None:
+    responder = FakeResponder([ReplyText("Hel"), Wait()])
+    page = faked(responder)
+    send(page, "a secret")
+    expect(replies(page).locator(BODY)).to_have_text("Hel")
+    page.get_by_role("button", name="Delete a secret").click()
+    page.locator("#confirm-yes").click()
+    expect(replies(page)).to_have_count(0)
+    assert responder.started[0].stream.closed.wait(30)
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#thread-empty")).to_be_visible()
+    expect(page.locator("#conversation-list li")).to_have_count(0)
+
+
+def test_an_edit_during_a_reply_stops_that_reply(faked: Faked) -> None:
+    responder = FakeResponder(lambda i: [ReplyText("Hel"), Wait()] if i == 1 else HELLO)
+    page = faked(responder)
+    send(page, "one")
+    finished(page)
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
+    send(page, "two")
+    expect(replies(page)).to_have_count(2)
+    page.get_by_label("Edited message").fill("three")
+    page.get_by_role("button", name="Send", exact=True).first.click()
+    assert responder.started[1].stream.closed.wait(30)
+    expect(replies(finished(page))).to_have_count(1)
+    expect(replies(page).locator(BODY)).to_have_text("Hello")
+    assert responder.conversations[-1].messages[0].text == "three"
+
+
 def test_a_key_is_used_and_never_kept_with_the_conversations(browser: Browser) -> None:
     with (
         serving(FakeResponder(), api_settings(api_keys=("secret-key",))) as url,

@@ -24,11 +24,13 @@ export class Chat {
   #conversation = newConversation();
   #views = new Map(); // message id -> its view, of the open conversation
   #runs = new Map(); // conversation id -> the reply that is being read
+  #forgotten = new Set(); // ids of deleted conversations: a late end of a reply must not store one again
   #unseen = new Map(); // request id -> its message, until the feed reports the request
 
   // `model` returns the name of the chosen model.
   constructor(model) {
     this.#model = model;
+    this.#settings.show(this.#conversation.settings);
   }
 
   async start() {
@@ -38,6 +40,7 @@ export class Chat {
     this.#list = new ConversationList(this.#store, {
       open: (id) => this.#open(id),
       begin: () => this.#begin(),
+      forget: (id) => this.#forget(id),
       removed: (id) => this.#removed(id),
       current: () => this.#conversation,
     });
@@ -78,8 +81,12 @@ export class Chat {
     byId("draft").focus();
   }
 
-  async #removed(id) {
+  #forget(id) {
+    this.#forgotten.add(id);
     this.#runs.get(id)?.controller.abort();
+  }
+
+  async #removed(id) {
     if (this.#conversation.id !== id) return this.#list.show();
     const [head] = await this.#store.heads();
     return head ? this.#open(head.id) : this.#begin();
@@ -88,6 +95,7 @@ export class Chat {
   #use(conversation) {
     this.#conversation = conversation;
     sessionStorage.setItem(OPEN, conversation.id);
+    this.#settings.show(conversation.settings);
     this.#views.clear();
     byId("thread").replaceChildren();
     this.#show();
@@ -96,8 +104,10 @@ export class Chat {
 
   // An empty conversation is not worth a place in the list.
   async #save(conversation) {
-    if (!conversation.leaf) return;
-    await this.#store.save(conversation);
+    if (!conversation.leaf || this.#forgotten.has(conversation.id)) return;
+    await this.#store.save(conversation).catch((error) => {
+      this.#list.tell(`This conversation cannot be stored: ${error.message}`);
+    });
   }
 
   #touch(conversation) {
@@ -159,6 +169,7 @@ export class Chat {
     const message = add(conversation, parent, { role: "assistant", finish: null, model: this.#model() });
     const run = { conversation, message, controller: new AbortController(), progress: null, pause: 0, timer: null };
     const requestId = newId();
+    this.#runs.get(conversation.id)?.controller.abort(); // an edit was open while it began
     this.#runs.set(conversation.id, run);
     this.#await(requestId, run);
     this.#touch(conversation);
@@ -177,7 +188,7 @@ export class Chat {
     }
     clearInterval(saving);
     clearTimeout(run.timer);
-    this.#runs.delete(conversation.id);
+    if (this.#runs.get(conversation.id) === run) this.#runs.delete(conversation.id);
     this.#touch(conversation);
     this.#show();
     byId("chat-status").textContent = message.error ?? `The reply is complete: ${message.finish}.`;
@@ -216,7 +227,6 @@ export class Chat {
     byId("send").hidden = Boolean(run);
     byId("stop").hidden = !run;
     byId("thread-empty").hidden = path.length > 0;
-    this.#settings.show(conversation.settings);
     this.#following(() => this.#showPath(path, run));
     this.#list.show();
   }

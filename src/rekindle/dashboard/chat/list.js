@@ -11,7 +11,7 @@ export class ConversationList {
   #store;
   #actions;
 
-  // `actions`: open(id), begin(), removed(id), current().
+  // `actions`: open(id), begin(), forget(id), removed(id), current().
   constructor(store, actions) {
     this.#store = store;
     this.#actions = actions;
@@ -57,12 +57,13 @@ export class ConversationList {
   async #remove(id, name) {
     const text = `\u201c${name}\u201d leaves this browser, and the server deletes the prefixes that it computed for it.`;
     if (!(await confirmed("Delete this conversation?", text))) return;
+    this.#actions.forget(id);
     await this.#store.remove(id);
     await this.#actions.removed(id);
     try {
       await ask("DELETE", `/v1/cache?session=${encodeURIComponent(sessionOf(id))}`);
     } catch (error) {
-      this.#tell(`Deleted in this browser. The server kept its part: ${error.message}`);
+      this.tell(`Deleted in this browser. The server kept its part: ${error.message}`);
     }
   }
 
@@ -77,14 +78,15 @@ export class ConversationList {
     try {
       const conversations = imported(await file.text());
       for (const conversation of conversations) await this.#store.save(conversation);
-      this.#tell(conversations.length === 1 ? "1 conversation imported." : `${conversations.length} conversations imported.`);
+      this.tell(conversations.length === 1 ? "1 conversation imported." : `${conversations.length} conversations imported.`);
       if (conversations.length) await this.#actions.open(conversations[0].id);
     } catch (error) {
-      this.#tell(`Nothing was imported: ${error.message}`);
+      this.tell(`Nothing was imported: ${error.message}`);
     }
   }
 
-  #tell(text) {
+  /** Says something below the list. */
+  tell(text) {
     byId("list-status").textContent = text;
   }
 }
