@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.config.choices import Reasoning
+from rekindle.config.choices import ReasoningSwitch
 from rekindle.config.model import ChatSettings
 from rekindle.config.sampling import SamplingSettings
 from rekindle.errors import StartupError
@@ -20,7 +20,7 @@ def test_the_operators_sampling_replaces_that_of_the_models_file() -> None:
 
 
 def test_reasoning_is_turned_on_by_the_templates_switch_and_off_by_the_budget() -> None:
-    auto, on, off = (ChatSettings(reasoning=each) for each in Reasoning)
+    auto, on, off = (ChatSettings(reasoning=each) for each in ReasoningSwitch)
     assert [template_kwargs_of(each) for each in (auto, on, off)] == [
         {},
         {"enable_thinking": True},
@@ -28,7 +28,7 @@ def test_reasoning_is_turned_on_by_the_templates_switch_and_off_by_the_budget() 
     ]
     assert [reasoning_limit_of(each) for each in (auto, on, off)] == [None, None, 0]
     both = ChatSettings(
-        reasoning=Reasoning.ON,
+        reasoning=ReasoningSwitch.ON,
         chat_template_kwargs='{"enable_thinking": false, "a": 1}',
         reasoning_budget=7,
     )

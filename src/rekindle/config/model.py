@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.config.choices import MediaPolicy, Overflow, ReasoningSwitch, ReasoningHistory
+from rekindle.config.choices import MediaPolicy, Overflow, ReasoningHistory, ReasoningSwitch
 from rekindle.config.declare import TIB, Bytes, setting
 
 
