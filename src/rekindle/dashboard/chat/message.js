@@ -109,7 +109,7 @@ export class MessageView {
       "form",
       { class: "edit" },
       area,
-      el("p", { class: "muted" }, isReply ? "The edited reply becomes a branch; your next message goes on from it." : "The edited message becomes a branch with a new reply."),
+      el("p", { class: "muted" }, isReply ? "The edited reply becomes a branch; your next message continues it." : "The edited message becomes a branch with a new reply."),
       el("div", { class: "buttons" }, el("button", { type: "submit" }, isReply ? "Save" : "Send"), el("button", { type: "button", class: "quiet", onclick: close }, "Cancel")),
     );
     form.addEventListener("submit", (event) => {
