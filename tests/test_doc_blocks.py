@@ -120,7 +120,9 @@ def test_every_block_runs_or_says_why_not(
 
 
 def test_the_pages_have_blocks_that_run() -> None:
-    blocks = [block for page in PAGES for block in blocks_of(page)]
+    # The blocks about agents start them; tests/launch compares these with what `launch` prints.
+    pages = [page for page in PAGES if page.stem != "agents"]
+    blocks = [block for page in pages for block in blocks_of(page)]
     assert sum(not block.info for block in blocks) > len(blocks) / 2
     assert {block.language for block in blocks if not block.info} == set(LANGUAGES)
 
