@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 # Threads that wait for grammars. Large new ones have their own: others do not wait for them.
 MAX_PLANNERS, MAX_LARGE_PLANNERS = 16, 8  # picked
-ROOM_SHARE = 1 / 16  # of the context that sticky tools leave for the reply; picked
+ROOM_SHARE = 1 / 4  # of the context that sticky tools leave for a summary; picked
 LARGE_BYTES = 32 * 2**10  # of a schema, or of all tools; picked
 
 
@@ -128,16 +128,20 @@ class Responder:
         else:
             build = partial(prompts.from_conversation)
         earlier: list[PastPrompt] = []
-        if self._sticky_tools and session is not None:
+        if self._sticky_tools and cache_prompt and session is not None:
             earlier = self._accounts.recent.of_session(namespace, session, model=self._model)
+        if not earlier:
+            return await _timed(build, conversation, recalls=cache_prompt)
 
         def with_sticky_tools() -> Prompt:
+            as_sent = build(conversation, recalls=True)
             neutral, _ = prompts.volatile.neutralise(conversation)
-            if (found := stuck(conversation, neutral, earlier)) is None:
-                return build(conversation, recalls=cache_prompt)
-            as_sent = build(conversation, recalls=cache_prompt)
-            prompt = build(found.conversation, recalls=cache_prompt)
-            if len(prompt.tokens) > n_ctx * (1 - ROOM_SHARE):
+            found = stuck(conversation, neutral, earlier)
+            if found is None:
+                return as_sent
+            prompt = build(found.conversation, recalls=True)
+            has_room = len(prompt.tokens) <= n_ctx * (1 - ROOM_SHARE)
+            if prompt.n_dropped > as_sent.n_dropped or not has_room:
                 return as_sent
             return replace(prompt, sticky=described(found, as_sent))
 

@@ -151,6 +151,11 @@ def test_counting_tokens_agrees_with_usage() -> None:
     assert asyncio.run(count("claude-cli/2")) == 4 * asyncio.run(count("curl"))
 
 
+def test_a_scaled_total_is_the_sum_of_its_parts() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert scaled(usage, 1.5) == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+
+
 def test_the_first_window_that_names_a_client_counts() -> None:
     windows = usage_windows(("codex=262144", "claude=200000", "128000"))
     for agent, n_tokens in {"codex_exec/1": 262144, "Claude-CLI/2": 200000, "x": 128000}.items():

@@ -55,6 +55,7 @@ NAME: "a".."f" ~ 1..3
             ["", "+", "1+", "1 2", "!1", "1 -2"],
         ),
         ('start: start | "a"', ["a"], ["", "aa"]),
+        ("start: start start | /[a-z]/", ["a", "ab", "abc"], ["", "1"]),
     ],
 )
 def test_a_grammar_without_nesting_becomes_a_pattern(
@@ -73,6 +74,7 @@ def test_a_grammar_without_nesting_becomes_a_pattern(
         'start: start "," "(" start ")" ";" | "x"',
         'start: start "a"',
         "start: missing",
+        "start: x\nx: x",
         "%import python.NAME\nstart: NAME",
         '%declare X\nstart: "a"',
         "start: (",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from rekindle.chat.conversation import (
 from rekindle.chat.reply.events import ReplyDone, ReplyOptions, ReplyStats, ToolChoice, ToolMode
 from rekindle.chat.template.guard import Guard
 from rekindle.chat.template.template import ChatTemplate
+from rekindle.config.choices import Overflow
 from rekindle.generation.forgetting import Scope, Tombstone, Tombstones
 from rekindle.generation.request import DEFAULT_SESSION, CacheTerms, Sampling
 from rekindle.generation.status import EngineStatus
@@ -184,7 +186,25 @@ def test_a_prompt_that_would_leave_no_room_for_the_reply_is_rendered_as_sent() -
     bench = Bench()
     bench.ask(LOOP, READ)
     n_sticky = bench.ask(after(LOOP, SUMMARISE)).n_prompt
-    bench.engine.n_ctx = n_sticky * 16 // 15
+    bench.engine.n_ctx = n_sticky * 5 // 4
     stats = bench.ask(after(LOOP, SUMMARISE))
     assert stats.sticky is None
     assert stats.n_prompt < n_sticky
+
+
+def test_a_request_without_cache_is_rendered_as_sent() -> None:
+    bench = Bench()
+    bench.ask(LOOP, READ)
+    asked = Conversation(after(LOOP, SUMMARISE))
+    prompt = asyncio.run(bench.responder.prepare_chat(asked, session="s", cache_prompt=False))
+    assert prompt.sticky is None
+
+
+def test_no_turn_is_left_out_for_sticky_tools() -> None:
+    bench = Bench()
+    bench.ask(LOOP, *(tool(f"read{n}", "Reads a file. " * 20) for n in range(4)))
+    asked = Conversation(after(LOOP, SUMMARISE))
+    as_sent = asyncio.run(bench.responder.prepare_chat(asked, session="t"))
+    bench.engine.n_ctx = len(as_sent.tokens) * 2
+    trimmed = partial(bench.responder.prepare_chat, asked, overflow=Overflow.TRIM)
+    assert asyncio.run(trimmed(session="s")).tokens == as_sent.tokens

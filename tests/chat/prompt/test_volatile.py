@@ -51,6 +51,13 @@ def test_two_prompts_that_differ_in_volatile_text_become_one(rule: str, one: str
     assert neutralised(rule, one) == neutralised(rule, two)
 
 
+def test_a_tool_keeps_the_format_of_its_input() -> None:
+    asked = conversation("It is 2026-11-15 09:30.")
+    asked = replace(asked, tools=(replace(asked.tools[0], patterns=(("input", "[a-z]+"),)),))
+    changed, _ = VolatileRules(["timestamps"]).neutralise(asked)
+    assert changed.tools == asked.tools
+
+
 def test_replacements_are_reported() -> None:
     rules = VolatileRules(["timestamps", "uuids"])
     changed, found = rules.neutralise(conversation("2026-11-15 09:30 and 2026-11-15 09:31"))

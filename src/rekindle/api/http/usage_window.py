@@ -14,6 +14,13 @@ from rekindle.errors import StartupError
 MAX_WINDOW = 100_000_000
 U = TypeVar("U")
 
+# A total stays the sum of its parts, each of which is rounded.
+TOTALS = {"total_tokens", "totalTokenCount"}
+PARTS = {
+    *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens"),
+    *("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class UsageWindow:
@@ -50,7 +57,10 @@ def scaled(usage: U, scale: float) -> U:
 def _scaled(value: Any, scale: float) -> Any:
     match value:
         case dict():
-            return {name: _scaled(each, scale) for name, each in value.items()}
+            counts = {name: _scaled(each, scale) for name, each in value.items()}
+            for total in TOTALS & counts.keys():
+                counts[total] = sum(counts[part] for part in PARTS & counts.keys())
+            return counts
         case int():
             return math.ceil(value * scale)
         case _:

@@ -31,7 +31,7 @@ MOST = 1e30  # of a setting or a bias; larger ones mean the same; picked
 MAX_N_PROBS = 100  # picked; each is sent with every token
 MAX_BREAKER_CHARS = 40  # llama.cpp ignores the rest
 MAX_BREAKERS = 32  # each is looked for in the whole vocabulary; picked
-MAX_BIASED_CHARS = 2**16  # of all texts in `logit_bias`, which are tokenised; picked
+MAX_BIASED_CHARS = 2**11  # of all texts in `logit_bias`, which are tokenised; picked
 
 Bias = float | Literal[False]
 BiasPair = Annotated[tuple[Int64 | str, Bias], Strict(strict=False)]

@@ -114,9 +114,11 @@ class _Grammar:
             begins = _refers(tokens[:2], name)
             ends = len(tokens) > begins and _refers(tokens[-1:], name)
             inner = tokens[begins : len(tokens) - ends]
-            if inner or not begins:  # `rule: rule` says nothing
+            if len(tokens) > 1 or not begins:  # `rule: rule` says nothing
                 found = _Reader(inner, self, between=between).whole()
                 parts.setdefault((begins, ends), []).append(found)
+        if not parts:
+            raise NotRegular(name)
         if parts.keys() <= {(False, False)}:
             return "|".join(parts.get((False, False), ()))
         rests, befores, afters, operators = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekindle.chat.conversation import Conversation, Message, Role, Text, Tool
+from rekindle.chat.conversation import Conversation, Message, Role, Text
 from rekindle.errors import StartupError
 
 # Rules by name. The first group of a pattern stays, so that the model sees the kind of text.
@@ -73,7 +73,7 @@ class VolatileRules:
             conversation,
             messages=tuple(_neutralised(message, replaced) for message in conversation.messages),
             tools=tuple(
-                Tool(tool.name, _neutralised_json(tool.definition_json, replaced))
+                replace(tool, definition_json=_neutralised_json(tool.definition_json, replaced))
                 for tool in conversation.tools
             ),
         )
