@@ -71,8 +71,17 @@ def test_claude_gets_every_model_name_and_no_line_that_differs_in_each_conversat
     assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "16384"
     models = {value for name, value in variables.items() if name.endswith("_MODEL")}
     assert models == {"qwen3"}
-    assert "ANTHROPIC_API_KEY" in plan.removed
-    assert settings_in(plan)["env"] == variables  # they win over those in the user's settings
+    assert variables.items() <= settings_in(plan)["env"].items()  # wins over the user's settings
+
+
+def test_claude_uses_no_cloud_that_the_shell_or_the_users_settings_name() -> None:
+    plan = plan_of("claude")
+    clouds = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY")
+    clouds += ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+    names = {"ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds)}
+    assert set(plan.removed) == names
+    # A variable that is not there would leave the one in the user's settings.
+    assert {name: settings_in(plan)["env"].get(name) for name in names} == dict.fromkeys(names, "")
 
 
 def test_claude_compacts_within_a_context_below_its_smallest_window() -> None:

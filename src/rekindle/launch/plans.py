@@ -31,14 +31,16 @@ def claude(server: Endpoint, folder: Path) -> LaunchPlan:
         **_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", server.n_output),
         **_claude_window(server),
     }
-    others = ("BEDROCK", "VERTEX", "FOUNDRY")
-    removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{other}" for other in others))
+    clouds = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY")
+    clouds += ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+    removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds))
+    settings = {"env": {**environment, **dict.fromkeys(removed, "")}}
     return LaunchPlan(
         # Variables in the user's settings win over those of the shell, and these over both.
         arguments=("--settings", str(folder / "settings.json")),
         environment=environment,
         removed=removed,
-        files={"settings.json": _json({"env": environment})},
+        files={"settings.json": _json(settings)},
     )
 
 
