@@ -35,6 +35,13 @@ url = os.environ.get("ANTHROPIC_BASE_URL")
 if url and "--ask" in sys.argv:
     seen["health"] = urllib.request.urlopen(url + "/health", timeout=10).status
 behaviour = os.environ["BEHAVIOUR"]
+if behaviour == "remember":
+    os.chdir(os.path.join(os.environ["GEMINI_CLI_HOME"], ".gemini"))
+    for name in ("GEMINI.md", "oauth_creds.json"):
+        with open("part", "w") as file:
+            file.write("new")
+        os.rename("part", name)
+    behaviour = "7"
 if behaviour == "catch":
     signal.signal(signal.SIGINT, lambda *_: sys.exit(9))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))
@@ -131,7 +138,7 @@ def shell(tmp_path: Path) -> Shell:
     for name in ("bin", "home/.claude", "tmp"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "home/.claude/settings.json").write_text('{"mine": true}')
-    for name in ("claude", "qwen", "llm"):
+    for name in ("claude", "gemini", "qwen", "llm"):
         program = tmp_path / "bin" / name
         program.write_text(AGENT)
         program.chmod(0o755)
@@ -159,6 +166,24 @@ def test_an_agent_gets_its_settings_and_nothing_stays_behind(
     assert shell.home() == before
     assert shell.left_over() == []
     assert "sends about 20000 tokens" in done.stderr
+
+
+def test_what_an_agent_writes_into_its_folder_stays_the_users(
+    server: ServerProcess, shell: Shell
+) -> None:
+    theirs = shell.folder / "home/.gemini"
+    theirs.mkdir()
+    (theirs / "oauth_creds.json").write_text("old")
+    (theirs / "settings.json").write_text('{"theme": "mine"}')
+    given = ("gemini", "--url", server.url, "--api-key", KEY)
+    done = shell.launch(*given, BEHAVIOUR="remember")
+    assert done.returncode == 7, done.stderr
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        "GEMINI.md": "new",
+        "oauth_creds.json": "new",
+        "settings.json": '{"theme": "mine"}',
+    }
+    assert shell.left_over() == []
 
 
 def test_printed_lines_do_the_same_in_a_shell(server: ServerProcess, shell: Shell) -> None:

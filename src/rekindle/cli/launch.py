@@ -20,7 +20,7 @@ from rekindle.config.sources import api_keys
 from rekindle.errors import StartupError
 from rekindle.launch.child_server import ChildServer, ended_by_signals
 from rekindle.launch.plan import Endpoint, KnownAgent
-from rekindle.launch.run import end_like, environment_of, run_agent, run_folder, write_files
+from rekindle.launch.run import end_like, environment_of, files_for, run_agent, run_folder
 from rekindle.launch.shell_lines import shell_lines
 from rekindle.launch.table import AGENTS, find_agent
 
@@ -70,7 +70,7 @@ def launch(
         bool, typer.Option("--print", help="Print what would be done, as shell lines.")
     ] = False,
 ) -> None:
-    """Start an agent that uses this server, and change none of its files.
+    """Start an agent that uses this server, and change none of its settings.
 
     The agent gets its settings as variables, arguments and temporary files.
     Its exit code is the exit code of this command.
@@ -100,9 +100,15 @@ def launch(
         folder = run / "agent"
         folder.mkdir()
         plan = known.plan(server, folder)
-        write_files(plan, folder, os.environ)
         environment = environment_of(plan, server.url, os.environ)
-        code = run_agent([program, *plan.arguments, *given], environment)
+        with files_for(plan, folder, os.environ) as kept:
+            code = run_agent([program, *plan.arguments, *given], environment)
+    for path in kept:
+        typer.echo(
+            f"rekindle: {known.title} made files that could not be moved to its own folder."
+            f" They are in {path}.",
+            err=True,
+        )
     raise typer.Exit(end_like(code))
 
 

@@ -9,7 +9,7 @@ from rekindle.launch.plan import Endpoint, LaunchPlan
 
 PROVIDER = "rekindle"
 _KEY_VARIABLE = "REKINDLE_LAUNCH_KEY"
-_CLAUDE_MIN_WINDOW = 100_000  # Claude Code takes a smaller window for this one
+_CLAUDE_MIN_WINDOW = 100_000  # Claude Code treats a smaller window as this one
 _GEMINI_HOME = "GEMINI_CLI_HOME"
 _GEMINI_WINDOW = 1_048_576  # gemini-cli assumes it for every model that it does not know
 _COMPRESS_AT = 0.5  # of the context, as gemini-cli does by itself
@@ -31,8 +31,7 @@ def claude(server: Endpoint, folder: Path) -> LaunchPlan:
         **_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", server.n_output),
         **_claude_window(server),
     }
-    clouds = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY")
-    clouds += ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+    clouds = ["BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD"]
     removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds))
     settings = {"env": {**environment, **dict.fromkeys(removed, "")}}
     return LaunchPlan(
