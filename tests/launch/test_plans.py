@@ -76,7 +76,15 @@ def test_claude_gets_every_model_name_and_no_line_that_differs_in_each_conversat
 
 def test_claude_uses_no_cloud_that_the_shell_or_the_users_settings_name() -> None:
     plan = plan_of("claude")
-    clouds = ["BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD"]
+    clouds = [
+        "BEDROCK",
+        "VERTEX",
+        "FOUNDRY",
+        "MANTLE",
+        "GATEWAY",
+        "ANTHROPIC_AWS",
+        "ANTHROPIC_GOOGLE_CLOUD",
+    ]
     names = {"ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds)}
     assert set(plan.removed) == names
     # A variable that is not there would leave the one in the user's settings.

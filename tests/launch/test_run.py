@@ -119,9 +119,9 @@ def test_a_file_that_somebody_else_wrote_later_stays(tmp_path: Path) -> None:
     plan, variables, theirs = overlaid(tmp_path)
     theirs.mkdir(parents=True)
     with files_for(plan, tmp_path / "run", variables):
-        for path, seconds in ((theirs / "projects", 2000), (tmp_path / "run/.agent/projects", 1000)):
-            path.write_text(str(seconds))
-            os.utime(path, (seconds, seconds))
+        for folder, seconds in ((theirs, 2000), (tmp_path / "run/.agent", 1000)):
+            (folder / "projects").write_text(str(seconds))
+            os.utime(folder / "projects", (seconds, seconds))
     assert (theirs / "projects").read_text() == "2000"
 
 

@@ -31,7 +31,15 @@ def claude(server: Endpoint, folder: Path) -> LaunchPlan:
         **_limit("CLAUDE_CODE_MAX_OUTPUT_TOKENS", server.n_output),
         **_claude_window(server),
     }
-    clouds = ["BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD"]
+    clouds = [
+        "BEDROCK",
+        "VERTEX",
+        "FOUNDRY",
+        "MANTLE",
+        "GATEWAY",
+        "ANTHROPIC_AWS",
+        "ANTHROPIC_GOOGLE_CLOUD",
+    ]
     removed = ("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds))
     settings = {"env": {**environment, **dict.fromkeys(removed, "")}}
     return LaunchPlan(
