@@ -192,8 +192,9 @@ def test_printed_lines_do_the_same_in_a_shell(server: ServerProcess, shell: Shel
     assert printed.returncode == 0, printed.stderr
     assert not (shell.folder / "seen.json").exists()
     assert KEY not in printed.stdout
-    lines = printed.stdout.replace("/tmp/rekindle-launch", str(shell.folder / "tmp/by-hand"))
-    subprocess.run(["sh", "-c", lines], env=shell.variables(), check=True)
+    runtime = shell.folder / "of this user"
+    variables = shell.variables(XDG_RUNTIME_DIR=str(runtime), PYTHONPATH=os.pathsep.join(sys.path))
+    subprocess.run(["sh", "-c", printed.stdout], env=variables, check=True)
     by_hand = shell.seen
     assert shell.launch(*given, "--", "it's").returncode == 0
     launched = shell.seen
@@ -201,7 +202,9 @@ def test_printed_lines_do_the_same_in_a_shell(server: ServerProcess, shell: Shel
     names = ("LLM_MODEL", "ANTHROPIC_BASE_URL")
     for name in names:
         assert by_hand["environment"].get(name) == launched["environment"].get(name)
-    written = {path.name for path in (shell.folder / "tmp/by-hand").rglob("*") if path.is_file()}
+    by_hand_folder = runtime / "rekindle-launch"
+    assert by_hand["environment"]["PYTHONPATH"].startswith(f"{by_hand_folder}:")
+    written = {path.name for path in by_hand_folder.rglob("*") if path.is_file()}
     assert written == {"rekindle_launch.py", "METADATA", "entry_points.txt"}
 
 

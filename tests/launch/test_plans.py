@@ -1,6 +1,8 @@
 """What each agent is told, given a server: nothing is started here."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,35 @@ def test_an_agent_that_is_not_known_is_refused_with_the_nearest_name() -> None:
         find_agent("codx")
     with pytest.raises(StartupError, match="Known agents: claude, codex"):
         find_agent("zzzz")
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_printed_lines_write_only_into_a_folder_that_no_other_user_can_make_or_read(
+    agent: Any, tmp_path: Path
+) -> None:
+    *lines, _ = shell_lines(agent, SERVER, ())
+    home = tmp_path / "a home"
+    home.mkdir()
+    show = 'umask 022\n{}\nprintf "%s\\n" "$GEMINI_CLI_HOME" "$PYTHONPATH"'
+    run = subprocess.run(
+        ["sh", "-ec", show.format("\n".join(lines))],
+        env={"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": "/a b"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stderr == ""
+    plan = agent.plan(SERVER, folder := home / ".cache/rekindle-launch")
+    written = {path for path in home.rglob("*") if path.is_file()}
+    files = [*plan.files, *([f"{plan.overlay.folder}/{plan.overlay.file}"] if plan.overlay else [])]
+    assert written == {folder / name for name in files}
+    assert not files or folder.stat().st_mode & 0o777 == 0o700
+    python_path = plan.prepended.get("PYTHONPATH", "")
+    assert run.stdout.splitlines() == [
+        plan.environment.get("GEMINI_CLI_HOME", ""),
+        f"{python_path}:/a b" if python_path else "/a b",
+    ]
+    assert not any("/tmp" in line for line in lines)
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
